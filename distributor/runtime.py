@@ -265,8 +265,8 @@ def latest_checkpoint() -> Checkpoint | None:
 def best_checkpoint() -> Checkpoint | None:
     """Return the committed (complete) checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
-    Return ``None`` if no checkpoint has a value of this metric. In all other respects, this function is like
-    ``latest_checkpoint``.
+    If no checkpoint has a value of the metric that ``Checkpoints(best=...)`` names, return ``None``. In all other
+    respects, this function is like ``latest_checkpoint``.
     """
     from distributor.checkpoint.loading import best_checkpoint as best
 
@@ -318,7 +318,7 @@ def rank0_first() -> AbstractContextManager[None]:
 
 
 def local_rank0_first() -> AbstractContextManager[None]:
-    """Let local rank 0 of each node run a block before all other ranks.
+    """Let local rank 0 of each node run a block first. No other rank runs it before every local rank 0 has finished.
 
     Use it, for example, to download data to each machine's disk. All ranks must enter the block. If local rank 0 of any
     node fails in the block, no other rank of any node enters it.

@@ -1,7 +1,7 @@
 """A separate process that finds out what ``accelerate launch`` sets, so that the driver need not import Accelerate.
 
-The process calls the functions of Accelerate that ``accelerate launch`` itself calls. Source: ``launch_command`` in
-``accelerate/commands/launch.py``.
+The driver runs this module in a separate process, which calls the same functions of Accelerate as ``accelerate launch``
+does. Source: ``launch_command`` in ``accelerate/commands/launch.py``.
 """
 
 from __future__ import annotations

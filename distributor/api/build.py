@@ -88,7 +88,7 @@ def check_path(launch: LaunchPath, options: Options) -> None:
     """Check that the options suit the launch path.
 
     Raises:
-        ConfigurationError: an option does not suit it.
+        ConfigurationError: an option does not suit the launch path.
     """
     stall = options.deadlines.stall_timeout
     if launch.once and stall is not None:
@@ -191,11 +191,11 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
 
 
 def _check_url(url: str, limit: int) -> None:
-    """Check that the driver can write to a URL, and that the files there do not exceed the limit.
+    """Check that the driver can write to a URL, and that the files there have at most ``limit`` bytes in total.
 
     Raises:
         ConfigurationError: the driver cannot write to the URL.
-        PayloadError: the files exceed the limit.
+        PayloadError: the files that are already at the URL have more than ``limit`` bytes in total.
     """
     try:
         remote = Remote(url)

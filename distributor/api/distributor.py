@@ -329,9 +329,10 @@ class Distributor:
         return run, () if view is None else self._notes(session, log_folder)
 
     def _resize(self) -> Callable[[Job, int], Job]:
-        """Return a function that gives a job another number of ranks.
+        """Return a function that returns a copy of a job with another number of ranks.
 
-        The function raises a ``ConfigurationError`` if the launch path cannot start that number of ranks.
+        The returned function raises a ``ConfigurationError`` if the launch path cannot start the number of ranks that
+        the function is called with.
         """
         launch_of = cache(self._launch_of)  # a launch path may read files: read them once for each number
 

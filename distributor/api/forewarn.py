@@ -47,7 +47,7 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
     """Return the environment variable or script argument that asks Accelerate or Transformers for ``library``.
 
-    Return ``None`` if there is none, or if the run uses GPUs.
+    Return ``None`` if no variable or argument asks for ``library``, or if the run uses GPUs.
     """
     if job.resources.use_gpu:
         return None

@@ -68,7 +68,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
     """Return the path of a script, found in ``working_dir`` or else in the current directory.
 
     Raises:
-        PayloadError: the script is in neither folder.
+        PayloadError: the script is neither in ``working_dir`` nor in the current directory.
     """
     path = Path(script)
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)

@@ -57,11 +57,11 @@ class Facts:
         """Record the facts (address, GPUs and more) of a task that is connected.
 
         Raises:
-            ValueError: more tasks are connected than is possible, even if Spark has started them again.
+            ValueError: too many tasks are already connected: :data:`_CONNECTIONS_PER_TASK` for each task of the run.
         """
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
             raise ValueError(
-                "a task sends its facts (address, GPUs and more), but as many tasks as the run can have are connected"
+                "a task sends its facts (address, GPUs and more), but the maximum number of tasks is already connected"
             )
         self.here[writer] = told
         current = self._current()

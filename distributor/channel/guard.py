@@ -270,8 +270,8 @@ class Guard:
     def _proves(self, node: str, secret: str) -> bool:
         """Return whether a secret is the one that the node has sent in its hello, the first message of its connection.
 
-        A guard that was made without the run's number of ranks cannot check the run's nodes. It also accepts the empty
-        secret from a node that has not sent a hello.
+        A guard that was made without ``world_size`` cannot check which nodes the run has. From a node that has not sent
+        a hello, it therefore accepts an empty secret. Other guards accept no secret from such a node.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
@@ -419,10 +419,11 @@ class Guard:
                 ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show these warnings now. They are not shown now if they are too many or too long.
+        """Return whether to show a node's warnings during the run. They are not shown if they are too many or too long.
 
-        Warnings that are not shown now are not lost, because the node's report at the end repeats all warnings. After a
-        break of the connection, a node sends its warnings again. Warnings that it repeats do not count twice.
+        At most :data:`_MOST_WARNINGS` different warnings of a node are shown during the run. Other warnings are not
+        lost, because the node's report at the end repeats all warnings. After a break of the connection, a node sends
+        its warnings again. These do not count towards the maximum a second time.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:

@@ -167,7 +167,8 @@ class Uplink:
     async def close(self) -> messages.Farewell | None:
         """Tell the driver that no more messages follow, and return its answer.
 
-        Return ``None`` if there is no answer within :data:`_BYE_TIMEOUT` seconds.
+        Return ``None`` if the connection is lost, or if the driver does not confirm within :data:`_BYE_TIMEOUT` seconds
+        that it has received everything.
         """
         if not self._ended.is_set():
             self.tell(messages.Bye())

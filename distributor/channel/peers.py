@@ -1,8 +1,8 @@
 """The connection between nodes: ranks send copies of their states to other nodes, and fetch states from them.
 
-A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent
-serves the connections from ranks of other nodes in threads, because they carry gigabytes. This module uses the standard
-library only.
+A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent serves connections
+from ranks of other nodes in threads of their own, because a connection may carry gigabytes. This module uses the
+standard library only.
 
 A connection carries one request. The client shows the token that all nodes of the run share, and sends a
 :class:`~distributor.values.messages.Copy` or a :class:`~distributor.values.messages.Recall`, and the server answers
@@ -53,7 +53,7 @@ class Incoming(Protocol):
         """Store the rest of the copy (everything but tensors), and mark the copy as complete."""
 
     def close(self) -> None:
-        """Release the memory. A copy that is not marked as complete is never used."""
+        """Release the memory, even if only a part of the copy has arrived: an incomplete copy is never used."""
 
 
 class Store(Protocol):
@@ -145,12 +145,13 @@ class _StoreError(Exception):
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a method of the store, and raise a ``_StoreError`` if the method fails.
+    """Call a function that uses the store or one of its files, and raise a ``_StoreError`` if the function fails.
 
     A caller can then tell a failure of the store, such as lack of room, from an error of the connection.
 
     Raises:
-        _StoreError: the method has raised an ``OSError``. The client gets its text.
+        _StoreError: ``call`` has raised an ``OSError``. Both errors have the same text, which the server sends to the
+            rank that made the request.
     """
     try:
         return call(*args, **kwargs)

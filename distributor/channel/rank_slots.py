@@ -1,8 +1,9 @@
 """Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
 A rank must be able to report its end even if the disk is full, if it can open no more files, if user code has changed
-the root directory, or if the node's folder is gone. The memory is therefore mapped before user code runs, and a rank
-needs nothing else in order to report. A page takes up memory only once it has been written.
+the root directory, or if the node's folder is gone. The memory for the report is therefore mapped before user code
+runs, and a rank needs nothing else in order to report. Slots can be large, since each page of a slot takes up memory
+only once it has been written.
 
 Source: memfd_create(2), mmap(2).
 """

@@ -1,7 +1,8 @@
 """Keep, on the driver, the results that nodes send over the channel once all their ranks have succeeded.
 
-The same results come through Spark. If Spark fails after training has ended, for example because it loses an executor,
-the driver uses the results from the channel instead.
+On Spark, each node's results reach the driver in two ways: over the channel (the node's own connection to the driver),
+and as results of the Spark job. If the job fails after training has ended, for example because Spark loses an executor,
+the driver uses the results from the channel.
 """
 
 from __future__ import annotations

@@ -165,7 +165,8 @@ class ChannelServer:
     def exchanged(self) -> bool:
         """Whether tasks have got the facts (address, GPUs and more) of all tasks from the driver.
 
-        Tasks that have got the facts of all tasks from the driver do not wait for them in Spark's ``allGather``.
+        A task that has got the facts of all tasks from the driver does not wait for the other tasks in Spark's
+        ``allGather``.
         """
         return self._facts.begun
 
@@ -212,7 +213,7 @@ class ChannelServer:
     def seal(self) -> bytes:
         """Make and return a new seal, the random key from which tasks make the secrets of their nodes.
 
-        From now on, the driver accepts a node's secret only if it was made from the new seal; see
+        From now on, a node can connect only with a secret that was made from the new key, the seal; see
         :mod:`distributor.channel.proof`.
         """
         self._guard.seal = secrets.token_bytes(SEAL_BYTES)
@@ -264,7 +265,8 @@ class ChannelServer:
     def start_again(self) -> bool:
         """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget the refusal.
 
-        Refused tasks end. Once the refusal is forgotten, new tasks may send their facts (address, GPUs and more).
+        Refused tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that
+        Spark starts in their place.
         """
         return self._facts.start_again()
 
@@ -274,8 +276,8 @@ class ChannelServer:
         Args:
             reason: the reason, for people to read.
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
-            hasty: whether another attempt waits for the ranks to end. Nodes then kill ranks as soon as these write no
-                file.
+            hasty: whether another attempt waits for the ranks to end. If so, nodes kill each rank as soon as it is not
+                writing a file.
         """
         with suppress(RuntimeError):  # the run has just ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace, hasty))

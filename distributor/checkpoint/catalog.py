@@ -30,10 +30,10 @@ class Draft:
 
 
 class Catalog:
-    """The checkpoints of one place. Only one process at a time commits checkpoints: rank 0 of a run.
+    """The checkpoints of one place (a folder or URL). Only one process at a time commits checkpoints: rank 0 of a run.
 
     Args:
-        place: the place that holds the checkpoints.
+        place: the folder or URL that holds the checkpoints.
         checkpoints: the options that say which checkpoints are kept.
         sole: whether no other run can commit here, because only this run may use its ``name=`` (see ``values.claims``).
             Uncommitted checkpoints of other runs are then removed at once.

@@ -84,8 +84,8 @@ class Exchange:
             key: name of this exchange, the same on all ranks. Each exchange needs a new name.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
-            patient: whether to wait for another rank without a time limit, until it ends. This is for calls that other
-                ranks have begun, and that may take long.
+            patient: whether to wait for the values of other ranks without a time limit. The wait then fails only if
+                such a rank ends without sending its value. This is for steps that may take long, such as writing files.
 
         Raises:
             ConfigurationError: a rank makes a different call, has ended without this call, or has not made this call
@@ -118,7 +118,7 @@ class Exchange:
             key: the key of the :meth:`gather` that this call answers.
             values: on rank 0, a value for each rank, or one value; ignored on other ranks.
             what: the user's call, for errors.
-            patient: as for :meth:`gather`.
+            patient: whether to wait for rank 0 without a time limit, as for :meth:`gather`.
 
         Raises:
             ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or has not made this call

@@ -137,9 +137,10 @@ class Source:
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
     """Return the newest state of which the nodes together hold all parts, and where each rank finds its parts.
 
-    If several ranks have a tensor in full, not all of their states need contain it. A rank first takes the tensors in
-    its own state. It takes each missing tensor from the state of another rank: from one that its own node keeps if
-    possible, and of several from that of the lowest rank.
+    If several ranks have the same tensor in full, such as a weight under DDP, the states of some of them may lack it. A
+    rank first takes the tensors in its own state. It takes each missing tensor from the state of another rank, if
+    possible from a state that its own node keeps. If several such states contain the tensor, it takes the tensor from
+    the state of the lowest rank.
 
     Args:
         holdings: the states that all nodes keep.

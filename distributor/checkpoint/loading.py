@@ -65,8 +65,9 @@ def latest_checkpoint() -> Checkpoint | None:
 def _agreed(session: Session) -> str | None:
     """Return the checkpoint folder that all ranks use; ``None`` if there is no checkpoint.
 
-    The first rank that calls this function looks for the newest checkpoint. The other ranks then get the same folder.
-    No rank waits for another.
+    The first rank that calls this function looks for the newest checkpoint, and writes the name of its folder into the
+    store that the ranks share. Ranks that call the function later take this folder. If several ranks look at the same
+    time, all take the folder that is written first. So no rank waits for another.
     """
     agreed = session.exchange.agreed("latest")
     if agreed is None:

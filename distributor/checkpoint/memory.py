@@ -213,7 +213,13 @@ class Held:
     objects: bytes = b""
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
-        """Add the tensors in ``names``, which are among the tensors of one file."""
+        """Add the tensors that have the given names. All of them are in one file.
+
+        Args:
+            views: the tensors in the file, by name.
+            pieces: the type and the full size of each tensor in the file.
+            names: the names of the tensors to add.
+        """
         chosen = set(names)
         for piece in pieces:
             if piece.name in chosen:

@@ -101,4 +101,6 @@ class Peers:
         try:
             return peers.recall(self._at(seat), path, parts)
         except (OSError, ValueError) as error:
-            raise OSError(f"the node on {seat.host} does not send what it keeps: {error}") from None
+            raise OSError(
+                f"the node on {seat.host} does not send the saved state that it keeps in memory: {error}"
+            ) from None

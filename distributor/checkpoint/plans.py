@@ -68,9 +68,10 @@ class Planner:
 
     @property
     def omitted(self) -> frozenset[str]:
-        """The tensors that are left out of another node's copy of this rank's state.
+        """The tensors that are left out of the copy of this rank's state that another node keeps.
 
-        A lower rank of any node has these tensors in full, too.
+        A lower rank, on the same or another node, has these tensors in full too. A rank that loads this copy takes them
+        from the states of lower ranks.
         """
         return self._omitted
 

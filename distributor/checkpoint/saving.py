@@ -161,8 +161,8 @@ class _Task:
         }
         if missing:  # another rank's plan has changed since the tensors were copied
             raise OSError(
-                f"this rank must now write {min(missing)!r}, because another rank's tensors have changed since the "
-                "last save, but it has not copied this tensor; the next save will be complete"
+                "another rank's tensors have changed since the last save, so this rank must now write "
+                f"{min(missing)!r}, of which it has made no copy; the next save will be complete"
             )
         files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)

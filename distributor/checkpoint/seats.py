@@ -26,7 +26,9 @@ class Seat(NamedTuple):
 
 
 def peer_of(seat: Seat, seats: Iterable[Seat]) -> Seat | None:
-    """Return how to reach the node that keeps copies of another node's states; ``None`` if there is only one node.
+    """Return how to reach the node that keeps copies of the states of the ranks on node ``seat.node``.
+
+    Return ``None`` if there is only one node.
 
     The copies are kept on the next node that is on another host, so that they survive the loss of a host. If all nodes
     are on one host, the copies are kept on the next node. Node 0 follows the last node.

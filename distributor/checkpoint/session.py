@@ -35,7 +35,7 @@ class Session:
         settings: where checkpoints are kept.
 
     Raises:
-        OSError: the place cannot be used.
+        OSError: the folder or URL of checkpoints cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -97,11 +97,11 @@ class Session:
     def check_fence(self) -> None:
         """Check that this attempt may commit checkpoints.
 
-        A run with a ``name=`` may commit checkpoints only while it holds this name, and only in its newest job.
+        A run with a ``name=`` may commit checkpoints until another run takes this name, and only in its newest job.
 
         Raises:
-            OSError: another run has taken the name, a later attempt of this run has begun, or ranks and the driver do
-                not see the same folder.
+            OSError: another run has taken this run's ``name=``, a later attempt of this run has begun, or this rank
+                does not see the folder to which the driver has written the run's name.
         """
         fence = self.settings.fence
         if fence is None:
@@ -149,8 +149,8 @@ def current(what: str, *, together: bool = True) -> Session:
         together: whether the ranks work together in this call, and therefore must be able to reach each other.
 
     Raises:
-        ConfigurationError: the run has no place for checkpoints, or the ranks cannot reach each other.
-        OSError: the place cannot be used.
+        ConfigurationError: the run has no folder or URL for checkpoints, or the ranks cannot reach each other.
+        OSError: the folder or URL of checkpoints cannot be used.
     """
     global _session
     if _session is None or _session[0] != os.getpid():

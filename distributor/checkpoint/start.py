@@ -1,4 +1,4 @@
-"""Check, before the ranks run their target, that all nodes see the same place for checkpoints."""
+"""Check, before the ranks run the user's code, that all nodes see the same folder or URL for checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VISIBLE = 10.0
 
 
 def check_place(*, local_rank: int) -> None:
-    """Check that this rank's node can write to the place for checkpoints, and sees what node 0 writes there.
+    """Check that this rank's node can write to the folder or URL of checkpoints, and sees what node 0 writes there.
 
     All ranks call this function; one rank of each node does the check.
 
@@ -24,7 +24,7 @@ def check_place(*, local_rank: int) -> None:
         local_rank: this rank's number within its node.
 
     Raises:
-        StartError: the node cannot use the place, or does not see the same place as node 0.
+        StartError: the node cannot use the folder or URL of checkpoints, or does not see the same one as node 0.
     """
     try:
         session = current(_WHAT)
@@ -59,7 +59,7 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """On another node, look for the file that node 0 has written. Then write and remove a file of this node's own.
+    """On a node other than node 0, look for the file that node 0 has written. Then check that this node can write.
 
     Return an error text; ``""`` if all is well.
     """

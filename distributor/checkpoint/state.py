@@ -285,7 +285,11 @@ def _list(names: list[str]) -> str:
 def _for_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield new tensors for an optimizer's state. A tensor that has the size of a split parameter is split like it."""
+    """Yield a name and a new tensor for each saved tensor of an optimizer's state.
+
+    If a parameter is split over ranks, its tensors in the optimizer's state that have the parameter's full size are
+    split in the same way.
+    """
     parameters = {
         name: parameter
         for own, group in zip(names, optimizer.param_groups, strict=True)
@@ -370,7 +374,7 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return an optimizer's groups as ``load_state_dict`` takes them, and the number of each parameter by name."""
+    """Return an optimizer's groups as ``load_state_dict`` takes them, and the parameters' indexes in them, by name."""
     if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "

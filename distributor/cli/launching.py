@@ -51,7 +51,8 @@ OPTIONS = (
     ),
 )
 
-#: The launch path of each option above, by parameter. The first two options also select their path.
+#: The launch path to which each option above belongs, except ``--script-arguments``. The keys are the names of the
+#: options' click parameters. The first two options select their launch path even without ``--launch``.
 _PATHS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
@@ -66,7 +67,8 @@ def choose(name: str | None, options: dict[str, Any]) -> Launch:
 
     Args:
         name: the name that the user gave with ``--launch``, if any.
-        options: the options of the command line, by parameter.
+        options: the values of all options. The keys are the names of their click parameters, such as
+            ``"parameter_servers"``.
 
     Raises:
         ConfigurationError: an option belongs to another launch path.

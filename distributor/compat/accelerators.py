@@ -142,7 +142,8 @@ class CheckedPath:
     def plan(self, site: Site) -> Plan:
         """Return the wrapped launch path's plan of one node, and add the check of GPUs, which each rank calls first.
 
-        A plan can name only one function that ranks call first, so the wrapped path's plan must not name any.
+        A plan can name only one function that ranks call first. Here, this function is the check of GPUs, so the plan
+        of the wrapped launch path must not name any.
         """
         plan = self.path.plan(site)
         assert plan.first is None

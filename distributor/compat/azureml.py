@@ -185,10 +185,10 @@ class TensorFlowDistribution(_Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class RayDistribution:
-    """A Ray cluster with one slot for each instance; the function runs on the first instance, as Ray's driver.
+    """A Ray cluster of all instances; the function runs on the first instance, as Ray's driver.
 
-    A slot has the CPUs of one Spark task and, if the run uses GPUs, one GPU. For larger slots, pass, for example,
-    ``run(..., options={"gpus_per_process": 4})``.
+    Each instance adds the CPUs of one Spark task and, if the run uses GPUs, one GPU to the cluster. For other amounts,
+    pass, for example, ``run(..., options={"gpus_per_process": 4})``.
 
     Args:
         port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
@@ -230,11 +230,11 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """The number of slots on each instance, which is 1."""
+        """The number of Ray workers for which each instance has room, which is 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of slots in the Ray cluster."""
+        """Return the number of Ray workers for which the cluster has room: one for each instance."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
@@ -286,7 +286,8 @@ class Command:
     """A job, as ``command`` returns it and ``run`` takes it. Its attributes can be changed, like those of Azure's jobs.
 
     Raises:
-        ConfigurationError: a value is wrong, or the job has no attribute of this name.
+        ConfigurationError: an attribute gets an invalid value, or the user sets an attribute that a command does not
+            have.
     """
 
     program: Program

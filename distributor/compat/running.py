@@ -170,8 +170,8 @@ def check_trial(request: Request, trial: int) -> None:
     """Check that the launch path can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
 
     Raises:
-        ConfigurationError: the launch path cannot start this number of ranks, for instance because a TensorFlow cluster
-            needs more tasks.
+        ConfigurationError: the launch path cannot start ``trial`` ranks, for instance because a TensorFlow cluster
+            needs more processes.
 
     Example:
         >>> check_trial(Request("run()", "num_proc"), 2)

@@ -207,7 +207,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
             inner = place.setdefault(section, {})
             if not isinstance(inner, dict):
                 raise ConfigurationError(
-                    f"space: {path!r} needs a mapping at {section!r}, where the configuration has {inner!r}"
+                    f"space: to set {path!r}, {section!r} must be a mapping in the configuration, but it is {inner!r}"
                 )
             place = inner
         place[last] = value

@@ -184,14 +184,15 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
             values from its own settings.
 
     Raises:
-        ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
+        ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or there is no value for an
+            ``"auto"``.
 
     >>> fill({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, 2, {})
     {'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 4}
     """
     for name in auto:
         if name not in FILL:
-            raise ConfigurationError(f"auto has {name!r}, but it can only fill in {', '.join(FILL)}")
+            raise ConfigurationError(f"auto= does not accept the name {name!r}: use one of {', '.join(FILL)}")
     final = copy_of(config)
     _fill_batches(final, world_size, auto, guess)
     for path, name in _FILLED.items():

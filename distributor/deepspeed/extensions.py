@@ -149,9 +149,10 @@ def _gpus() -> str:
 def cache_folder(gpus: str = "") -> str:
     """Return the folder where this node keeps built extensions between runs.
 
-    It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
-    combination of versions (Python, torch, DeepSpeed), processor and GPUs has its own folder, because extensions are
-    compiled for the machine's own instructions, and machines may share a home folder.
+    The folder is below ``XDG_CACHE_HOME`` (by default ``~/.cache``). If this process cannot write there, the folder is
+    below a private folder in ``/tmp``. Each combination of versions (Python, torch, DeepSpeed), processor and GPUs has
+    its own folder, because extensions are compiled for the machine's own instructions, and machines may share a home
+    folder.
 
     Each Python environment has its own folder, too. In a shared folder, a second environment would compile an extension
     again, because it finds torch's headers at another path, while ranks of the first environment may be using it.
@@ -183,7 +184,7 @@ def _private_parent() -> str:
     try:
         folders.make_private(folder)
     except PermissionError as error:
-        raise StartError(f"{error}: remove it, or name another folder in TORCH_EXTENSIONS_DIR") from error
+        raise StartError(f"{error}: remove this folder, or name another one in TORCH_EXTENSIONS_DIR") from error
     return folder
 
 

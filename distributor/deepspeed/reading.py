@@ -100,7 +100,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def copy_of(config: Mapping[str, Any]) -> Config:
-    """Return a copy of a configuration, which must consist of JSON values only, with DeepSpeed's current names."""
+    """Return a copy of a configuration, in which DeepSpeed's older name ``bfloat16`` is replaced by ``bf16``.
+
+    The configuration must consist of JSON values only.
+    """
     copied: Config = plain(config, "")
     if "bfloat16" in copied and "bf16" not in copied:  # an older name that DeepSpeed still reads
         copied["bf16"] = copied.pop("bfloat16")

@@ -91,7 +91,7 @@ def zero(
         torch_adam: whether to use torch's AdamW, which needs no compiler on executors but is slow when offloaded.
 
     Returns:
-        A dict for ``deepspeedConfig=``; ``print`` it to see what each value does.
+        A dict for ``deepspeedConfig=``. ``print`` shows it with comments that explain its values.
 
     Raises:
         ConfigurationError: a value is wrong, or the stage does not allow it.

@@ -49,7 +49,10 @@ class Backlog:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an unfinished line of any stream is kept: the text after the last newline, even if it is empty."""
+        """Whether the text after the last newline is kept for any stream. This text may be empty.
+
+        This is true once a stream has had output, until a node reports that it has skipped lines of the stream.
+        """
         return bool(self._partial)
 
     @property
@@ -97,9 +100,9 @@ class Backlog:
     def take(self) -> tuple[Blocks, int]:
         """Take the next part of the waiting output, and return its blocks of lines and their size in bytes.
 
-        A note on skipped lines comes before the next line of the same stream, or once nothing else waits if there is no
-        such line yet. When the caller has shown the blocks, it subtracts the returned size from ``self.size``. Output
-        that has not been taken can still be dropped by :meth:`trim`.
+        A note on skipped lines is returned just before the next line of the same stream. If no such line has arrived,
+        the note is returned when no other output waits. When the caller has shown the blocks, it subtracts the returned
+        size from ``self.size``. Output that has not been taken can still be dropped by :meth:`trim`.
         """
         blocks: Blocks = []
         size = 0

@@ -48,7 +48,7 @@ class Display:
 
     @property
     def announces(self) -> bool:
-        """Whether the log must say that a run failed if no caller awaits its result."""
+        """Whether the log must report the failure of a run whose result no caller awaits, since no view shows it."""
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:

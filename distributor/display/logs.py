@@ -93,13 +93,13 @@ class Logs:
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
-        """Record that a node left out some lines, because it could not keep up.
+        """Record that a node left out some lines, because it could not send them as fast as the rank wrote.
 
         Args:
             rank: the rank that wrote the lines.
             stream: the stream to which it wrote them.
             lines: number of lines that were left out.
-            offset: where the next piece starts.
+            offset: the position in the rank's stream, in bytes, at which the output after these lines begins.
         """
         with self._lock:
             if offset > self._offsets.get((rank, stream), 0):

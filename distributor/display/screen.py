@@ -99,7 +99,7 @@ class Screen:
 def output(stream: int) -> TextIO | None:
     """Return the current ``sys.stdout`` (1) or ``sys.stderr`` (2); ``None`` if the shell closed it.
 
-    It is looked up each time, since notebooks and tests replace it.
+    Each call looks the stream up in ``sys``, since notebooks and tests replace ``sys.stdout`` and ``sys.stderr``.
     """
     return sys.stdout if stream == 1 else sys.stderr
 

@@ -54,9 +54,10 @@ class TerminalView:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return the status while a caller waits for the run, and a line once it has succeeded or was cancelled.
+        """Return what to show: the status while a caller waits for the run; at its end, a line with its duration.
 
-        A failed run gets no line: its error says why it failed.
+        A run that has failed gets no line at its end, because its error says why it failed. Nothing is shown while the
+        run lasts and no caller waits for it.
         """
         if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
             ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"

@@ -25,7 +25,8 @@ class View(Protocol):
     #: Number of seconds between two calls of ``show``.
     interval: float
 
-    #: Whether the log must say where ranks run on a cluster, and that a run has failed if no caller awaits its result.
+    #: Whether the log must say where ranks run on a cluster, and report the failure of a run whose result no caller
+    #: awaits. If not, the view shows both.
     announces: bool
 
     def packing(self, folder: str) -> AbstractContextManager[Packed]:

@@ -47,7 +47,8 @@ class Tenure:
     """A run's right to its name, which no other run may use meanwhile. :func:`hold` creates this object.
 
     Args:
-        job: the run's job. If the run has a name, the job's place for checkpoints is the folder of this training.
+        job: the run's job. If the run has a name, its checkpoints go to ``job.checkpoints.dir``, the folder of the
+            training that the run begins or continues under this name.
         keeper: reads and writes the claim (the record that reserves the name); ``None`` for a run without a name.
     """
 
@@ -67,7 +68,7 @@ class Tenure:
         return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def settle(self, *, finished: bool) -> None:
-        """Give the name back at the end of the run. Do nothing for a run without a name.
+        """Release the run's name at the end of the run, so that another run may use it. Without a name, do nothing.
 
         Args:
             finished: whether the training has ended with success.
@@ -98,7 +99,7 @@ class Keeper:
         self._writing = threading.Lock()
 
     def read(self) -> Claim | None:
-        """Return the claim as it is now; ``None`` if there is none."""
+        """Return the claim (the record that reserves the name) as it is now; ``None`` if there is none."""
         return claims.find(self._place.read)
 
     def _write(self, claim: Claim) -> None:
@@ -160,7 +161,10 @@ class Keeper:
             time.sleep(self._times.look)
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
-        """Renew the claim until it is released. Call ``lost`` once if another run has taken the name."""
+        """Renew the claim (the record that reserves the run's name) until :meth:`release` is called.
+
+        If another run has taken the name, call ``lost`` and return.
+        """
         warned = False
         while not self._ended.wait(self._times.renew):
             try:
@@ -179,7 +183,7 @@ class Keeper:
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Record in the claim that the run has begun another job; see :meth:`Tenure.advance`."""
+        """Write to the claim (the record about the name) that the run has begun a job; see :meth:`Tenure.advance`."""
         with self._writing:
             if self._claim is not None and self._other() is None:  # otherwise the run ends
                 self._write(self._claim.advanced(attempt))
@@ -193,7 +197,10 @@ class Keeper:
         return f"{holder} holds its name now"
 
     def release(self, *, finished: bool) -> None:
-        """Give the name back, and stop renewing it; see :meth:`Tenure.settle`."""
+        """Release the run's name, so that another run may use it; see :meth:`Tenure.settle`.
+
+        Stop renewing the claim (the record that reserves the name), and write to it that no run uses the name now.
+        """
         self._ended.set()
         with self._writing:
             if self._claim is None or self._claim.holder is None:

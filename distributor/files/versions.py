@@ -23,7 +23,8 @@ class Version:
 class Put:
     """A change to the stored files: keep a version (the content that a file has on some nodes) under a name.
 
-    Copy the file ``source`` to this name or, if ``source`` is ``None``, give this name to the file that just arrived.
+    The stored file ``source`` is copied to ``name``. If ``source`` is ``None``, the file that has just arrived from a
+    node is renamed to ``name``.
     """
 
     name: str
@@ -57,7 +58,8 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
     """Return the steps (moves, copies and removals) that turn the stored files from ``before`` into ``after``.
 
-    The file at ``path`` is overwritten after all copies are made, because copies may need its current content.
+    The step that overwrites the file at ``path`` comes after all copies, because its old content may have to be copied
+    to another name first, as in this example.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -98,7 +100,13 @@ class Versions:
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Record a node's version of a file (``None``: the node has removed it). Return the changes to make."""
+        """Record that a file has changed on a node. Return the changes that must then be made to the stored files.
+
+        Args:
+            path: the file's path.
+            node: the node's rank.
+            version: the file's new content on this node; ``None`` if the node has removed the file.
+        """
         before = self.kept(path)
         held = self._held.setdefault(path, {})
         if version is None:

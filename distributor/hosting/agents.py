@@ -1,6 +1,7 @@
-"""The handle by which an owner controls its agent, and the function that starts an agent without a warm process.
+"""The handle by which a process controls an agent that it has started, and a function that starts an agent.
 
-The owner of an agent is the Python worker of a Spark task or, in local mode, the driver.
+The process that starts an agent is the Python worker of a Spark task or, in local mode, the driver. The function starts
+the agent as a new process. An agent can also be a fork of a warm process, which has imported torch in advance.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from distributor.machine import bootstrap, processes
 
 
 class Agent:
-    """A started agent. Its parent is either a guard, which is a child of this process, or a warm process.
+    """A started agent, the process that runs one node.
 
-    A guard kills what a killed agent leaves behind. A warm process has imported torch, and forks agents.
+    The agent's parent is either a guard or a warm process. A guard is a child of this process. If the agent is killed,
+    the guard kills the processes that the agent has left. A warm process has imported torch in advance, and forks
+    agents.
 
     Args:
         pid: process id of the agent, or of its guard if it has one.

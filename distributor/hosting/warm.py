@@ -1,10 +1,11 @@
-"""Gets an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
+"""Gets an agent for a Spark task's Python worker, or for the driver, from a warm process.
 
-A warm process has imported torch, and forks agents. It serves one executor or driver. Owners find it through a private
-folder. The folder's name is a digest of its owner and of everything that a fork inherits: the Python interpreter, the
-package, the environment, the limits. If any of these differs, the run gets another warm process. If no warm process
-answers, one is started. If that fails, the caller starts the agent without one. This module uses the standard library
-only, because it is pickled by value into Spark's workers.
+A warm process has imported torch in advance, and forks agents, the processes that each run one node. It serves the
+Spark tasks of one executor, or one driver. They find it through a private folder. The folder's name is a digest of the
+executor or driver and of everything that a fork inherits: the Python interpreter, this package, the environment, the
+limits. If any of these differs, the run gets another warm process. If no warm process answers, one is started. If that
+fails, the caller starts the agent as a new process. This module uses the standard library only, because it is pickled
+by value into Spark's workers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _IMPORT_PATIENCE = 300.0
 #: Seconds between checks of whether a caller that waits for imports still wants its agent.
 _LOOK = 0.1
 
-#: Maximum number of warm processes of one owner. If another one starts, the oldest ends.
+#: Maximum number of warm processes that serve one executor or driver. If another one starts, the oldest ends.
 _MOST = 3
 
 
@@ -97,7 +98,8 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        # A new warm process that gives no agent could not import a module. An agent without it shows the error.
+        # If a new warm process forks no agent, it has failed to import a module. The agent that the caller then starts
+        # as a new process fails in the same way, and reports the error.
         if not wanted() or (fresh and answer != OUTDATED):
             return None
     return None
@@ -116,7 +118,7 @@ def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
-    """Return the folder of the warm process for this owner and these settings; create it if it is missing.
+    """Return the folder of the warm process for an executor or driver and these settings; create it if it is missing.
 
     Raises:
         OSError: the folder cannot be created, or other users have access to it.
@@ -243,9 +245,12 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """If an owner has more than :data:`_MOST` warm processes, end the oldest ones.
+    """If an executor or driver has more than :data:`_MOST` warm processes, end the oldest ones.
 
-    A warm process that was killed still counts towards this number until its folder is removed.
+    A warm process that was killed counts towards :data:`_MOST` until its folder is removed.
+
+    Args:
+        newest: the folder of the warm process that was started last.
     """
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)

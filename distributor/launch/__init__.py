@@ -1,6 +1,7 @@
 """Launch paths: ways to start ranks, such as torchrun's or Ray's. Their code has no side effects.
 
-Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
+This package runs on the driver and on nodes, and may import ``machine``. Users pass an object of one of these classes
+to ``Distributor``, as the argument ``launch=``:
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 

@@ -40,8 +40,9 @@ class Jax(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        One variable switches off JAX's preemption service, which would handle SIGTERM, so that SIGTERM would not end
-        ranks (source: ``jax/_src/distributed.py``). Without GPUs, another variable makes JAX use CPUs only.
+        One variable switches off JAX's preemption service. If this service were on, it would catch SIGTERM, and SIGTERM
+        would not end ranks (source: ``jax/_src/distributed.py``). If the run uses no GPUs, another variable makes JAX
+        use CPUs only.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 

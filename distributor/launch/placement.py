@@ -93,7 +93,8 @@ def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]
         hosts: the host of each node.
 
     Returns:
-        The nodes with their numbering.
+        The nodes, each with the numbers from which its ranks get ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and
+        ``GROUP_RANK`` (``Node.by_host``).
     """
     sizes = Counter[str]()
     for node, host in zip(nodes, hosts):

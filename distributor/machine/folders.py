@@ -73,7 +73,7 @@ def make_private(folder: str) -> None:
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Make this process the owner of a folder for as long as the returned file is open.
 
-    As long as the file is open, :func:`remove_stale` does not remove the folder.
+    The returned file is locked. As long as it is open, :func:`remove_stale` does not remove the folder.
     """
     # The file gets its name only once it is locked: if remove_stale() finds an unlocked file, the owner counts as dead.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")

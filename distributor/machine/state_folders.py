@@ -41,8 +41,9 @@ class StateFolder:
     def is_complete(self) -> bool:
         """Whether all ranks of the job, on all nodes, have saved a state.
 
-        This is so once the folder has records of a first and of a second save (a record makes a saved state valid): a
-        rank begins its second save only after all ranks have ended their first.
+        A rank begins its second save only after all ranks have ended their first. So all ranks have saved a state once
+        this folder has a record of a second save beside one of a first save. A record is a file that describes a saved
+        state, and makes it valid.
         """
         try:
             names = os.listdir(self.path)
@@ -108,9 +109,9 @@ def create_file(path: Path, size: int, limit: int) -> None:
 
 
 def write_beside(path: Path, objects: bytes, record: bytes) -> None:
-    """Write the rest of a rank's state beside its file of tensors: the objects that are no tensors, then the record.
+    """Write the rest of a rank's state beside its file of tensors: the other objects, then a description of the state.
 
-    The record, a description of the state, comes last, because the state is valid once its record exists.
+    The description, called the record, is written last, because a state is valid once its record exists.
     """
     path.with_suffix(".objects").write_bytes(objects)
     part = path.with_suffix(".part")

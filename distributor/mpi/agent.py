@@ -1,7 +1,8 @@
 """The script that Open MPI's ``prterun`` starts instead of ssh, in order to start MPI's daemon on another host.
 
-The script passes the command that starts the daemon to the *companion* of node 0, the process that runs ``prterun``.
-The companion sends this command on to a node on the other host, which starts the daemon.
+``prterun`` gives the script the name of a host and the command that starts the daemon there. The script passes both to
+the *companion* of node 0, the process that runs ``prterun``. The companion passes the command to a node on that host,
+which starts the daemon.
 
 The script runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
 """
@@ -13,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """Send the host and the daemon's command to the process that runs MPI on node 0. Stay until that process ends."""
+    """Send the host and the daemon's command to the process that runs MPI on node 0. Wait until that process ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")
         line.send(json.dumps(sys.argv[1:]).encode())

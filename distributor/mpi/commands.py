@@ -1,6 +1,7 @@
 """Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-On each node, the sender or receiver is the *companion*, the process that runs MPI there.
+The companion of node 0 sends the commands, and the companions of the other nodes receive them. A node's *companion* is
+the process that runs MPI there.
 
 Sender and receiver first prove to each other that they have the run's key, with functions of
 ``multiprocessing.connection``: each side sends random bytes, and the other side answers with their HMAC.

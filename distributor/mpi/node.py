@@ -1,12 +1,13 @@
 """The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
 
-MPI's process manager runs on node 0, and provides a command for each node, which starts the manager's daemon there. The
-companions of other nodes fetch their commands from the companion of node 0.
+The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
+manager's daemon there. The companions (processes such as this one) of the other nodes fetch their commands from the
+companion of node 0.
 
 MPI gives each process that it starts a *place*: environment variables, and with MPICH also a socket, that say which
-rank the process is, and connect it to MPI's process manager. Since the launcher starts the ranks, MPI starts a small
-process, the *shim*, in place of each rank. The shim passes its place to the companion (the process that runs MPI on the
-node), and the companion passes it to the rank.
+rank the process is, and connect it to MPI's process manager. Here, however, the launcher (a process of this package)
+starts the ranks. MPI is therefore told to start a small process, the *shim*, in place of each rank. The shim passes its
+place to the companion (the process that runs MPI on the node), and the companion passes it to the rank.
 """
 
 from __future__ import annotations

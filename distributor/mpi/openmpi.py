@@ -83,7 +83,8 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 def prefixes() -> dict[str, str]:
     """Return variables that tell Open MPI where it is installed.
 
-    Open MPI's wheel needs them, because it was built for another path.
+    Open MPI needs ``OPAL_PREFIX`` and the like if it was installed from its wheel, because the wheel was built for
+    another path than the one where pip installs it.
     """
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
@@ -93,7 +94,8 @@ def prefixes() -> dict[str, str]:
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
     """Receive the name of a host, and the command of its daemon, from the script ``agent.py``.
 
-    The connection to ``agent.py`` stays open, so that this script runs until the calling process ends.
+    The script ``agent.py`` runs until its connection to this process closes. The connection stays open, so the script
+    ends when this process ends.
     """
     listener.settimeout(1.0)
     while True:

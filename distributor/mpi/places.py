@@ -3,9 +3,10 @@
 MPI starts a small process, a *shim*, in place of each rank; see :mod:`distributor.mpi.node`. MPI gives the shim a
 *place* in its world: environment variables, and with MPICH also a socket. The rank gets the place of its shim.
 
-Messages between a rank and MPICH's process manager pass through this process, the node's companion. The companion does
-not report to the manager that a rank has ended, because the launcher decides whether a rank has failed. Nor does it
-pass on ``MPI_Abort``, which here ends only the rank that calls it. MPICH's manager would end all other ranks.
+Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
+there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
+has failed. Nor does it pass on ``MPI_Abort``, which here ends only the rank that calls it. MPICH's manager would end
+all other ranks.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -38,7 +39,9 @@ Fail = Callable[[str], None]
 
 
 class Places:
-    """The places of a node's ranks in MPI's world: for each rank, what connects it to MPI.
+    """Passes each rank of a node its *place*: what the rank needs to join MPI (variables and, with MPICH, a socket).
+
+    MPI gives the place to a *shim*, a process that it starts instead of the rank. The shim sends the place here.
 
     Args:
         line: name of the socket to which ranks connect, and shims (the processes that MPI starts in place of ranks).
@@ -62,10 +65,10 @@ class Places:
         return self._ended == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Collect the places of ranks in MPI's world from shims (the processes that MPI starts in place of ranks).
+        """Receive the ranks' places from shims (processes that MPI starts instead of ranks), and pass them on.
 
-        Once all have arrived, send each rank its place (MPI's variables, and with MPICH a socket) when the rank asks
-        for it. Never returns.
+        A *place* is what a rank needs to join MPI: environment variables and, with MPICH, a socket. Once the places of
+        all ranks of this node have arrived, send each rank its place when the rank asks for it. Never returns.
 
         Args:
             ready: called once all shims have sent the places of their ranks.

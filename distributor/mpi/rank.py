@@ -69,7 +69,8 @@ def _await_abort(companion: socket.socket) -> None:
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
     """Check that mpi4py has found all ranks, and unlink MPI's shared memory.
 
-    If the shared memory kept its names, a rank that is killed before ``MPI_Finalize`` would leave it behind.
+    MPI itself removes the files of its shared memory from ``/dev/shm`` only in ``MPI_Finalize``. A rank that is killed
+    earlier would leave them behind if this function had not unlinked them.
     """
     mpi: Any = module
     if not mpi.Is_initialized():

@@ -22,7 +22,8 @@ _PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 def main() -> None:
     """Send MPI's environment variables to the companion, the process that runs MPI on the rank's node.
 
-    With MPICH, also send the socket that leads to MPICH's process manager. Stay until the companion ends.
+    With MPICH, also send the companion the socket that is connected to MPICH's process manager. Then wait until the
+    companion, the process that runs MPI on the rank's node, has ended.
     """
     place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     rank = int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
@@ -36,8 +37,9 @@ def main() -> None:
 def connect(line: socket.socket, rank: int) -> None:
     """Connect to the companion, the process that runs MPI on the rank's node.
 
-    Try again for :data:`_PATIENCE` seconds, because the companion may not have started yet. It may belong to another
-    executor of this host: with Open MPI, one daemon starts the shims of all executors of a host.
+    Try again for :data:`_PATIENCE` seconds, because the companion may start later than this process. With Open MPI, one
+    daemon starts such processes (shims) for the ranks of all executors of a host, but each executor starts its own
+    companion.
     """
     end = time.monotonic() + _PATIENCE
     while True:

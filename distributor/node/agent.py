@@ -1,9 +1,10 @@
 """The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
 
 The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
-the driver in local mode. The *control line*, a private socket pair, connects the two. The agent gives the launcher its
-order, and passes on the ranks' log lines and the driver's orders. At the end, it kills all remaining processes of the
-node. Once its owner has read the outcomes, it also removes the node's files.
+the driver in local mode. The *control line*, a private socket pair, connects the two. The agent tells the launcher, the
+process that starts the ranks, what to run. It sends the ranks' log lines to the driver, and obeys the driver's orders,
+such as to stop the ranks. At the end, it kills all remaining processes of the node. Once its owner has read the
+outcomes, it also removes the node's files.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(owner_pid: str, *inherited: str) -> None:
     The guard kills the processes that are left if the agent is killed.
 
     Args:
-        owner_pid: pid of the agent's owner, such as ``"4711"``.
+        owner_pid: pid of the agent's owner (the process that started the agent), such as ``"4711"``.
         *inherited: names and descriptors of the agent's sockets, such as ``"control=3"``.
     """
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
@@ -55,11 +56,13 @@ def main(owner_pid: str, *inherited: str) -> None:
 
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
-    """Run the agent in this fork of a warm process. The launcher is forked first, before this process has threads.
+    """Run the agent in this process, a fork of a warm process (one that has imported torch in advance).
+
+    The launcher is forked first, before this process has threads.
 
     Args:
         sockets: the agent's sockets, by name.
-        owner_pid: pid of the agent's owner.
+        owner_pid: pid of the agent's owner, the process that wanted the agent.
         notes: warnings for the user.
     """
     _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
@@ -78,7 +81,7 @@ class _Agent:
         order: the order from the agent's owner (the process that started the agent).
         sockets: the agent's end of the control line (the socket pair to its owner), and perhaps the channel and a
             listening socket for the store, by name.
-        launcher: the launcher, which has no order yet.
+        launcher: the launcher (the process that starts the ranks), which has not yet got its order.
         warnings: warnings for the user from before the agent started.
     """
 
@@ -340,8 +343,8 @@ def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> 
     """Call a function when a process ends, and return the process descriptor that is watched.
 
     If the process has already ended, call the function soon, and return ``None``. If the kernel has no process
-    descriptors, return ``None`` and never call the function. In that case, only the end of the control line shows that
-    the process has ended.
+    descriptors, return ``None`` and never call the function. In that case, only the end of the control line (the socket
+    pair to that process) shows that the process has ended.
     """
     try:
         descriptor = processes.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""One attempt of a run on this node: its launcher and ranks, from the order to their outcomes."""
+"""Runs one attempt on this node: makes the launcher start the ranks, and finds out how the ranks have ended."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Attempt:
 
     Args:
         assignment: what to do.
-        launcher: the launcher, which has no order yet.
+        launcher: the launcher (the process that starts the ranks), which has not yet got its order.
         link: the link to the driver.
         logs: follows the ranks' log files.
         notes: notes for the node's report.
@@ -196,7 +196,7 @@ class Attempt:
             await asyncio.gather(reaping, return_exceptions=True)
 
     def _start(self) -> int:
-        """Give the launcher its order, and return the pipe of its events."""
+        """Tell the launcher what to run, and return the pipe on which it reports events, such as the end of a rank."""
         if isinstance(self._launcher, SpawnedLauncher):
             self._link.tell_importing("torch")
         store = self._assignment.store
@@ -266,9 +266,9 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop living ranks without an order from the driver. On a node without ranks, stop its companions.
+        """Stop living ranks without an order from the driver.
 
-        Companions are processes that ranks need beside them, such as Ray's.
+        On a node without ranks, stop its companions, the processes that serve ranks of other nodes (such as Ray's).
 
         Args:
             why: the reason. It completes the sentence "the node on HOST ...".
@@ -280,7 +280,7 @@ class Attempt:
     def on_owner_gone(self) -> bool:
         """Stop the ranks, since the agent's owner, which waited for their results, has ended.
 
-        If all ranks of this node have succeeded, stop nothing yet. The ranks of other nodes then have
+        If all ranks of this node have succeeded, stop nothing yet. In this case, the ranks of other nodes have
         :data:`_OTHERS_PATIENCE` seconds to succeed too.
 
         Returns:
@@ -303,7 +303,10 @@ class Attempt:
         return not self._order.plan.node.ranks
 
     def _lose_patience(self) -> None:
-        """Stop the attempt: the agent's owner is gone, and ranks of other nodes have not succeeded in time."""
+        """Stop the attempt: other nodes' ranks have not succeeded in time after the agent's owner had ended.
+
+        The owner is the process that started the agent.
+        """
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(succeeded=False)
             self.stop()
@@ -314,8 +317,8 @@ class Attempt:
         Without ``grace``, or if all ranks have ended, kill the launcher at once. If ``hasty``, running ranks get no
         SIGTERM, because the caller ends them.
 
-        The launcher decides whether ranks get a grace period, since it may have started ranks that it has not yet
-        reported to this agent.
+        The launcher, not this agent, decides whether the ranks get a grace period. Only the launcher always knows which
+        ranks run: its report that it has started ranks may not have reached the agent yet.
 
         If a node has no ranks, its companions (processes such as Ray's) serve ranks of other nodes. Those ranks may
         need the companions in order to save. The companions therefore run until the launcher learns that the other
@@ -344,8 +347,9 @@ class Attempt:
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt because a companion (a process beside the ranks) has ended, unless it was no longer needed.
 
-        A companion may end with code 0 just after the last rank. The launcher then has :data:`_NEWS` seconds to report
-        the end of that rank.
+        A companion, such as a Ray process, may end with code 0 just after the last rank, before this agent knows that
+        the rank has ended. Therefore wait :data:`_NEWS` seconds first. If the launcher reports the end of the last rank
+        by then, the companion was no longer needed.
         """
         if code == 0 and not self._has_no_ranks and self._ranks.alive:
             asyncio.get_running_loop().call_later(_NEWS, self._miss_companion, code, text)
@@ -384,7 +388,8 @@ class Attempt:
     def _had_grace(self, exit: messages.RankExited) -> bool:
         """Return whether a stopped rank was still running when the grace period ended.
 
-        A rank that had not begun is killed without a grace period.
+        A rank that was still waiting for the rendezvous of all nodes, and so had run no user code, gets no grace
+        period.
         """
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 

@@ -41,7 +41,7 @@ class Carrier(Protocol):
 
     @property
     def through_spark(self) -> bool:
-        """Whether the agent's owner may send the driver, through Spark, the files that the carrier could not copy."""
+        """Whether the node's Spark task may send the driver, through Spark, files that the carrier could not copy."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         """Copy a file.

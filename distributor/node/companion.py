@@ -1,6 +1,7 @@
 """The process of a companion, which ranks need beside them, such as a Ray head.
 
-It calls the companion's function, and ends when the agent that started it ends.
+The agent starts this process, and names in a file the function that the process must call, such as one that runs a Ray
+head. The process ends at the latest when the agent ends.
 """
 
 from __future__ import annotations

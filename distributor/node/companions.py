@@ -62,7 +62,8 @@ class Companions:
         Return ``True`` once all are ready. Return ``False`` as soon as one has ended, or :meth:`interrupt` is called.
 
         Args:
-            own: the pids of the companions are added to this set. Only this object may reap these processes.
+            own: the pids of processes that the agent must not reap when it reaps orphans. The pids of the companions
+                are added, because this :class:`Companions` object reaps them itself.
         """
         for companion in self._order.plan.companions:
             self._started.append(self._start(companion))
@@ -88,7 +89,7 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions. From now on, the end of a companion is no error."""
+        """Send a signal to the companions (the processes beside the ranks). From now on, their end is no error."""
         self._stopping = True
         for each in self._started:
             if not each.ended:
@@ -147,7 +148,7 @@ class Companions:
 
 
 def describe(name: str, host: str, code: int, ready: bool, tail: str) -> str:
-    """Return the text of the error for a companion that has ended too early.
+    """Return the text of the error for a companion (a process beside the ranks) that has ended too early.
 
     Args:
         name: the companion.

@@ -41,7 +41,10 @@ class Copies:
             OSError: there is no room, or the copy's name or sizes are not those of a rank's state.
         """
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
-            raise OSError(f"{copy.slot!r} is not the name of a rank's state, or its sizes are negative")
+            raise OSError(
+                f"the copy {copy.slot!r} of a rank's state is refused: its name is not one such as '3-0', or one of "
+                "its sizes is negative"
+            )
         if copy.record + copy.objects > self._limit:
             raise OSError(
                 f"a rank's state has {copy.record + copy.objects} bytes beside its tensors, more than this node may "

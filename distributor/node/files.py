@@ -108,12 +108,13 @@ class _Books:
 
 
 class Files:
-    """Watches a directory, and copies the new files of a node's ranks. Another thread does all work that blocks.
+    """Watches the ranks' current directory, and copies new files to ``output_dir``. A thread does all work that blocks.
 
     Args:
         watched: the directory to watch.
         known: the stamps of existing files (size, time and inode). Such a file counts as new once its stamp changes.
-        carrier: copies files; ``None`` if new files are lost with the node. In that case, the user is warned.
+        carrier: copies files; ``None`` if the run has no ``output_dir``. In that case, new files are removed at the end
+            of the run, and the user is warned.
         tell: shows the user a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
         through_spark: number of bytes that this node may send through Spark.
@@ -138,7 +139,7 @@ class Files:
         self._given_up = threading.Event()
         self._watching: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        #: Files that the agent's owner must send to the driver through Spark.
+        #: Files that the node's Spark task must send to the driver through Spark.
         self.left: tuple[FileLeft, ...] = ()
 
     def watch(self) -> Files:
@@ -179,9 +180,9 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Stop copying to a folder or URL, because the agent's owner has ended. Go on sending files to the driver.
+        """Stop copying to a folder or URL, because the agent's owner (the process that started it) has ended.
 
-        Sending need not be stopped: if the driver has ended too, the connections to it fail.
+        Files that are sent to the driver instead need no such stop: if the driver has ended too, the connections fail.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
@@ -344,7 +345,7 @@ class Files:
         return left
 
     def _warn(self, path: str) -> None:
-        """Warn the user that new files are lost with the node, such as the file at ``path``."""
+        """Warn the user that new files, such as the one at ``path``, are removed when the run ends."""
         self._books.brought.add(path)
         self._tell_soon(
             f"removes new files of its ranks when the run ends: {self._writer(path)} wrote {path!r}. Pass output_dir= "
@@ -374,7 +375,8 @@ async def begin_files(
     """Copy the files of earlier runs into the ranks' current directory, and begin to watch it.
 
     Returns:
-        The object that watches the directory; ``None`` if new files may stay where they are.
+        The object that watches the ranks' current directory, and copies new files to ``output_dir`` or warns that they
+        will be lost; ``None`` if new files stay where ranks write them, because they are kept there.
 
     Raises:
         StartError: the job's ``output_dir`` cannot be used from this node, or is a folder that contains the ranks'

@@ -3,9 +3,10 @@
 An agent ends its node's processes itself, unless it is killed. If it is killed, the kernel makes the guard the parent
 of the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
 
-The guard of a warm process also ends the warm process when the executor or driver that it serves is gone, or its
-folder. A warm process that is importing modules does not notice this itself. A guard needs little memory, because it
-forks the process that it guards before torch is imported.
+The guard of a warm process (which forks agents) also ends the warm process once nobody needs it: the executor or driver
+that the warm process serves has ended, or the folder through which runs find the warm process is gone. A warm process
+that is importing modules does not notice this itself. A guard needs little memory, because it forks the process that it
+guards before torch is imported.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
     The call returns only in the new process, because the calling process becomes the guard.
 
     Args:
-        shown: the command-line arguments of this process that the guard must not show; see
+        shown: the command-line arguments of this process that it must not show once it is the guard; see
             :func:`~distributor.machine.bootstrap.overwrite_argument`.
         instead: the arguments that the guard shows in place of them.
-        close: descriptors of sockets of the new process. The guard closes its own copies, so that the sockets close
-            when the new process ends.
-        owner: if the new process is a warm process, pid of the executor or driver that it serves.
+        close: descriptors of sockets that only the new process needs. The guard closes its own copies of them.
+            Otherwise, the sockets would stay open after the new process has ended.
+        owner: if the new process is a warm process (which forks agents), pid of the executor or driver that it serves.
         folder: if the new process is a warm process, its folder.
     """
     processes.adopt_orphans()
@@ -116,7 +117,7 @@ class _Guard:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reap(self) -> bool:
-        """Reap all children that have ended. Return whether there are other children."""
+        """Reap all children that have ended. Return whether any child still runs."""
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 if ended == self._charge:
@@ -138,7 +139,8 @@ class _Guard:
     def _leaves(self) -> bool:
         """Return whether the guarded process and all processes that it has left behind have ended.
 
-        Keepers (processes that keep ranks' states for the next job) do not count, because they end by themselves.
+        Keepers (processes that keep ranks' states for the next job) may still run. The guard need not wait for them,
+        because they end by themselves.
         """
         if self._charge is not None:
             return False

@@ -1,7 +1,7 @@
 """The agent's part in stopping all ranks of a run at the same step; see :mod:`distributor.rank.halting`.
 
-A node's ranks and its agent share a small file, the *board*, through which they agree on the step; see
-:mod:`distributor.channel.board`.
+A node's ranks and its agent share a small file, the *board*, through which they agree on the training step at which all
+ranks stop; see :mod:`distributor.channel.board`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from distributor.channel.board import NONE, Board, Seat
 from distributor.values import messages
 from distributor.values.messages import Message
 
-#: Number of seconds between two reads of the board.
+#: Number of seconds between two reads of the board, the file that ranks and agent share.
 _LOOK = 0.1
 
-#: Number of seconds until the next try, if another process has locked the board.
+#: Number of seconds until the next try, if a rank has locked the board (the file that ranks and agent share).
 _BUSY = 0.005
 
 
@@ -67,9 +67,9 @@ class Halting:
             self._send(answer)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write the driver's order to the board, and return the answer to the driver, if there is one.
+        """Write the driver's order to the board, the file that ranks and agent share. Return the answer, if any.
 
-        The caller must have locked the board.
+        The caller must have locked this file, and sends the answer to the driver.
         """
         if order.number < self._number:
             return None
@@ -92,7 +92,7 @@ class Halting:
             await asyncio.sleep(_LOOK)
 
     def look(self) -> None:
-        """Read the board once, and report to the driver what has not been reported before."""
+        """Read the board (the file that ranks and agent share) once, and report to the driver what is new there."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
                 self._tell_once(messages.Preempted(rank))
@@ -114,14 +114,15 @@ class Halting:
             self._tell(message)
 
     def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
-        """Tell the ranks, through the board, that they are being stopped.
+        """Tell the ranks that they are being stopped, through the board (the file that ranks and agent share).
 
         Args:
             alive: pids of the living ranks, by local rank.
 
         Returns:
-            The pids, by local rank, of the living ranks whose handler for SIGTERM is this package's own, not one of
-            user code. The caller may kill these ranks at once: without this package's handler, SIGTERM would kill them.
+            The pids, by local rank, of the living ranks in which only this package, and no user code, has set a handler
+            for SIGTERM. The caller may kill these ranks at once, as SIGTERM would have done without this package's
+            handler.
         """
         with suppress(OSError):
             self._board.end()

@@ -84,7 +84,8 @@ class Handover:
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
     """Return the values that fit into ``most`` bytes in total, in the order of ``values``.
 
-    Leave out each value that does not fit into what is left, and each that is in a file (a ``str``: the file's path).
+    Leave out each value with which the total would exceed ``most`` bytes, and each value that is in a file (a ``str``:
+    the file's path).
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

@@ -25,7 +25,8 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
 
     Args:
         alive: returns the pids of living ranks, by local rank.
-        folder: the node's private folder. A rank that writes only to files in this folder is killed too.
+        folder: the node's private folder, whose files do not count. A rank that writes only to files in this folder is
+            killed like one that has no file open.
         killed: the local ranks that are killed are added to this set.
     """
     before: dict[int, dict[str, State]] = {}

@@ -90,8 +90,8 @@ class Keeper:
     def end(self, *, keep: bool) -> None:
         """End the server. With ``keep``, leave a process behind that keeps the states for the next job.
 
-        The process is a fork of the agent, and other threads of the agent may hold locks at the moment of the fork. So
-        the process uses nothing that takes a lock.
+        The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
+        of the fork, so this process uses nothing that takes a lock.
         """
         self._server.close()
         if not keep or self._line is None or _has_ended(self._line) or not any(Path(self._folder).glob("*.record")):

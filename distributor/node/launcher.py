@@ -2,8 +2,8 @@
 
 It imports torch once. Forking from it is safe, because it runs no user code, never touches CUDA, and starts no Python
 thread and no parallel region before it has forked its ranks. Its main thread watches the ranks, and another thread
-waits for the other nodes. The agent, which is another process, does all other communication: it passes on log lines and
-orders, and talks to the driver.
+waits for the other nodes. The agent, which is another process, does all other communication: it sends the ranks' log
+lines to the driver, and gets the driver's orders.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
     Args:
         order: the order that the agent gave to this launcher.
         agent_pid: pid of the agent.
-        owner: pid of the agent's owner.
+        owner: pid of the agent's owner, the process that wanted the agent.
     """
     overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
     overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")

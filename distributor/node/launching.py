@@ -210,7 +210,8 @@ class WaitingLauncher:
 def _successor(line: socket.socket | None) -> Launcher:
     """Return the launcher of the next attempt: the forked one (*spare*) at the other end of a socket, or a new one.
 
-    A new launcher starts as a new process when it gets its order.
+    The spare is a fork of the earlier launcher, and waits for its order. If there is no spare, or if it has ended,
+    return a launcher that starts as a new process once the agent gives it an order.
     """
     if line is None:
         return SpawnedLauncher()
@@ -228,7 +229,10 @@ def living(launcher: Launcher) -> Launcher:
 
 
 def files_needed(who: Placement, node: Node) -> int:
-    """Return how many files a node's launcher may have open: descriptors of its ranks, and connections to the store.
+    """Return how many files a node's launcher may have open at a time.
+
+    It has one for each rank of the node (the process descriptor by which it watches the rank), some others and, on the
+    first node, the connections of the rendezvous store.
 
     Args:
         who: the placement. The launcher of the first node runs the store, to which every launcher and every rank of the

@@ -1,7 +1,8 @@
 """The launcher's thread for the rendezvous of all nodes, with torch's elastic agent and its store.
 
-This thread does everything that waits for other nodes, and does not watch ranks. If the store does not answer, because
-another node is cut off or its machine hangs, only this thread is blocked.
+The launcher has two threads. The thread in this module does everything that waits for other nodes, and the main thread
+watches the ranks. If the rendezvous store does not answer, because another node is cut off or its machine hangs, only
+the thread in this module is blocked.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Meeting(threading.Thread):
 class _PlacedRendezvous(RendezvousHandler):
     """A rendezvous for nodes that already know the placement, which says which rank runs on which node.
 
-    It only starts the store on node 0, or connects to the store.
+    On node 0, this class starts the rendezvous store. On other nodes, it connects to this store. Nothing else is left
+    to do, because each node already knows its rank.
     """
 
     def __init__(self, order: NodeOrder, tell: Tell) -> None:
@@ -231,8 +233,9 @@ class _RankAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. In torch's own implementation, node 0 does not wait. A
-        slower node may then try for a second or two to reach a store that has ended.
+        After torch's exit barrier, node 0 waits at most :data:`_LEAVE_TIMEOUT` seconds until every other node has
+        passed the barrier too. With torch alone, node 0 would not wait. A slower node would then try for a second or
+        two to reach a store that has ended.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)

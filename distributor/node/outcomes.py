@@ -99,8 +99,8 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
     """Return whether the launcher ended a rank that served others, as parameter servers do, and was no longer needed.
 
-    Return ``False`` if the rank's function has returned, or has failed before the launcher ended the rank. The outcome
-    is then what the rank itself has reported.
+    Return ``True`` only if the rank's function was still running when the launcher ended the rank. If the function has
+    returned, or had failed before, the rank's own report says how it ended.
     """
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
@@ -174,7 +174,9 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
     """Return the message that an attempt has failed on a node, followed by shorter versions without long texts.
 
-    Each message is a :class:`~distributor.values.messages.Stopped`. The arguments are the fields of the first one.
+    All are :class:`~distributor.values.messages.Stopped` messages with the arguments as their fields. The first one
+    leaves out pickled exceptions, the second one also tracebacks and log output, and the third one all failures. The
+    caller sends the first one that is not too long for the channel.
     """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]

@@ -24,7 +24,7 @@ def restore(
 
     Args:
         job: the job.
-        order: the order that the agent got from its owner.
+        order: the order that the agent got from its owner, the process that started it.
         folder: the ranks' current directory.
         node_rank: the node's rank.
         uploads: access to ``output_dir`` if it is a URL.

@@ -145,7 +145,7 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
     """Return, for the job's script and for its project folder, the pair of its paths on this node and on the driver.
 
-    Return no pairs on the driver's machine, where nothing is copied.
+    The result is empty on the driver's machine, because ranks there use the original files.
     """
     if agent.on_driver:
         return ()

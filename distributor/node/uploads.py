@@ -1,6 +1,7 @@
 """Access an ``output_dir`` at a URL in a separate process.
 
-The package for the URL, such as s3fs, may start threads, and may hang.
+The agent does not import the package that accesses the URL, such as s3fs. Such a package may hang, and may start
+threads, which would make it unsafe to fork the agent.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Uploads:
         """Check that the URL leads to the same folder as on the driver, and that this node can write to it.
 
         Args:
-            mark: the name of a file that the driver has written to that folder.
-            own: a name for a test file of this node.
+            mark: the name of a file that the driver has written to ``output_dir``. This node must find it at the URL.
+            own: a name for a test file, which this node writes to the URL and removes again.
 
         Raises:
             StartError: the URL does not lead to the same folder as on the driver, or this node cannot write to it.

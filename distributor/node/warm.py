@@ -46,8 +46,9 @@ _MOST_DESCRIPTORS = 6
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
     """Fork a guard, which forks the warm process, and return at once in the calling process (entry point).
 
-    The calling process then ends, and the guard becomes an orphan. So the process that wants a warm process need not
-    wait for the guard's end.
+    A client that wants a warm process starts the calling process, and waits until that process has ended. It ends at
+    once, and its child, the guard, goes on as an orphan. So the client does not wait for the end of the guard and the
+    warm process.
     """
     if os.fork() == 0:
         try:
@@ -276,7 +277,8 @@ class _Warm:
     def _retire(self) -> None:
         """Stop accepting requests, and remove the socket.
 
-        The other files in the warm process's folder stay. Agents that it has forked go on, and still use these files.
+        The other files in the warm process's folder stay, because agents that the warm process has forked go on and
+        still use these files.
         """
         if self._listener is not None:
             with suppress(OSError):  # still this process's socket: others replace it once it is closed

@@ -58,10 +58,12 @@ class _Rank:
 
 @dataclass
 class _Wishes:
-    """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread.
+    """Requests to the launcher's main thread, which starts, watches and stops the ranks. :meth:`wake` wakes the thread.
 
-    ``ordered`` says that the agent has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says
-    that the agent ends the ranks itself, so that the launcher sends no SIGTERM.
+    ``begin`` asks it to let the ranks begin, ``release`` to end the ranks that only serve other ranks (such as
+    parameter servers), ``stop`` to stop all ranks, and ``over`` to end itself. ``ordered`` says that the node's agent
+    has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that the node's agent ends the
+    ranks itself, so that the launcher sends no SIGTERM.
     """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -135,8 +137,8 @@ class Watch:
     def run(self) -> None:
         """Watch the ranks until the thread of torch's elastic agent calls :meth:`end`, or all ranks have been stopped.
 
-        If all ranks have been stopped, first give the thread of torch's elastic agent :data:`_TELL_PATIENCE` seconds to
-        tell the other nodes.
+        If all ranks have been stopped, do not return at once: the thread of torch's elastic agent gets
+        :data:`_TELL_PATIENCE` seconds to tell the other nodes that this node has ended without success.
         """
         while not self._wishes.over.is_set():
             self._look()
@@ -154,7 +156,7 @@ class Watch:
     # The thread of torch's elastic agent calls the following methods.
 
     def begin(self) -> dict[int, int]:
-        """Let the ranks begin, and return their pids by local rank."""
+        """Make the main thread let the ranks begin their work. Return the ranks' pids by local rank."""
         self._wishes.begin = True
         self._wishes.wake()
         with self._changed:
@@ -196,7 +198,7 @@ class Watch:
     def release(self) -> None:
         """Make the main thread end the ranks that only serve other ranks, such as parameter servers.
 
-        Return once these serving ranks have ended. They count as succeeded.
+        Return once the ranks that only serve others have ended. They count as succeeded, however they end.
         """
         if self._running():
             self._wishes.release = True
@@ -290,7 +292,10 @@ class Watch:
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        """Send the ranks SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
+        """Send the ranks SIGTERM, and SIGKILL after the grace period.
+
+        Ranks that still wait for the rendezvous of all nodes, and so have run no user code, get no grace period.
+        """
         if self._end is None:
             if self._awaits_order():
                 return
@@ -305,8 +310,9 @@ class Watch:
     def _awaits_order(self) -> bool:
         """Return whether to wait a moment before the ranks get SIGTERM.
 
-        If another attempt follows, the agent sends the launcher a signal during this time, and kills the ranks itself.
-        The launcher then sends them no SIGTERM.
+        After a failure, the launcher waits :data:`_ORDER_PATIENCE` seconds for the agent, which may decide that another
+        attempt follows. In that case, the agent sends the launcher a signal and kills the ranks itself, so the launcher
+        sends them no SIGTERM.
         """
         if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
             return False
@@ -327,7 +333,10 @@ class Watch:
         return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals | None) -> None:
-        """Record the time of the stop for each running rank. If a signal is given, send it to these ranks."""
+        """Send a signal to the running ranks, if one is given.
+
+        For each of them that is not being ended already, also record that the launcher begins to stop it now.
+        """
         for rank in self._running():
             if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()

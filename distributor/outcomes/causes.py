@@ -104,7 +104,7 @@ Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | No
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the one cause to report for a stop that ``first`` began, and during which ``then`` was reported.
+    """Return the cause to report if a run is already being stopped because of ``first`` when ``then`` is reported.
 
     Failed ranks and lost nodes are combined, because the reports of both may arrive in any order. Otherwise, ``first``
     remains the cause. For example, a cancelled run stays cancelled if a rank fails later.

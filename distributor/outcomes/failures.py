@@ -102,9 +102,10 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type belongs to torch.distributed, or if a collective, the store or
-    ``runtime.should_stop`` raised it. Torch raises many such exceptions in C++ code. Their traceback ends with the line
-    that called this code. The traceback of an exception of the user's own code ends with a ``raise`` statement instead.
+    The result is ``True`` for an exception whose type belongs to torch.distributed, or that a collective, torch's store
+    or ``runtime.should_stop`` raised. The end of the traceback shows whether torch or the user's code raised it: torch
+    raises many exceptions in C++ code, and their traceback ends with the Python line that called this code. If the
+    user's code raised the exception, the traceback ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True

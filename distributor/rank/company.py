@@ -42,7 +42,7 @@ class Company:
     def missed(self) -> str | None:
         """The name of the framework with which this rank trains alone; ``None`` if it does not train alone.
 
-        The name is ``"torch"`` if none of :data:`_FRAMEWORKS` is loaded.
+        If the rank trains alone and none of :data:`_FRAMEWORKS` is loaded, return ``"torch"``.
         """
         if not self._trains or self._met:
             return None

@@ -26,8 +26,8 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of these classes that takes ``devices`` and ``num_nodes``. Lightning calls it once strategy and
-#: accelerator are known.
+#: The method of these classes that takes ``devices`` and ``num_nodes``. Lightning calls it once it has read which
+#: strategy and accelerator the user asks for.
 _METHOD = "_check_device_config_and_set_final_flags"
 
 #: Matches strategies that start processes by themselves. In a run, the ranks are already these processes.
@@ -109,9 +109,9 @@ class Fitting:
         setattr(connector, _METHOD, fitted)
 
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
-        """Return the numbers for a Trainer or a Fabric.
+        """Return the ``devices`` and ``num_nodes`` that a Trainer or a Fabric gets in this rank.
 
-        The user's own numbers stay if the code chooses its devices or its cluster environment itself, wants one device
+        The user's own values stay if the code chooses its devices or its cluster environment itself, wants one device
         for this rank alone, or uses an accelerator other than CPUs and CUDA GPUs.
         """
         strategy, kind = connector._strategy_flag, _kind(connector)
@@ -130,8 +130,8 @@ class Fitting:
 def _kind(connector: Any) -> str:
     """Return the name of a connector's accelerator, which Lightning stores as a name or an object.
 
-    The accelerator may still be ``"auto"``: Fabric chooses one only after it has called :data:`_METHOD`, and Trainer
-    before.
+    The accelerator may still be ``"auto"``: Fabric calls :data:`_METHOD` before it chooses an accelerator. Trainer
+    chooses an accelerator first.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":

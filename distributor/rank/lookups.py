@@ -3,10 +3,11 @@
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
 the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, each look-up takes 5 s or more.
 
-From torch 2.9 on, a process makes no more look-ups once one has failed (pytorch pull request 159596). This module
-therefore makes one look-up fail. It connects to a store over a Unix socket. For such a socket, getnameinfo(3) returns
-the path as the name of the port, and fails because the client's path is too long. The call sends no query, and changes
-no setting of the resolver. Forks of the process make no look-ups either.
+From torch 2.9 on, a process makes no more look-ups of host names once one look-up has failed (pytorch pull request
+159596). This module therefore makes one look-up fail. It starts a store on a Unix socket, to which a client has
+connected, and the store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the
+name of the port. The client's path is too long for such a name, so the look-up fails. It sends no query, and changes no
+setting of the resolver. Forks of the process make no look-ups either.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def switch_off_on_import(folder: str) -> None:
 
 @contextmanager
 def _sockets(folder: str) -> Iterator[tuple[int, str]]:
-    """Yield the file descriptor and the address of a listening Unix socket to which one client is connected.
+    """Create a listening Unix socket and connect a client to it. Yield the listening socket's descriptor and address.
 
     The caller must close the file descriptor of the listening socket.
     """

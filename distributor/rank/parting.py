@@ -4,9 +4,9 @@
 longer, and fails if the first rank's sockets close before that. A function that only calls ``init_process_group`` would
 therefore fail by chance.
 
-Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``). With it, ``new_group`` also waits
-for ranks that are not in the new group. This module therefore has a barrier at the end of each rank instead, and limits
-the time of the wait.
+With ``TORCH_DIST_INIT_BARRIER``, torch itself waits for all ranks at the end of ``init_process_group``, so that none of
+them fails because another ends early. But then ``new_group`` also waits for ranks that are not in the new group. With
+this module, each rank waits for the others at its own end instead, with a time limit.
 """
 
 from __future__ import annotations

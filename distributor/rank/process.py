@@ -189,9 +189,10 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
     """Print an exception, as the interpreter does when a program ends with it.
 
-    The text that Python prints goes into a separate file, because the driver shows it once, as part of the error that
-    it raises. If the user has set ``sys.excepthook`` or redirected stderr, or if this process is a fork of the rank,
-    ``sys.excepthook`` (the user's or Python's own) prints the exception instead, like other output of the process.
+    The text that Python prints goes into a separate file and not to stderr: the driver shows it in the error that it
+    raises, and on stderr it would appear in the rank's output as well. If the user has set ``sys.excepthook`` or
+    redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or Python's own) prints
+    the exception instead, like other output of the process.
 
     Args:
         order: the agent's order, which says what the ranks of this node run.

@@ -54,7 +54,8 @@ class Writer:
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
         """Write a report. Do nothing in a fork of the rank.
 
-        Whenever the size of the written reports exceeds its limit, write only half as many reports from then on.
+        Each time the reports that are kept for the rank exceed their maximum size, the driver drops every second one of
+        them, and this rank writes only half as many reports from then on.
 
         Raises:
             ConfigurationError: the report is too long.

@@ -38,8 +38,8 @@ def refuse() -> None:
 def _replace(_gateway: ModuleType) -> None:
     """Replace the function that starts a JVM, in all modules that have imported it.
 
-    Modules of pyspark that have imported this function may be loaded already, because a rank may be a fork of a process
-    that has imported pyspark.
+    Modules of pyspark that have imported the function ``launch_gateway`` may be loaded already, because a rank may be a
+    fork of a process that has imported pyspark.
     """
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):

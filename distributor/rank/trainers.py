@@ -38,7 +38,7 @@ def _watch_transformers(module: Any) -> None:
         return  # another version, for which users call report() themselves
 
     class ReportCallback(base):  # type: ignore[misc, valid-type]
-        """Reports what the Trainer logs."""
+        """Reports what Transformers' Trainer logs, and the steps that it has reached."""
 
         _last = 0.0
 

@@ -13,14 +13,14 @@ from distributor.values.outcome import Collected
 
 
 class Deadline(enum.Enum):
-    """A kind of deadline. Its value says what must, should or may be true when such a deadline passes."""
+    """A kind of deadline. The value of each member says in words what is checked when such a deadline passes."""
 
     START = "the ranks must be up"
     REACH = "a node should have reached the driver"
     END = "the job must have ended"
     HALT = "the ranks should have stopped together"
     WIDEN = "there may be slots for more ranks"
-    LEAVE = "a node may be about to be ended"
+    LEAVE = "the cluster may soon end a node"
 
 
 # Events.
@@ -200,7 +200,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Rest:
-    """Decide whether the nodes, which have all stopped their ranks, begin another attempt or end.
+    """Ask the run to decide what its nodes do now that none has ranks left: begin another attempt, or end.
 
     ``port`` is the port on node 0 at which the ranks of the next attempt would meet. It is ``None`` if no attempt can
     follow on these nodes, because a node is lost or could not start its ranks.

@@ -26,7 +26,7 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
-    keeping: bool = False  # the node is copying the last new files of its ranks
+    keeping: bool = False  # the node's ranks have ended, and it is copying their last files to output_dir
     widowed: bool = False  # the node's Spark task has ended, but the ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once the node has stopped its ranks
     unable: bool = False  # the node could not start its ranks
@@ -106,12 +106,12 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Record whether a node is still copying the last new files of its ranks (``bringing``)."""
+        """Record whether a node, whose ranks have ended, still copies their files to ``output_dir`` (``bringing``)."""
         self._states[name].keeping = bringing
 
     @property
     def keeping(self) -> bool:
-        """Whether any node is copying the last new files of its ranks."""
+        """Whether any node, after the end of its ranks, is still copying their files to ``output_dir``."""
         return any(state.keeping and not (state.ended or state.lost) for state in self._now())
 
     def ended(self, name: str) -> None:
@@ -176,7 +176,7 @@ class Nodes:
     def all_rest(self) -> bool:
         """Whether at least one node waits for a decision about another attempt, and no node still has ranks.
 
-        A node waits once it has stopped its ranks. Each of the other nodes has ended or is lost.
+        A node that has stopped its ranks waits. A node that has ended or is lost has no ranks, and does not wait.
         """
         states = self._of_placement()
         return any(state.port is not None for state in states) and all(

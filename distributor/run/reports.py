@@ -51,10 +51,10 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If the rank now writes fewer reports, drop earlier ones in the same way.
+        """Keep a report of ``length`` bytes. If the rank now writes fewer reports, drop some of its earlier ones, too.
 
-        To save space, a rank in stage ``n`` writes only every ``2**n``-th of its reports. Of the reports that the rank
-        wrote in earlier stages, only every ``2**n``-th is kept then, too.
+        To save space, a rank in stage ``n`` writes only every ``2**n``-th of its reports. As soon as a rank is in this
+        stage, the driver also keeps only every ``2**n``-th of the reports that the rank wrote in earlier stages.
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps

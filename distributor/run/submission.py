@@ -36,7 +36,8 @@ class Submission:
     Args:
         job: the job.
         scheduler: runs this job, and no other job.
-        alarm: a timer with a thread of its own, in which the job is cancelled, because this call may block.
+        alarm: a timer with a thread of its own. The job is cancelled in this thread, because ``Scheduler.cancel`` may
+            block.
         margins: the run's time limits and intervals that users cannot set.
         resize: changes the number of ranks of a job; ``None`` (default) if the number is fixed.
     """

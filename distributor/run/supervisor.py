@@ -106,7 +106,7 @@ class Supervisor:
     def run(self, submitted: float) -> Verdict:
         """Run the job to its end, and submit it again as long as a new job may succeed.
 
-        Called in a thread that the scheduler has made.
+        Call this method in a thread that :meth:`thread` has returned.
 
         Args:
             submitted: when the run was submitted, in seconds since the epoch.
@@ -220,7 +220,7 @@ class Supervisor:
         self._end_attempt(why)
 
     def _follow(self, ended: Attempt, following: Attempt) -> None:
-        """Make ``following`` the current attempt, and end the previous attempt."""
+        """Make ``following`` the current attempt, and set the status of ``ended``, the previous attempt, to failed."""
         self.attempt = following
         ended.on(events.JobEnded(Status.FAILED))
 
@@ -250,8 +250,8 @@ class Supervisor:
     def _gives_up(self) -> bool:
         """Return whether the last attempts have reached no later step than the attempts before them.
 
-        Return ``False`` if no node has reached the driver: the driver then does not know which steps of the training
-        the ranks have reached.
+        If no node has reached the driver, return ``False``: the driver then does not know which steps the attempts have
+        reached, so it cannot tell whether the training makes progress.
         """
         reached = self.server is not None and self.server.reached
         self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
@@ -331,7 +331,7 @@ class Supervisor:
     def say_where(self) -> None:
         """Ask ranks for their stacks, and log a summary once they answer.
 
-        Returns without waiting for the answers, so that the caller can begin to stop the ranks.
+        This method does not wait for the ranks' answers, so that the caller can begin to stop the ranks at once.
         """
         patience = self._margins.last_words
         self._where = self._ask(patience, all_threads=False, then=self._tell_where)

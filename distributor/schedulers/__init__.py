@@ -3,5 +3,6 @@
 The local scheduler and the Spark scheduler start the same agent on each node: a process that starts the ranks and
 watches them.
 
-Runs on the driver; may import ``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and ``machine``.
+This package runs on the driver. It may import ``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and
+``machine``.
 """

@@ -91,9 +91,9 @@ class LocalScheduler:
             )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Check that this machine has the requested resources, and return ``(1, None)``.
+        """Check that this machine has the requested resources.
 
-        The 1 means one rank for each task. The ``None`` means that there are no CPUs and GPUs to request from Spark.
+        Return ``(1, None)``: each task hosts one rank, and there are no CPUs and GPUs to request from Spark.
 
         Raises:
             ResourceError: more is requested than this machine has, or than one node may host.
@@ -122,7 +122,7 @@ class LocalScheduler:
     #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
-    #: The resources of this machine do not change, so a later call of :meth:`room` returns no more.
+    #: The resources of this machine do not change, so a later call of :meth:`room` does not return a larger number.
     slots_may_come = False
 
     #: Without Spark, only the user can have set OMP_NUM_THREADS.
@@ -149,7 +149,7 @@ class LocalScheduler:
     def placed(self, job: Job) -> Placement:
         """Return the placement that the job would have: which rank runs where.
 
-        Its ports are placeholders, because a run chooses its ports only when it starts.
+        The ports in this placement are placeholders, because a run chooses its ports only when it starts.
 
         Raises:
             ResourceError: as for :meth:`shape`.

@@ -18,8 +18,8 @@ from types import ModuleType
 def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
     """Return a module's spec, or ``None`` if there is no such module. Nothing is imported, not even parent packages.
 
-    If only the import of a parent package could tell whether the module exists, return the spec of the innermost
-    package that can be found.
+    If a parent package would have to be imported to tell whether the module exists, return the spec of the innermost
+    package that can be found without an import.
 
     Args:
         name: the module's dotted name.

@@ -1,1 +1,1 @@
-"""Makes texts for users. This code runs in all processes of a run, and imports nothing else of this package."""
+"""Makes texts for users. This code runs in all processes of a run. It imports no other part of ``distributor``."""

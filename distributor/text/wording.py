@@ -44,7 +44,9 @@ def count(number: int, what: str) -> str:
 
 
 def size(number: float) -> str:
-    """Return a number of bytes in the largest suitable unit, with one decimal below 10 KiB, 10 MiB and so on.
+    """Return a number of bytes as text, in the largest suitable unit: bytes, KiB, MiB, GiB or TiB.
+
+    The number in this unit has one decimal if it is below 10 and the unit is not bytes.
 
     >>> size(0), size(1536), size(64 << 20), size(1 << 30)
     ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')
@@ -116,7 +118,7 @@ def parse_memory(text: str, unit: str = "") -> int:
         unit: the unit of a bare number, ``""`` for bytes.
 
     Raises:
-        ValueError: the text does not have this form.
+        ValueError: ``text`` is not a size in Spark's notation, such as ``"512m"``.
 
     >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
     (8589934592, 536870912, 1536, 2097152)
@@ -139,7 +141,7 @@ def no_temporary_folder(host: str, why: str) -> str:
 #: started. The restart policy recognizes the error by this part.
 NOT_READY = "before it was ready"
 
-#: What users must call so that their ranks train together, by framework; ``"torch"`` is for code without a framework.
+#: What users must call so that their ranks train together, by framework; ``"torch"`` is for code that uses only torch.
 _REMEDIES = {
     "pytorch_lightning": "Trainer() or Fabric() without devices=1, which requests a single device",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
@@ -152,7 +154,7 @@ def alone(framework: str, world_size: int) -> str:
     """Return a text for users which says that a rank has trained without the others, why it did, and what to do.
 
     Args:
-        framework: as in :class:`~distributor.values.outcome.Outcome`.
+        framework: the framework that the rank used, such as ``"accelerate"``; ``"torch"`` if it used only torch.
         world_size: number of ranks.
 
     >>> alone("accelerate", 2)[:88]

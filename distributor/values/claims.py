@@ -1,8 +1,9 @@
-"""Claims: records that reserve a name (``name=``) for one run. Only this run may write checkpoints under it. Pure.
+"""Claims: records that reserve a run's name (``name=``). Only this run may write checkpoints under the name. Pure.
 
-A claim is a small record in the place for checkpoints. The driver of the run that holds the name renews the claim while
-the run lasts. The record is kept in two files, which are written in turn. So one of them is always complete, even if
-the driver is killed while it writes, and no file needs to be renamed, listed or overwritten atomically.
+A claim is a small record in the place for checkpoints, which reserves a name (``name=``) for one run. While the run
+lasts, its driver renews the claim. The record is kept in two files, which are written in turn. So one of the files is
+always complete, even if the driver is killed while it writes the other, and no file needs to be renamed, listed or
+overwritten atomically.
 """
 
 from __future__ import annotations
@@ -103,12 +104,15 @@ class Claim:
 
 
 def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
-    """Return the newest claim; ``None`` if there is none. ``fetch`` returns the content of one of :data:`FILES`."""
+    """Return the newest version of a claim, the record that reserves a name; ``None`` if there is none.
+
+    ``fetch`` returns the content of one of the claim's two files (:data:`FILES`), or ``None`` if the file is missing.
+    """
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
 def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
-    """Return the newest claim in the contents of the two :data:`FILES`; ``None`` if neither contains a claim."""
+    """Return the newest version of a claim from the contents of its two files; ``None`` if neither contains a claim."""
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
     return max(found, key=lambda claim: claim.sequence, default=None)
 
@@ -119,7 +123,9 @@ def _build(told: dict[str, Any]) -> Claim:
 
 
 def folder_of(where: str, name: str) -> str:
-    """Return where the claim of a name is kept, below the place for checkpoints.
+    """Return the folder or URL of a name's claim, the record that reserves the name for one run.
+
+    The folder is below ``where``, the user's place for checkpoints.
 
     >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
@@ -162,7 +168,7 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
 
 
 def changes(found: Claim, identity: Identity) -> list[str]:
-    """Return what has changed since the earlier run of a name, in words.
+    """Return, in words, how a run (``identity``) differs from the last run with the same name (``found``).
 
     >>> old = Claim(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
     >>> changes(old, Identity("gpt", "auto", "train", "b", {"epochs": "3"}, {"epochs": "10"}))
@@ -192,5 +198,12 @@ class Fence:
 
 
 def training_folder(place: str, training: int) -> str:
-    """Return the folder or URL for the checkpoints of a training. It is below the place where the claim is kept."""
+    """Return the folder or URL for the checkpoints of one training. A run that starts over begins a new training.
+
+    The folder is below ``place``, where the claim (the record that reserves the run's name) is kept.
+
+    Args:
+        place: the folder or URL of the claim.
+        training: number of the training among those with the same name.
+    """
     return f"{place.rstrip('/')}/{training}"

@@ -108,9 +108,9 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
     With 32 ranks or fewer, no variable is set, and gloo connects all ranks at the start, which is torch's default. If a
-    rank then ends without reaching a collective, the collective fails at once on the other ranks. If ranks connect on
-    demand instead, the collective fails only at the timeout of the process group. With three ranks or fewer, it waits
-    forever (https://github.com/pytorch/gloo/issues/520).
+    rank then ends without reaching a collective, the collective fails at once on the other ranks. If ranks connected on
+    demand instead, the collective would fail only at the timeout of the process group or, with three ranks or fewer,
+    never (https://github.com/pytorch/gloo/issues/520).
 
     Even if ranks connect on demand, ``init_process_group`` returns only after all ranks have called it. Torch before
     2.8 ignores ``TORCH_GLOO_LAZY_INIT``.

@@ -69,7 +69,7 @@ def is_incoming(name: str) -> bool:
 def make_way(folder: str, name: str) -> str:
     """Return the path for a new file, after creating its folders and removing files that are in the way.
 
-    Links are removed too, since they may lead to files that do not belong to this run.
+    Links are removed too, since writing through a link could change a file that does not belong to this run.
     """
     at = folder
     for part in name.split("/")[:-1]:

@@ -73,7 +73,8 @@ class Launch(Protocol):
         """Return the launch path for a run. This method may read files on the driver.
 
         Raises:
-            ConfigurationError: the value does not suit the run.
+            ConfigurationError: this value of ``launch=`` is wrong, or does not suit the number of ranks or the use of
+                GPUs.
         """
 
 

@@ -140,9 +140,9 @@ class Copy(Message):
     """A rank announces that it sends its state to another node, which keeps a copy in memory.
 
     The agent of the other node answers :class:`Proceed`, or :class:`Refused` if it has no room. After ``Proceed``, the
-    rank sends the bytes of three files: ``record`` bytes that describe the state, ``objects`` bytes of pickled objects
-    and ``tensors`` bytes of tensors. The agent answers :class:`Received` once it has them all. ``slot`` is the name of
-    the file of tensors.
+    rank sends the contents of three files: a description of the state (the record), pickled objects, and tensors. The
+    attributes ``record``, ``objects`` and ``tensors`` are the numbers of bytes of these files, and ``slot`` is the name
+    of the file of tensors. The agent answers :class:`Received` once it has all bytes.
     """
 
     slot: str
@@ -153,7 +153,7 @@ class Copy(Message):
 
 @dataclass(frozen=True)
 class Recall(Message):
-    """A rank asks another node for parts of a file in which that node keeps a rank's state in memory.
+    """A rank asks another node for parts of a rank's state, which that node keeps in a file in shared memory.
 
     ``path`` is the file's path. Each of ``parts`` is an offset and a number of bytes. The agent of the other node
     answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused` if it has no such file.
@@ -217,7 +217,7 @@ class Warnings(Message):
 
 @dataclass(frozen=True)
 class Skipped(Message):
-    """A node leaves out ``lines`` lines of a rank's output, since the driver is too far behind to show them.
+    """A node leaves out ``lines`` lines of a rank's output, since it cannot send lines as fast as the rank writes them.
 
     The output that the node sends next begins at ``offset``, in bytes.
     """
@@ -406,8 +406,8 @@ class Farewell(Message):
 class Stop(Message):
     """Stop the ranks: first SIGTERM, then SIGKILL after the grace period.
 
-    Without ``grace``, kill them at once, even if a grace period has already begun. With ``hasty``, another attempt
-    waits for their end: kill them as soon as they are not writing a file.
+    Without ``grace``, kill the ranks at once, even if a grace period has already begun. With ``hasty``, another attempt
+    waits for the ranks to end: kill each rank as soon as it is not writing a file.
     """
 
     reason: str
@@ -499,10 +499,11 @@ class RankExited(Message):
     Attributes:
         local_rank: the rank.
         code: the exit code; negative for a signal.
-        stopped: when the launcher told the rank to stop; ``None`` if it did not.
+        stopped: when the launcher told the rank to stop; ``None`` if the launcher did not.
         moment: when the process ended.
-        released: when the launcher told the rank to end, because all ranks that it served had succeeded; ``None`` if it
-            did not. ``code`` is then 0, however the process ended.
+        released: when the launcher told the rank to end because the rank only served other ranks, as a parameter
+            server does, and all of those had succeeded; ``None`` if the launcher did not. If this time is set, ``code``
+            is 0, however the process ended.
     """
 
     local_rank: int
@@ -519,7 +520,7 @@ class AllPassed(Message):
 
 @dataclass(frozen=True)
 class LauncherWarning(Message):
-    """A warning of the launcher, as in :class:`Warnings`."""
+    """A warning of the launcher to show to the user; ``text`` completes the sentence "the node on HOST ..."."""
 
     text: str
 

@@ -370,7 +370,7 @@ class Variables(Group):
 class Project(Group):
     """The folders of a run, as the user gives them.
 
-    A job describes them as ``WorkingDir``, ``OutputDir`` and ``Checkpoints``.
+    In a job, objects of the classes ``WorkingDir``, ``OutputDir`` and ``Checkpoints`` describe the run's folders.
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.

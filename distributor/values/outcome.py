@@ -52,7 +52,8 @@ class Outcome:
             was cancelled), or ``"unreturned"`` (the rank finished, but its value could not be pickled or written).
         failure: why the rank failed, or why its value could not be pickled or written.
         called, returned: when the rank's function, script or module began and ended, in seconds since the epoch.
-        alone: the framework that the rank used, if it trained without the other ranks; ``"torch"`` for no framework.
+        alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
+            (``"torch"`` if it used only torch); otherwise ``None``.
         halted: the step at which ``runtime.should_stop`` told the rank to stop; ``None`` if it did not.
     """
 

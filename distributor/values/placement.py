@@ -104,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank runs where: the nodes, in the order of their node ranks. All nodes of a run use equal placements."""
+    """Which rank runs where: the nodes, in the order of their node ranks. All nodes of a run share one placement."""
 
     nodes: tuple[Node, ...]
 

@@ -188,7 +188,7 @@ def allreduce(
         compression: how the tensor is compressed for sending.
         op: the operation, by default :data:`Average`. An average of integers is rounded down.
         prescale_factor, postscale_factor: factors before and after the operation.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
         ConfigurationError: an argument is wrong, or ``init`` was not called.
@@ -272,7 +272,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
     Args:
         tensor: this rank's tensor. A tensor without dimensions counts as one with a single element.
         name: accepted without effect.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
         ConfigurationError: the tensor requires gradients, which do not flow through this function, or ``init`` was not
@@ -319,7 +319,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, pr
         tensor: a tensor of the same shape and type on all ranks.
         root_rank: the rank whose values are copied.
         name: accepted without effect.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
         ConfigurationError: ``init`` was not called.

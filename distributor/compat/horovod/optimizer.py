@@ -189,7 +189,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         gradient_predivide_factor: factor by which gradients are divided before the sum and multiplied after it.
         num_groups, groups: accepted without effect, since they only change how Horovod packs messages.
         sparse_as_dense: whether to convert sparse gradients to dense ones; otherwise they cause an error.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
         ConfigurationError: an argument is wrong, or ``init`` was not called.

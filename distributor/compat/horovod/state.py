@@ -19,10 +19,10 @@ def broadcast_parameters(
     Args:
         params: ``model.state_dict()`` or ``model.named_parameters()``. Values that are not tensors stay unchanged.
         root_rank: the rank whose values are copied.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
-        ConfigurationError: ``params`` is something else, or ``init`` was not called.
+        ConfigurationError: ``params`` is neither a mapping nor pairs of a name and a value, or ``init`` was not called.
     """
     world.require("broadcast_parameters")
     if isinstance(params, Mapping):
@@ -45,7 +45,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     Args:
         optimizer: an optimizer over the same parameters on each rank; its state may differ between ranks, and be empty.
         root_rank: the rank whose state is copied.
-        process_set: refused.
+        process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
         ConfigurationError: ``init`` was not called.

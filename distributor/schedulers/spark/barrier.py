@@ -81,7 +81,7 @@ class BarrierSession(Protocol):
 
     @property
     def slots_may_come(self) -> bool:
-        """Whether :meth:`room` may soon return more, since executors come up one after the other."""
+        """Whether :meth:`room` may soon return a larger number, because executors come up one after the other."""
 
     def leaving(self) -> str | None:
         """Return the host of an executor that runs tasks of the run and is being decommissioned, if there is one."""
@@ -92,7 +92,7 @@ class BarrierSession(Protocol):
         Returns:
             ``True`` if the job was not cancelled yet, because its tasks may be waiting in ``allGather``, and killing a
             task there ends its executor, too (Spark 4.3). The caller must then call again, until the result is
-            ``False``. Meanwhile, the driver orders those tasks to end that can reach it.
+            ``False``. Meanwhile, the driver tells every task that is connected to it, or connects now, to end.
         """
 
     def ended(self, job: Job) -> DistributorError | None:

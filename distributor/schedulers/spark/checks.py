@@ -20,7 +20,7 @@ _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.cryp
 
 
 def encryption(session: SparkSession) -> list[str]:
-    """Return the settings of a session that request encryption and are true."""
+    """Return the names of the settings that request encryption or authentication and are true in a session."""
     # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value. So
     # this code reads the value from the session, too.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))

@@ -70,8 +70,8 @@ class ClassicSession:
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
         self._session = session
         self._cluster = cluster
-        self._tag = ""  # the tag of the run's Spark jobs, once there may be a job
-        self._server: ChannelServer | None = None  # set once there may be a Spark job
+        self._tag = ""  # the tag of the run's Spark jobs; "" until the run begins to submit one
+        self._server: ChannelServer | None = None  # set when the run begins to submit a Spark job
         self._cancelled = threading.Event()
         self._held_up: Step | None = None  # what the run waits for before there is a Spark job
 
@@ -277,8 +277,8 @@ def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
     if too_late:
         raise StartError(
             f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
-            "Other jobs may hold the slots of the other executors, or the other executors may have fewer cores: free "
-            "the slots, or give all executors the same number of cores (spark.executor.cores)"
+            "Perhaps too few tasks fit on the remaining executors: free the slots that other jobs hold there, or give "
+            "all executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
         _log.warning("%s; placing run %s again", why, job.run_id)

@@ -47,12 +47,12 @@ class ConnectSession:
         session: an active session of a Spark Connect server.
     """
 
-    #: Spark Connect does not report slots, so a later call of :meth:`room` returns no more.
+    #: Spark Connect does not report slots, so a later call of :meth:`room` does not return a larger number.
     slots_may_come = False
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._tag = ""  # the tag of the run's query, once there may be one
+        self._tag = ""  # the tag of the run's query; "" until the run begins to submit it
         self._query: Progress | None = None
         self._server: ChannelServer | None = None
         self._left: float | None = None  # when a task was first known to have left allGather
@@ -92,8 +92,8 @@ class ConnectSession:
     def room(self, job: Job) -> int | None:
         """Return how many slots there are according to the settings; ``None`` if the settings do not say.
 
-        Once the run may have submitted its query, return 0: Connect does not report which slots are still free, so the
-        run must not count on any.
+        As soon as the run begins to submit its query, return 0: the query occupies slots, and Connect does not report
+        how many are still free.
         """
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 

@@ -74,7 +74,7 @@ def _line_with(word: str, text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Extract the reason from a Java exception's text: Spark's own line, and a worker's Python exception if any."""
+    """Return why a job failed, from a Java exception's text: Spark's reason in one line, and any Python exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]

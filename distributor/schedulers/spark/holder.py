@@ -42,18 +42,20 @@ _DIGEST_BYTES = 32
 
 
 def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """Return the partitions of two tasks of a failed run, the holder and the courier.
+    """Choose the holder, a task that keeps a failed run's job running, and the courier, which sends the holder's rows.
 
-    The holder keeps the Spark job running. Spark delivers the rows of a task (the ``bytes`` of its report) only as the
-    task ends, so another task, the courier, sends the holder's rows to the driver.
+    Spark delivers the rows of a task (the ``bytes`` of its report) only as the task ends. The holder does not end
+    before the job, so another task, the courier, sends the holder's rows to the driver.
 
     If an executor has several tasks, the holder (it keeps the job running) is a task that does not run the executor's
-    agent. This task has no report to send, so the courier (it sends the holder's report) is ``None``. Otherwise, the
-    holder is partition 0, and the courier is partition 1. The courier receives the holder's report on its listening
-    socket, which partition 0 could not do: torch's rendezvous store listens on the socket of partition 0.
+    agent. Such a task has no report, so no courier is needed. Otherwise, the holder is partition 0, and passes its
+    report to the courier, partition 1, which sends it to the driver. The courier receives the report on its listening
+    socket. Partition 0 cannot be the courier, because torch's rendezvous store listens on the socket of partition 0.
 
-    Return ``None`` if the task that would keep the job running has a report, but no other task can send this report to
-    the driver: there is only one task, or tasks must not send reports to each other.
+    Returns:
+        The partitions of the holder and of the courier. The courier is ``None`` if the holder has no report to send.
+        The whole result is ``None`` if the holder would have a report that no other task could send: there is only one
+        task, or ``key`` is ``None``, which means that tasks must not send reports to each other.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
     siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
@@ -73,7 +75,7 @@ class _Job:
     Args:
         endpoint: the address at which the driver listens; ``None`` if it does not listen.
         reached: whether this task has already reached the driver there.
-        patience: maximum number of seconds that this task waits.
+        patience: maximum number of seconds that this task waits for other tasks, or for the end of the job.
     """
 
     def __init__(self, endpoint: Endpoint | None, reached: bool, patience: float) -> None:
@@ -82,7 +84,7 @@ class _Job:
         self._deadline = time.monotonic() + patience
 
     def goes_on(self) -> bool:
-        """Return whether the job still runs, as far as this task can tell, and the task may wait longer."""
+        """Return whether to go on waiting: the job seems to be running, and this task's time limit has not passed."""
         if time.monotonic() > self._deadline:
             return False
         try:
@@ -96,12 +98,15 @@ class _Job:
         return True
 
     def await_end(self) -> None:
-        """Keep this task from ending before the job does."""
+        """Keep this task from ending before the job does, for as long as the task's time limit allows."""
         while self.goes_on():
             time.sleep(_INTERVAL)
 
     def await_data(self, line: socket.socket) -> bool:
-        """Wait until a socket has data or a connection to accept. Return ``False`` if the job ends first."""
+        """Wait until a socket has data or a connection to accept.
+
+        Return ``False`` if the job ends or this task's time limit passes first.
+        """
         poll = select.poll()
         poll.register(line, select.POLLIN)
         while not (found := poll.poll(_INTERVAL * 1000)) and self.goes_on():
@@ -154,8 +159,8 @@ def hand_over(
 def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
     """Send rows to the courier, the task that passes them to the driver. Return whether it has received them.
 
-    The courier reads the rows only once the ranks of its node have ended. So this function waits for its answer as long
-    as the Spark job runs.
+    The courier reads the rows only once the ranks of the courier's node have ended. So this function waits for the
+    courier's answer as long as the Spark job runs.
     """
     data = pickle.dumps(rows)
     try:
@@ -168,11 +173,10 @@ def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) 
 
 
 def _take_rows(listener: socket.socket, key: bytes, job: _Job) -> list[bytes] | None:
-    """Receive the rows (the ``bytes`` of a report) of the holder, the task that keeps the Spark job running.
+    """Receive the report of the holder, the task that keeps the Spark job running, as rows (pieces of ``bytes``).
 
-    Return ``None`` if they do not come before the job ends or this task has waited too long.
-
-    The sender must prove that it has the key.
+    Rows are accepted only if their sender proves that it has the key. Return ``None`` if no such rows come before the
+    job ends or this task's time limit passes.
     """
     listener.settimeout(_PEER_TIMEOUT)
     while job.await_data(listener):

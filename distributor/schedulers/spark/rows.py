@@ -27,8 +27,9 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 class FailedRows:
     """Collects the rows of a failed run. Tasks send them in an accumulator, which Spark delivers as each task ends.
 
-    This object is the accumulator's ``AccumulatorParam`` on the driver. When the accumulator is pickled for tasks,
-    PySpark's ``AddingAccumulatorParam`` takes this object's place. In tasks, rows are thus only added up.
+    This object is the accumulator's ``AccumulatorParam`` on the driver, and stores the rows that arrive there. When the
+    accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place in the tasks, and
+    only appends a task's rows to the accumulator's value.
 
     Args:
         expected: number of tasks that send rows.

@@ -98,7 +98,8 @@ def check_alive(session: SparkSession) -> None:
         )
     raise ConfigurationError(
         f"{which} cannot be used: its context was stopped (Spark's log on the driver says why if you did not stop it). "
-        "Call stop() on it and create a new one (SparkSession.builder.getOrCreate())"
+        "Call this session's stop(), because getOrCreate() may otherwise return it again. Then create a new session "
+        "with SparkSession.builder.getOrCreate()"
     )
 
 
@@ -206,9 +207,10 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 
 
 def set_connect_python(session: SparkSession) -> None:
-    """Make a Connect server that this process started (``remote("local[4]")``) run the Python of :func:`task_python`.
+    """If this process started the Connect server, make the server's workers use the Python of :func:`task_python`.
 
-    The Python is a setting of the session, and stays set after the run. A value that the user has set is not changed.
+    ``remote("local[4]")`` starts such a server. The Python is a setting of the session, and stays set after the run. A
+    value that the user has set is not changed.
     A Connect server that this process did not start chooses its own Python, even on this machine: it may run in a
     container.
     """

@@ -31,8 +31,9 @@ class Shipment(TypedDict):
         patience: number of seconds within which all nodes of a failed run end.
         seal: the key from which a task makes the secret that proves to the driver which node it is; see
             :mod:`distributor.channel.proof`.
-        key: authenticates the rows (``bytes`` of its report) that a task of a failed run may send to another task;
-            ``None`` if tasks must not send any, because they are not encrypted, but the session requests encryption.
+        key: with this key, a task of a failed run authenticates the rows (the ``bytes`` of a report) that it sends to
+            another task. If the session requests encryption, the key is ``None``, and tasks send each other no rows,
+            because connections between tasks are not encrypted.
     """
 
     job_id: str

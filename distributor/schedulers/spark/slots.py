@@ -294,7 +294,7 @@ class Slots:
     def total(self) -> int:
         """Return the number of task slots, free or busy, of the executors that have come up. Classic sessions only.
 
-        If the ranks per node are limited, slots beyond the limit do not count.
+        If the ranks per node are limited, slots beyond the limit are left out.
         """
         if self.limited:
             return sum(self._usable(each.cores, 0) for each in executors(self._session))
@@ -321,7 +321,7 @@ class Slots:
         Classic sessions only.
 
         Args:
-            hosts: the hosts that do not count, as Spark names them.
+            hosts: the hosts whose slots are left out, by the names that Spark uses.
             own: number of the job's running tasks by the address of their executor.
         """
         others = (each for each in executors(self._session) if host_in(each.address) not in hosts)

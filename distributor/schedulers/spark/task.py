@@ -210,7 +210,7 @@ def _lead(
 
 
 def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
-    """Return the rows of a node that cannot use its temporary folder.
+    """Tell the driver that this node cannot use its temporary folder, and return a row (``bytes``) that says so, too.
 
     Raises:
         StartError: the driver cannot be reached, so other nodes would wait for this one. The error makes Spark end
@@ -283,10 +283,9 @@ class _Importing:
 
     After the first failure to reach the driver, the callback does nothing.
 
-    The callback uses no thread. When a process starts its first thread, the C library changes which signals the
-    children of the process ignore. :mod:`distributor.hosting` looks for a warm process that ignores the same signals as
-    a new child of this worker would. So a thread would keep it from finding the warm process that this worker started
-    earlier.
+    The callback starts no thread, so that this worker can find the warm process that it started earlier. The search (in
+    :mod:`distributor.hosting`) only finds a process that ignores the same signals as a new child of this worker would.
+    When a process starts its first thread, the C library changes which signals the children of the process ignore.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

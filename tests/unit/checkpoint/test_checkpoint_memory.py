@@ -230,7 +230,11 @@ def test_other_nodes_are_named_if_they_cannot_be_reached(tmp_path: Path) -> None
     with pytest.raises(OSError, match="this run has only one node"):
         peers.send(None, tmp_path / "0-0", b"", b"", [(0, 8)])
     source = Source(1, "/dev/shm/b/0-0", ())
-    with pytest.raises(OSError, match="the node on host-b does not send what it keeps: .*refused"):
+    with pytest.raises(
+        OSError, match="the node on host-b does not send the saved state that it keeps in memory: .*refused"
+    ):
         peers.tensors(gone, source)
-    with pytest.raises(OSError, match="the node on host-b does not send what it keeps: .*refused"):
+    with pytest.raises(
+        OSError, match="the node on host-b does not send the saved state that it keeps in memory: .*refused"
+    ):
         peers.objects(gone, source, 3)

@@ -64,7 +64,9 @@ def test_every_combination_or_just_these() -> None:
 
 def test_a_path_through_a_value() -> None:
     assert merged({"bf16": {"enabled": True}}, {"bf16": {"enabled": False}}) == {"bf16": {"enabled": False}}
-    with pytest.raises(ConfigurationError, match="space: 'a.b' needs a mapping at 'a', where the configuration has 1"):
+    with pytest.raises(
+        ConfigurationError, match="space: to set 'a.b', 'a' must be a mapping in the configuration, but it is 1"
+    ):
         merged({"a": 1}, {"a.b": 2})
 
 

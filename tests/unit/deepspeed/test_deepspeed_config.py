@@ -113,7 +113,7 @@ def test_what_is_refused(config: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("auto", "text"),
     [
-        ({"lr": 1}, "auto has 'lr', but it can only fill in micro_batch_size, "),
+        ({"lr": 1}, "auto= does not accept the name 'lr': use one of micro_batch_size, "),
         ({"micro_batch_size": 0}, "auto: micro_batch_size must be a positive integer, not 0"),
         ({"hidden_size": "big"}, "auto: hidden_size must be a positive integer, not 'big'"),
         ({"precision": "fp8"}, "auto: precision must be 'fp32', 'fp16' or 'bf16', not 'fp8'"),

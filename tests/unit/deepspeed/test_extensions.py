@@ -182,8 +182,8 @@ def test_extensions_are_kept_privately_where_there_is_no_home(tmp_path: Path, mo
     parent.chmod(0o777)  # somebody else's trap
     with pytest.raises(
         StartError,
-        match="belongs to another user, or other users can access it: remove it, or name another folder in "
-        "TORCH_EXTENSIONS_DIR",
+        match="belongs to another user, or other users can access it: remove this folder, or name another "
+        "one in TORCH_EXTENSIONS_DIR",
     ):
         extensions.cache_folder()
 

@@ -21,7 +21,7 @@ INSTEAD = {
 
 
 def refusal(module: str, name: str) -> ConfigurationError:
-    """Return the error for a name in one of Databricks' modules.
+    """Return the error for a name of a Databricks module that does not work here. It says what to use instead.
 
     Example:
         >>> str(refusal("databricks.air.data", "Checkpointable"))[:40]

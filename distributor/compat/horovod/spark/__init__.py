@@ -127,10 +127,10 @@ _REFUSED = {
 
 
 def refuse(**given: Any) -> None:
-    """Check that no argument is given that ``run`` has only because Horovod's function has it.
+    """Check that no argument is given that ``run`` accepts only because Horovod's function has it.
 
     Raises:
-        ConfigurationError: such an argument is given; the text says what to do instead.
+        ConfigurationError: an argument is given that ``run`` does not support; the text says what to do instead.
     """
     for name, value in given.items():
         if value:
