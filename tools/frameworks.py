@@ -57,12 +57,12 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
     >>> print(table({"a": {"system": "TRL", "row": "DPO", "version": "trl 1.16.0", "python": "3.11.7",
     ...                    "local": "passed"}, "b": {"system": "TRL", "row": "FSDP", "version": "trl"}}))
-    | system | version | what | local | executors | GPU |
+    | system | tested version | what | local | executors | GPU |
     |---|---|---|---|---|---|
     | TRL | trl 1.16.0, Python 3.11.7 | DPO | passed | not run | not run |
     | TRL | trl | FSDP | not run | not run | not run |
     """
-    lines = ["system | version | what | " + " | ".join(PLACES.values()), "---|---|---" + "|---" * len(PLACES)]
+    lines = ["system | tested version | what | " + " | ".join(PLACES.values()), "---|---|---" + "|---" * len(PLACES)]
     for about in sorted(rows.values(), key=lambda about: (about["system"].lower(), about["row"])):
         ran = [about.get(place, "not run") for place in PLACES]
         version = f"{about['version']}, Python {about['python']}" if "python" in about else about["version"]

@@ -118,7 +118,7 @@ def begin() -> list[Any]:
     return [imported, launched.started_by(), sorted(listening)]
 
 
-@pytest.mark.framework(*SYSTEM, "imported by the warm process, before the run")
+@pytest.mark.framework(*SYSTEM, "imported before the run, by the process from which ranks are forked")
 def test_a_warm_process_has_imported_jax_and_the_coordinator_listens_on_the_nodes_address(make_local: Make) -> None:
     first, second = make_local(2, launch="jax").submit(begin).results(watch.DEADLINE)
     assert first[0] is second[0] is True

@@ -103,7 +103,7 @@ def transformer(steps: int, save_every: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_fsdp_checkpoints_are_resumed_at_another_width(make: Make, mode: str, tmp_path: Path) -> None:
+def test_fsdp_checkpoints_are_loaded_by_another_number_of_ranks(make: Make, mode: str, tmp_path: Path) -> None:
     """With ``output_dir``, shards of all nodes come together, and every node gets them all."""
     for name in ("work", "whole"):
         (tmp_path / name).mkdir()
@@ -168,7 +168,7 @@ def tensor_parallel() -> float:
     return float((model(x) - expected).abs().max())
 
 
-def test_hybrid_sharding_by_true_local_ranks(make: Make, mode: str) -> None:
+def test_hybrid_sharding_over_the_ranks_of_each_executor(make: Make, mode: str) -> None:
     found = make(4).submit(hybrid).results(watch.DEADLINE)
     assert {each["mesh"] for each in found} == {(1, 4) if mode == LOCAL else (2, 2)}
     assert all(each["shard"] for each in found)

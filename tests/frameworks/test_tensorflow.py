@@ -97,7 +97,7 @@ def config() -> Any:
     return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
 
 
-@pytest.mark.framework(*SYSTEM, "imported by the warm process, before the run")
+@pytest.mark.framework(*SYSTEM, "imported before the run, by the process from which ranks are forked")
 def test_all_processes_count_and_have_tensorflow_at_once(make_local: Make) -> None:
     values = make_local(2, launch=TensorFlow()).submit(config).results(watch.DEADLINE)
     assert values == [({"type": "worker", "index": index}, True, True) for index in (0, 1)]
