@@ -176,9 +176,9 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
         wait: return only after the checkpoint is committed or has failed.
 
     Raises:
-        ConfigurationError: the ranks do not make the same calls in the same order, an entry cannot be saved, parameters
-            that are not split differ between ranks, or there are several ranks and ``init_process_group`` has not been
-            called.
+        ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, an entry
+            cannot be saved, parameters that are not split differ between ranks, or there are several ranks and
+            ``init_process_group`` has not been called.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
@@ -229,9 +229,10 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
         step: the step of the training.
 
     Raises:
-        ConfigurationError: the ranks do not make the same calls in the same order, two ranks wrote different files with
-            the same name, or there are several ranks and ``init_process_group`` has not been called.
-        RuntimeError: another rank has failed in the ``with`` block; the exception raised there says why.
+        ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, two ranks
+            wrote different files with the same name, or there are several ranks and ``init_process_group`` has not been
+            called.
+        RuntimeError: another rank has failed in the ``with`` block; that rank's exception says why.
 
     Example:
         >>> with checkpoint_folder(step=100) as folder:  # doctest: +SKIP
@@ -308,7 +309,7 @@ def rank0_first() -> AbstractContextManager[None]:
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
-        RuntimeError: rank 0 has failed in the ``with`` block; the exception raised there says why.
+        RuntimeError: rank 0 has failed in the ``with`` block; rank 0's exception says why.
 
     Example:
         >>> with rank0_first():
@@ -415,7 +416,7 @@ def deepspeed_config() -> dict[str, Any]:
         config: dict[str, Any] = json.load(file)
     if left := unfilled(config):
         raise ConfigurationError(
-            f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer fills it in: pass "
-            "auto={'total_steps': ...}"
+            f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer fills it in: replace 'auto' with "
+            "the number of training steps, or pass it beside the deepspeedConfig as auto={'total_steps': ...}"
         )
     return config

@@ -94,18 +94,18 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_processes": 2, "logs": ["0"]}, "logs must list ranks as numbers, not '0'"),
         (
             {"driver_ports": 4700},
-            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
-            "4700",
+            "driver_ports must be two ports from 1 to 65535, the first and the last of a range such as (7000, 7100), "
+            "not 4700",
         ),
         (
             {"driver_ports": (4710, 4700)},
-            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
-            "(4710, 4700)",
+            "driver_ports must be two ports from 1 to 65535, the first and the last of a range such as (7000, 7100), "
+            "not (4710, 4700)",
         ),
         (
             {"driver_ports": (0, 5)},
-            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
-            "(0, 5)",
+            "driver_ports must be two ports from 1 to 65535, the first and the last of a range such as (7000, 7100), "
+            "not (0, 5)",
         ),
         ({"env": {"SEED": 1}}, "env must map strings to strings, but the value of 'SEED' is of type int"),
         ({"env": {"A=B": "1"}}, "env cannot set the variable 'A=B'"),

@@ -251,7 +251,9 @@ def test_a_driver_that_sees_another_folder_than_the_ranks(tmp_path: Path, monkey
 
     elsewhere = Folder(tmp_path / "elsewhere")
     monkeypatch.setattr(tenure, "open_place", lambda *_: elsewhere)
-    with pytest.raises(StartError, match="the driver must see the same folder as the ranks. Pass a URL, or omit name="):
+    with pytest.raises(
+        StartError, match="the driver must see the same folder as the ranks. Pass a URL as checkpoints=, or omit name="
+    ):
         named(tmp_path).run(count, 2)
 
 

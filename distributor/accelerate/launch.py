@@ -78,7 +78,7 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
     kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
     if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
         where = told["where"] if told["where"] != "LOCAL_MACHINE" else kind
-        raise ConfigurationError(f"{who} is for {where}, which is not supported: use one for GPUs or CPUs")
+        raise ConfigurationError(f"{who} is for {where}, which is not supported: use a configuration for GPUs or CPUs")
     if kind == "DEEPSPEED":
         raise ConfigurationError(
             f"{who} asks for DeepSpeed: pass launch=DeepSpeed(config) with DeepSpeed's own configuration"

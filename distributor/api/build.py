@@ -45,7 +45,8 @@ def build_job(
         widths: the smallest and the largest number of processes. The job starts with the smallest.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
-        folders: the project folder and the folder for new files, packed if they must be sent to other machines.
+        folders: the project folder and the folder for files that ranks write, packed if they must be sent to other
+            machines.
         scheduler: runs the job. ``None`` if there is no Spark session yet; the fields of the job that depend on the
             scheduler then have their defaults.
         environ: the driver's environment variables. ``forward_env`` says which of them ranks get.
@@ -155,7 +156,7 @@ def _place(asked: Project) -> Path | None:
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
-    """Return the folder or URL for the ranks' new files. ``view`` shows the progress of packing.
+    """Return the folder or URL for the files that ranks write. ``view`` shows the progress of packing.
 
     If ranks run on other machines, the files that are already in the folder are packed and sent with the job. If they
     are too large for that, nodes fetch them from the driver instead. If the folder is a URL, nodes fetch its files from

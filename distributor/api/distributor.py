@@ -57,8 +57,8 @@ class Distributor:
         launch: how ranks are started: ``"torchrun"`` (default), ``"accelerate"``, ``"deepspeed"``, ``"jax"``,
             ``"mpi"``, ``"mpi-env"``, ``"ray"`` or ``"tensorflow"``, or a launch path with its own options, such as
             ``distributor.launch.DeepSpeed(config)``.
-        name: the run's name in the status, in notes, in ``repr(run)`` and in the Spark UI (as the job's description, on
-            classic sessions); one line of at most 100 characters.
+        name: the run's name in the status, in the lines that the driver prints about the run, in ``repr(run)`` and in
+            the Spark UI (as the job's description, on classic sessions); one line of at most 100 characters.
         env: environment variables for the ranks. They override all others except those that the run sets for each rank
             (``RANK``, ...), which ``env`` must not contain.
         forward_env: names of the driver's environment variables that ranks on executors get too, as patterns such as
@@ -70,11 +70,11 @@ class Distributor:
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
             URL such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file,
             the file is copied there under its relative path, even if the run fails later. When a rank removes a file,
-            it is removed there too. If nodes write different bytes to the same path, the first node's file keeps the
-            name, and the others get ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are
-            copied into each rank's current directory. In local mode, files that ranks write also stay where they are.
-            Without ``output_dir``, executors remove such files when the run ends, and a warning says so as soon as a
-            rank has written one.
+            it is removed there too. If nodes write different bytes to the same path, the file of the node with the
+            lowest rank keeps the name, and the rank of each other node is added to the name of its file:
+            ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied into each rank's
+            current directory. In local mode, files that ranks write also stay where they are. Without ``output_dir``,
+            executors remove such files when the run ends, and a warning says so as soon as a rank has written one.
         output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). If the
             folder holds more before the run, the run fails. If a new file would exceed the limit, it stays where the
             rank wrote it, with a warning.
@@ -307,7 +307,7 @@ class Distributor:
     def _prepare(
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
     ) -> tuple[Run, Sequence[str]]:
-        """Return a run that has not been started yet, and the notes to show when it starts."""
+        """Return a run that has not been started yet, and the lines to print when it starts."""
         (session, _), output = choose_session(self.local_mode, self.use_gpu), self._options.output
         view = choose_view() if output.progress else None
         scheduler = choose_scheduler(session, self.use_gpu)
@@ -347,7 +347,7 @@ class Distributor:
         return self._options.request.launch.resolve(width, self.use_gpu)
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
-        """Return notes on what may surprise the user when the run starts."""
+        """Return lines to print when the run starts, about what may surprise the user."""
         notes = []
         spark_is_there = sys.modules.get("pyspark") is not None
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:

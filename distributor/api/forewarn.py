@@ -26,7 +26,8 @@ def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks Accelerate or Transformers for FSDP: both would silently use DDP.
 
-    Source: ``accelerate/state.py`` sets FSDP up for GPUs only; ``transformers/training_args.py`` has ``--fsdp``.
+    Sources: ``accelerate/state.py``, which sets FSDP up for GPUs only, and ``transformers/training_args.py``, which
+    defines the script argument ``--fsdp``.
 
     Args:
         job: the run's job.

@@ -23,14 +23,14 @@ _LONGEST = 60
 def identify(
     name: str, resume: Resume, target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Identity:
-    """Return the identity of a run with a name, which says what the run trains.
+    """Return the identity of a named run: a description of what the run trains.
 
     Args:
         name: the run's name.
         resume: whether the run continues an earlier training of that name.
         target: what ranks run.
         train_object: the function, script or module that the user has passed.
-        args, kwargs: its arguments.
+        args, kwargs: the arguments of the function or script.
 
     Example:
         >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown

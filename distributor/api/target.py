@@ -82,7 +82,10 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Return the folders to search for scripts and modules, in order. The keys describe the folders in error texts."""
+    """Return a dict of the folders to search for scripts and modules, in order.
+
+    Each key is the text that describes its folder in errors, such as ``"the current directory /home/me"``.
+    """
     here = project.current_folder()
     first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}

@@ -66,12 +66,12 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
     """Create or replace a board, the file that a node's ranks and its agent share.
 
     Args:
-        path: path of the file.
+        path: path of the board.
         ranks: number of ranks of the node.
         linked: whether the driver can be reached.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the board cannot be written.
     """
     head = _HEAD.pack(NONE, NONE, linked, False)
     new = path.with_name(f"{path.name}.new")
@@ -86,14 +86,14 @@ class Board:
     file at its first use.
 
     Args:
-        path: path of the file.
+        path: path of the board, which :func:`create` has written.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = OwnFile(path, os.O_RDWR)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the board's file, if this process has opened it."""
         self._file.close()
 
     @contextmanager
@@ -102,7 +102,7 @@ class Board:
 
         Raises:
             BlockingIOError: another process holds the lock, and ``wait`` is ``False``.
-            OSError: the file is gone.
+            OSError: the board's file cannot be opened or locked, for example because it was removed.
         """
         descriptor = self._file.descriptor()
         fcntl.lockf(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,12 @@
 """The private connection (control line) between an agent and its owner.
 
-The owner is the Python worker of a Spark task or, in local mode, the driver. The line is a socket pair, and the agent
-inherits one end. It carries pickles of plain values, each preceded by its length. No other process can reach it. When
-the line closes, each side learns that the other is gone. One end runs in Spark's Python workers, where this package is
-not installed. This module therefore imports nothing but the standard library.
+An agent's owner is the process that started it: the Python worker of a Spark task or, in local mode, the driver. The
+control line between agent and owner is a socket pair. The agent inherits one end, and no other process can reach the
+line. It carries pickles of plain values, each preceded by its length. When the line closes, each side learns that the
+other is gone.
+
+On Spark, the owner's side of this code runs in Python workers where this package is not installed. This module
+therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations

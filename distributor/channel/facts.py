@@ -57,11 +57,12 @@ class Facts:
         """Record the facts (address, GPUs and more) of a task that is connected.
 
         Raises:
-            ValueError: too many tasks are already connected: :data:`_CONNECTIONS_PER_TASK` for each task of the run.
+            ValueError: too many connections from tasks are open. At most :data:`_CONNECTIONS_PER_TASK` times the number
+                of the run's tasks are allowed.
         """
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
             raise ValueError(
-                "a task sends its facts (address, GPUs and more), but the maximum number of tasks is already connected"
+                "a task sends its facts (address, GPUs and more), but the maximum number of connections is already open"
             )
         self.here[writer] = told
         current = self._current()
@@ -86,7 +87,8 @@ class Facts:
     def told(self) -> int:
         """The number of connected tasks that have sent their facts.
 
-        Only the tasks that Spark has started last (the newest wave) count.
+        Only tasks of the newest wave (those that Spark has started last) are counted, since earlier tasks may still be
+        connected.
         """
         return min(len(self._current()), self.tasks)
 
@@ -101,7 +103,8 @@ class Facts:
     def start_again(self) -> bool:
         """Return whether :attr:`accept` has refused the tasks, and forget the refusal.
 
-        Refused tasks end, and Spark may then start new tasks, which send their own facts.
+        Tasks are refused if the run must not begin on the executors on which Spark has placed them. Refused tasks end.
+        The driver may then submit the Spark job again, and the new tasks send facts of their own.
         """
         refused, self._refused = self._refused, False
         return refused

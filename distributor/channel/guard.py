@@ -1,9 +1,12 @@
 """Decide which messages the driver accepts from processes that have the run's token.
 
-Any rank can read the token. The driver therefore accepts messages about a node and its ranks only from a process that
-has proved with the node's secret that it belongs to the node. A refused message ends the connection on which it came,
-and nothing else. This module has no side effects except that it logs refusals. It has nothing to do with the guard
-process, which is the parent process of an agent.
+A process must show the run's token when it connects to the driver. Since any rank can read the token, it does not prove
+to which node the process belongs. The driver therefore accepts messages about a node and its ranks only from a process
+that has proved with the node's secret that it belongs to the node. If the driver refuses a message, it ends only the
+connection on which the message came.
+
+This module has no side effects except that it logs refusals. It has nothing to do with the guard process, which is the
+parent process of an agent.
 """
 
 from __future__ import annotations
@@ -128,10 +131,14 @@ class Guard:
         )
 
     def check_importing(self, told: messages.Importing) -> None:
-        """Check a message that a node is importing a module. The node's agent may not have connected yet.
+        """Check a message that says which module a node is importing before its ranks start.
+
+        The message carries no secret that proves who sent it. It may come from the node's Spark task over a separate
+        connection, before the node's agent has connected.
 
         Raises:
-            ProtocolError: the run has no such node, or cannot have that many nodes.
+            ProtocolError: the message names a node that the run does not have, gives a number of nodes that the run
+                cannot have, or contains a name that is too long.
         """
         _check_length("the name of the module that a node imports", told.module, _LONGEST_NAME)
         _check_length("the name of a node that imports a module", told.node, _LONGEST_NAME)
@@ -144,7 +151,9 @@ class Guard:
             )
         placement, nodes = self._nodes()
         if placement is not None and told.node not in nodes:
-            raise ProtocolError(f"node {told.node!r} reports an import, but the run has no node of this name")
+            raise ProtocolError(
+                f"node {told.node!r} reports which module it is importing, but the run has no node of this name"
+            )
         self._check_count({*self._importing, told.node})
         self._importing.add(told.node)
 
@@ -176,10 +185,11 @@ class Guard:
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
-        """Check a message about a new or removed file, and return the rank of the sender's node.
+        """Check a message about a file that a node's ranks have written or removed, and return the node's rank.
 
         Raises:
-            ProtocolError: the sender is not an agent of this run, or the file cannot be a new file of a rank.
+            ProtocolError: the sender is not an agent of this run, or the message contains an invalid path or, for a
+                written file, an invalid size, modification time or mode.
         """
         node = self.check_node(told)
         path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
@@ -251,7 +261,8 @@ class Guard:
             case messages.Importing():
                 if message.node != node:
                     raise ProtocolError(
-                        f"the node reports an import of node {message.node!r}, but may report only its own imports"
+                        f"the node reports which module node {message.node!r} is importing, but may report this only "
+                        "about itself"
                     )
                 self.check_importing(message)
             case messages.Warnings():
@@ -270,8 +281,8 @@ class Guard:
     def _proves(self, node: str, secret: str) -> bool:
         """Return whether a secret is the one that the node has sent in its hello, the first message of its connection.
 
-        A guard that was made without ``world_size`` cannot check which nodes the run has. From a node that has not sent
-        a hello, it therefore accepts an empty secret. Other guards accept no secret from such a node.
+        Before a node has sent its hello, its secret is not known, so every secret is rejected. There is one exception:
+        a guard that was made without ``world_size`` cannot check which nodes the run has, and accepts an empty secret.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
@@ -419,11 +430,11 @@ class Guard:
                 ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show a node's warnings during the run. They are not shown if they are too many or too long.
+        """Return whether to show a node's new or repeated warnings during the run: not if too many or too long.
 
         At most :data:`_MOST_WARNINGS` different warnings of a node are shown during the run. Other warnings are not
         lost, because the node's report at the end repeats all warnings. After a break of the connection, a node sends
-        its warnings again. These do not count towards the maximum a second time.
+        its warnings again. Repeated warnings are accepted, and do not count towards the maximum a second time.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:

@@ -34,7 +34,7 @@ _EXCESS = 64 << 10
 
 @dataclass(frozen=True)
 class Arrived:
-    """The bytes of a value, and their digest (sha256)."""
+    """The bytes of a rank's pickled return value, and their digest (sha256)."""
 
     data: memoryview = field(repr=False)
     digest: bytes
@@ -46,7 +46,7 @@ class Intake:
     All methods except ``coming``, ``expect`` and ``get`` are called in the channel's thread.
 
     Args:
-        limit: maximum total size of all values, in bytes. The default is half of this machine's memory, since
+        limit: maximum total size of all return values, in bytes. The default is half of this machine's memory, since
             unpickling makes a copy. A value beyond the limit is refused here, and its node sends it through Spark.
     """
 
@@ -58,7 +58,7 @@ class Intake:
 
     @property
     def coming(self) -> set[int]:
-        """The ranks whose values are arriving."""
+        """The ranks whose return values are arriving, but are not complete yet."""
         return set(self._coming)
 
     @property
@@ -68,28 +68,28 @@ class Intake:
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
     def has(self, rank: int) -> bool:
-        """Return whether the value of a rank has arrived, or is not expected (see :meth:`expect`)."""
+        """Return whether the return value of a rank has arrived, or is not expected (see :meth:`expect`)."""
         return rank in self._arrived or rank not in self._ranks
 
     def expect(self, ranks: Collection[int]) -> None:
-        """Set the ranks that return values. The values of other ranks are refused."""
+        """Set the ranks whose return values are expected. The return values of other ranks are refused."""
         self._ranks = ranks
 
     def get(self, rank: int) -> Arrived | None:
-        """Return the value of a rank; ``None`` if it has not arrived."""
+        """Return the return value of a rank; ``None`` if it has not arrived."""
         return self._arrived.get(rank)
 
     def clear(self) -> None:
-        """Forget the values that have arrived."""
+        """Forget the return values that have arrived."""
         self._arrived.clear()
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
-        """Receive a value over the connection that announced it. It replaces an earlier value of the same rank.
+        """Receive a return value over the connection that announced it. It replaces an earlier one of the same rank.
 
         If the value is refused, return without an answer. The caller then ends the connection.
 
         Raises:
-            ConnectionError: the connection ended before the value was complete.
+            ConnectionError: the connection ended before all bytes of the value had arrived.
         """
         before = self._coming.pop(value.rank, None)
         if before is not None:
@@ -110,7 +110,7 @@ class Intake:
                 del self._coming[value.rank]
 
     def abort(self) -> None:
-        """End the connections of all values that are arriving."""
+        """End every connection over which a rank's return value is arriving."""
         for delivery in self._coming.values():
             delivery.abort()
 
@@ -120,14 +120,14 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value. The connection writes them directly into ``data``; ``filled`` is how many have arrived.
+    """The bytes of one return value. The connection writes them into ``data``; ``filled`` is how many have arrived.
 
     Args:
         size: number of bytes of the value. Memory is taken up only as the bytes arrive.
-        transport: the connection.
+        transport: the connection over which the value arrives.
 
     Raises:
-        OSError: the system does not grant that much memory.
+        OSError: the operating system refuses to map ``size`` bytes of memory.
     """
 
     def __init__(self, size: int, transport: asyncio.WriteTransport) -> None:
@@ -170,13 +170,14 @@ class _Delivery(asyncio.BufferedProtocol):
                 await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
                 done = end
             elif self._lost:
-                raise ConnectionError("the connection ended before the value was complete")
+                raise ConnectionError("the connection ended before all bytes of a rank's return value had arrived")
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash bytes that have arrived, and get memory for the next ones.
+        """Hash the bytes from ``start`` to ``end``, which have arrived. First, allocate memory for bytes to come.
 
-        The hash function and madvise(2) release the GIL, so the channel's thread can receive more bytes meanwhile.
+        The kernel allocates the memory in madvise(2). This call and the hash function release the GIL, so the channel's
+        thread can receive more bytes meanwhile.
         """
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)

@@ -2,7 +2,8 @@
 
 A connection uses TLS, and carries messages and the bytes that follow them.
 
-This module uses the standard library only, because it is pickled by value into Spark's workers.
+This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
+packages may be missing.
 """
 
 from __future__ import annotations

@@ -44,7 +44,10 @@ def over_tls(endpoint: Endpoint) -> Dial:
 
 
 def over_socket(sock: socket.socket) -> Dial:
-    """Return a function that uses an inherited socket, which is already connected to the driver, as in local mode."""
+    """Return a function that returns the streams to read and write ``sock``, which is already connected to the driver.
+
+    In local mode, an agent inherits such a socket from the driver.
+    """
     return lambda: asyncio.open_connection(sock=sock)
 
 
@@ -90,7 +93,7 @@ class Uplink:
     With ``rhythm.redial``, a broken connection is restored, and both sides continue where they were.
 
     Args:
-        dial: makes a connection.
+        dial: connects to the driver.
         hello: the first message of each connection; it says which node this is.
         receiver: gets the driver's orders.
         rhythm: how often each side must hear from the other.
@@ -111,7 +114,7 @@ class Uplink:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Make the first connection.
+        """Make the first connection to the driver.
 
         Raises:
             OSError: the driver cannot be reached, or does not have the expected certificate.
@@ -119,7 +122,7 @@ class Uplink:
         try:
             reader = await asyncio.wait_for(self._connect(), CONNECT_TIMEOUT)
         except TimeoutError:
-            raise TimeoutError(f"no answer within {CONNECT_TIMEOUT:.0f} s") from None
+            raise TimeoutError(f"the driver did not answer within {CONNECT_TIMEOUT:.0f} s") from None
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
 
     @property

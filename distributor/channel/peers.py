@@ -57,22 +57,25 @@ class Incoming(Protocol):
 
 
 class Store(Protocol):
-    """Keeps copies of the states of other nodes' ranks. The methods may be called in several threads at a time."""
+    """Keeps copies of the states (model, optimizer and more) that ranks of other nodes have saved as checkpoints.
+
+    Several threads may call the methods at the same time.
+    """
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Make room for a copy. Raise an ``OSError`` if there is no room."""
+        """Make room for a copy of a rank's state. Raise an ``OSError`` if there is no room."""
 
     def path_of(self, path: str) -> str:
-        """Return the path of a file that ranks of other nodes may read. Raise an ``OSError`` for other files."""
+        """Return ``path`` if ranks of other nodes may read the file. Raise an ``OSError`` if they may not."""
 
 
 class PeerServer(threading.Thread):
     """Receives copies of the states of other nodes' ranks, and sends parts of states on request, until :meth:`close`.
 
     Args:
-        listener: the listening socket, which the server owns.
-        key: the key that all nodes of the run share.
-        store: keeps the copies.
+        listener: the listening socket, which the server closes at the end.
+        key: the certificate, the private key and the token that all nodes of the run share.
+        store: keeps the copies of states that this node receives.
     """
 
     def __init__(self, listener: socket.socket, key: PeerKey, store: Store) -> None:
@@ -141,13 +144,14 @@ class PeerServer(threading.Thread):
 
 
 class _StoreError(Exception):
-    """The store has no room for a copy, or does not have the file that was asked for."""
+    """This node cannot keep a copy of a rank's state, or lacks the state that a rank of another node asks for."""
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that uses the store or one of its files, and raise a ``_StoreError`` if the function fails.
+    """Call a function that reads or writes states which this node keeps. If it fails, raise a ``_StoreError``.
 
-    A caller can then tell a failure of the store, such as lack of room, from an error of the connection.
+    A failure on this node, such as lack of memory for a copy, can thus be told from a failure of the connection to the
+    other node, which raises an ``OSError``.
 
     Raises:
         _StoreError: ``call`` has raised an ``OSError``. Both errors have the same text, which the server sends to the
@@ -160,10 +164,10 @@ def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _Mapped:
-    """A file, mapped into memory.
+    """A file with the state of a rank, or a part of it, mapped into memory.
 
     Args:
-        path: path of the file.
+        path: path of the file with the state or the part.
 
     Raises:
         OSError: the file is empty or cannot be read.
@@ -185,16 +189,16 @@ class _Mapped:
         self._map.close()
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Check that the file is long enough for the given parts.
+        """Check that the given parts lie within the file.
 
         Raises:
-            OSError: the file ends before the end of a part.
+            OSError: a part lies outside the file.
         """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
-            raise OSError("the file ends before the requested part")
+            raise OSError("a requested part of a rank's state lies outside the file that contains the state")
 
     def send(self, parts: Sequence[Part], line: socket.socket) -> None:
-        """Send the given parts of the file."""
+        """Send the given parts of the mapped file, which contains a rank's state, over a connection."""
         with memoryview(self._map) as whole:
             for offset, size in parts:
                 for start in range(offset, offset + size, PIECE):
@@ -247,10 +251,10 @@ def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the agent's answer.
+    """Read the answer of another node's agent to the request that was sent over this connection.
 
     Raises:
-        OSError: the agent refuses the request.
+        OSError: the agent has refused the request, the connection has ended, or the answer is not of the given kind.
     """
     answer = read(line)
     if isinstance(answer, Refused):

@@ -3,7 +3,10 @@
 For each job, the driver makes a random key, the *seal*. Spark sends the seal to the tasks with their work. Agents and
 ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and the node's
 agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a valid
-secret sends. This module uses the standard library only, because it is pickled by value into Spark's workers.
+secret sends.
+
+This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
+packages may be missing.
 """
 
 from __future__ import annotations

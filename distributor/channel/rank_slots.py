@@ -32,7 +32,7 @@ class Slots:
     """The agent's view of a node's slots: shared memory in which each rank reports how it ended.
 
     Args:
-        ranks: number of ranks.
+        ranks: number of ranks of the node.
 
     Raises:
         OSError: memory is short, or the limit on the size of files (``ulimit -f``) is too low.
@@ -59,9 +59,10 @@ class Slots:
 
 
 def _memory(name: str) -> int:
-    """Return a descriptor of new memory.
+    """Create anonymous memory that processes can share (memfd_create(2)), and return its file descriptor.
 
-    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. The C library is used instead.
+    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. This function then calls the C
+    library instead. ``name`` serves only to recognize the memory in /proc.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)

@@ -21,7 +21,7 @@ _LOOK = 0.05
 
 
 class Depository(Protocol):
-    """The receiver of new files of ranks; its methods run in the channel's thread."""
+    """Keeps the files that ranks write, for ``output_dir``. Its methods run in the channel's thread."""
 
     @property
     def progress(self) -> int:
@@ -33,7 +33,7 @@ class Depository(Protocol):
         """Receive a file over the connection on which the node has announced the file, and answer the node."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files that the driver has kept from earlier runs."""
+        """Send a node the files that earlier runs have left in ``output_dir`` on the driver."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that a node's ranks have removed a file, and answer."""
@@ -44,7 +44,7 @@ class Returns:
 
     Args:
         intake: receives, over separate connections, return values that are too large for a node's final message.
-        depository: receives new files of ranks; ``None`` if the run keeps none.
+        depository: receives the files that ranks write, for ``output_dir``; ``None`` if the run has no ``output_dir``.
     """
 
     def __init__(self, intake: Intake, depository: Depository | None = None) -> None:

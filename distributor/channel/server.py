@@ -116,7 +116,7 @@ class ChannelServer:
         tasks: number of tasks that exchange facts (address, GPUs and more) before the nodes start.
         guard: decides which messages of nodes are accepted; the default guard does not check which nodes and ranks the
             run has.
-        depository: receives new files of ranks; ``None`` if the run keeps none.
+        depository: receives the files that ranks write, for ``output_dir``; ``None`` if the run has no ``output_dir``.
     """
 
     def __init__(
@@ -265,8 +265,9 @@ class ChannelServer:
     def start_again(self) -> bool:
         """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget the refusal.
 
-        Refused tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that
-        Spark starts in their place.
+        The function refuses tasks if the run must not begin on the executors on which Spark has placed them. Refused
+        tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that Spark
+        starts in their place.
         """
         return self._facts.start_again()
 
@@ -357,7 +358,8 @@ class ChannelServer:
     ) -> None:
         """Serve a connection whose first message is not a node's hello, until the connection ends.
 
-        Such a connection carries, for example, the facts of a task (address, GPUs and more), a return value or a file.
+        A connection that does not begin with a hello carries, for example, the facts of a task (address, GPUs and
+        more), a return value or a file.
 
         Raises:
             ProtocolError: the message cannot begin a connection in this run.
@@ -431,7 +433,8 @@ class ChannelServer:
         Answer the task once the facts of all tasks have arrived, or once it is clear that some cannot arrive.
 
         Raises:
-            ProtocolError: the task sends more than its facts, or there are too many tasks.
+            ProtocolError: the task sends more data after its facts.
+            ValueError: too many connections from tasks are open.
         """
         facts = self._facts
         if facts.over and not facts.knows(message):

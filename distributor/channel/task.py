@@ -1,4 +1,7 @@
-"""Use the channel in code without an event loop: exchange the facts of tasks, and send return values and files.
+"""Connect to the driver in code without an event loop.
+
+Over such a connection, a task sends facts about its node and gets those of all tasks, or a node sends a rank's return
+value or a file that its ranks have written.
 
 The *facts* of a task describe its node: address, port, GPUs, CPUs and more. They are exchanged once, before any task
 starts its work. Over the channel, the driver answers as soon as it has received the facts of all tasks, whereas Spark's
@@ -8,7 +11,8 @@ Either all tasks use the channel, or all use ``allGather``, because ``allGather`
 cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver then lacks the facts of that
 task, and tells the other tasks to use ``allGather`` too.
 
-This module uses the standard library only, because it is pickled by value into Spark's workers.
+This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
+packages may be missing.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class StoppedError(Exception):
 
 
 class RefusedError(Exception):
-    """The driver refuses a file."""
+    """The driver refuses a file that a node sends, for example because of its size."""
 
 
 def exchange(
@@ -118,7 +122,8 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
 
     Raises:
         StoppedError: the run was stopped.
-        OSError: the driver cannot be reached or refuses the value, or the connection broke each time.
+        OSError: each of :data:`_SENDINGS` attempts failed: the driver could not be reached, the driver refused the
+            value, or the connection broke.
     """
     for _ in range(_SENDINGS - 1):
         try:
@@ -153,7 +158,7 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
 
     Raises:
         RefusedError: the driver refuses the file.
-        OSError: the driver cannot be reached, the connection broke, or the file has become shorter.
+        OSError: the driver cannot be reached, the connection broke, or the file became shorter as it was sent.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
@@ -170,14 +175,14 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
 
 
 def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
-    """Get the files that the driver has kept from earlier runs.
+    """Get the files that earlier runs have left in ``output_dir`` on the driver.
 
     Args:
         endpoint: the driver.
         told: the request for the files.
-        folder: the folder for the files.
+        folder: the folder to which the files are written.
         patience: number of seconds without progress after which the driver counts as lost.
-        wanted: returns whether a file is wanted.
+        wanted: returns whether to write the file with the given relative path. Other files are received and dropped.
 
     Raises:
         OSError: the driver cannot be reached, the connection broke, or a file cannot be written.
@@ -209,17 +214,17 @@ def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
     while size:
         piece = file.read(min(size, PIECE))
         if not piece:
-            raise ConnectionError("the file has become shorter while it was being sent")
+            raise ConnectionError("a rank's file became shorter while its node was sending it to the driver")
         line.sendall(piece)
         size -= len(piece)
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the driver's answer.
+    """Read the driver's answer to the message that was sent over this connection.
 
     Raises:
         StoppedError: the run was stopped.
-        OSError: the connection has ended, or the answer is not the expected one.
+        OSError: the connection has ended, or the answer is not of the given kind.
     """
     answer = read(line)
     if isinstance(answer, Stop):

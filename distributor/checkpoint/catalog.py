@@ -72,7 +72,7 @@ class Catalog:
         return max(found, key=lambda each: each.sequence)
 
     def is_whole(self, manifest: Manifest) -> bool:
-        """Return whether all files that a manifest names exist and have the sizes that it states."""
+        """Return whether all files of a checkpoint exist and have the sizes that its manifest (its record) states."""
         return all(self._place.size(f"{manifest.folder}/{shard.name}") == shard.size for shard in manifest.shards)
 
     def latest(self) -> Manifest | None:
@@ -82,7 +82,8 @@ class Catalog:
     def best(self) -> Manifest | None:
         """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
-        Return ``None`` if no checkpoint that has all its files has this metric.
+        Return ``None`` if ``best=`` names no metric, or if no complete checkpoint (one with all its files) has a value
+        of this metric.
         """
         whole = [each for each in self.committed() if self.is_whole(each)]
         return records.best(whole, self._checkpoints)

@@ -78,7 +78,8 @@ class Exchange:
     def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
         """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
 
-        Other ranks return an empty list at once. If rank 0 raises an error, :meth:`share` raises it on all ranks.
+        Only rank 0 waits; the other ranks return an empty list at once. If rank 0 raises a ``ConfigurationError``, the
+        other ranks raise the same error in :meth:`share`, which they call next to get the answer of rank 0.
 
         Args:
             key: name of this exchange, the same on all ranks. Each exchange needs a new name.
@@ -208,7 +209,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     Args:
         rank: this rank.
         world_size: number of ranks.
-        prefix: the beginning of all keys, different in each attempt.
+        prefix: the text with which all keys that the ranks write to torch's store begin, different in each attempt.
         what: the user's call, for errors.
 
     Raises:

@@ -41,9 +41,9 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
     """Return a new folder for this rank's files, and an error text; ``None`` instead of the text if there is no error.
 
-    If checkpoints are kept in a folder and not at a URL, the new folder is inside the checkpoint's folder, so that
-    files can be moved without copying. If it cannot be created there, return a temporary folder, and an error text that
-    says why.
+    The user's code writes the rank's files into the new folder. If checkpoints are kept in a folder and not at a URL,
+    the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
+    without copying. If it cannot be created there, return a temporary folder, and an error text that says why.
     """
     name, root = f".rank-{session.exchange.rank}", session.place.root
     if root is not None:

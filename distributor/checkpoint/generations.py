@@ -24,11 +24,12 @@ class Piece:
     Attributes:
         name: the tensor's name.
         dtype: its type, such as ``"float32"``.
-        shape: the size of the part.
-        whole: the size of the whole tensor.
-        is_whole: whether the rank has the tensor in full, and not split over the ranks (DTensor).
-        offset: where the part begins in the file, in bytes.
-        size: number of bytes of the part.
+        shape: the shape of the part of the tensor that this rank has.
+        whole: the shape of the whole tensor.
+        is_whole: whether the rank has the whole tensor, and not only its part of a DTensor, which is split over the
+            ranks.
+        offset: where the rank's part begins in its file in shared memory, in bytes.
+        size: length of this part in the file, in bytes.
     """
 
     name: str
@@ -86,8 +87,9 @@ def padded(size: int) -> int:
 def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
     """Plan a new file that holds only the given tensors of an old file.
 
-    Return where the tensors are in the new file, and the parts of the old file to copy in this order. A part is an
-    offset and a number of bytes.
+    ``pieces`` says which tensors are copied from the old file to the new one, and where they are in the old file.
+    Return the pieces with their offsets in the new file, and the parts of the old file to copy one after the other.
+    Each part is an offset and a number of bytes.
     """
     moved, parts, end = [], [], 0
     for piece in pieces:
@@ -143,12 +145,12 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, lis
     the state of the lowest rank.
 
     Args:
-        holdings: the states that all nodes keep.
-        homes: for each rank, the rank of its node.
+        holdings: all states of ranks, and copies of them, that any node keeps in shared memory.
+        homes: for each rank, the rank of the node on which it runs.
 
     Returns:
         The name of the checkpoint's folder, and for each rank its sources: which files on which nodes hold its parts of
-        the state. ``None`` if the nodes lack parts of every state.
+        the state. ``None`` if no state is complete, that is, if each one has parts that no node keeps.
     """
     states: dict[str, list[Holding]] = {}
     for holding in holdings:
@@ -163,7 +165,7 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, lis
 
 
 def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source, ...] | None:
-    """Return where the parts of one rank's state are; ``None`` if one is missing."""
+    """Return where the parts of one rank's state are; ``None`` if any part is on no node."""
     own = [holding for holding in holdings if holding.rank == rank]
     for holding in sorted(own, key=lambda each: (each.node != home, len(each.generation.others))):
         found = [Source(holding.node, holding.path, holding.generation.pieces, holding.objects)]
@@ -184,7 +186,7 @@ def pack(generation: Generation) -> bytes:
 
 
 def read(data: bytes) -> Generation:
-    """Return the description of a state from a record that :func:`pack` has made."""
+    """Return the description of a state from its record, the JSON that :func:`pack` has made."""
     return _generation(json.loads(data))
 
 
@@ -203,7 +205,7 @@ def pack_holdings(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
 
 
 def read_holdings(told: Iterable[dict[str, Any]]) -> list[Holding]:
-    """Return the holdings that :func:`pack_holdings` has turned into plain values."""
+    """Return holdings (the states that nodes keep) from the plain values that :func:`pack_holdings` has made."""
     return [Holding(**{**each, "generation": _generation(each["generation"])}) for each in told]
 
 
@@ -213,7 +215,7 @@ def pack_sources(found: Iterable[Source]) -> list[dict[str, Any]]:
 
 
 def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
-    """Return the sources that :func:`pack_sources` has turned into plain values."""
+    """Return sources (where a rank finds its tensors) from the plain values that :func:`pack_sources` has made."""
     return tuple(Source(**{**each, "pieces": tuple(_pieces(each["pieces"]))}) for each in told)
 
 

@@ -162,7 +162,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
 def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | InMemory | None:
     """Return the checkpoint that all ranks load: a committed one, or a state in memory; ``None`` if there is none.
 
-    Rank 0 makes the choice.
+    Rank 0 chooses the checkpoint to load, and tells the other ranks.
     """
     key, what = session.next_key(), "load_checkpoint"
     told = session.exchange.gather(f"{key}/1", recalling.tell(memory), what)

@@ -4,7 +4,8 @@ Each rank has two *slots*, which are files, and writes them in turn. So one of t
 once it has a record, a file that names the checkpoint and the tensors.
 
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
-keeps it. To find such tensors when loading, a rank reads the records of all ranks of its node.
+keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node. A rank's
+record lists the tensors that this rank keeps.
 
 A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Since each
 rank keeps two states, there is always a checkpoint that all ranks have in memory, once all have copied their first
@@ -48,10 +49,11 @@ class Memory:
     """The states that one rank keeps in shared memory.
 
     Args:
-        about: the folder of the files, and their maximum size.
+        about: the folder in shared memory for the states of all ranks of the node, and the maximum size of all files of
+            tensors in it together.
         rank: this rank.
         world_size: number of ranks.
-        peers: the connections to other nodes; ``None`` if no other nodes keep copies.
+        peers: the connections to other nodes, which keep copies of the states; ``None`` if they keep no copies.
     """
 
     def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
@@ -213,12 +215,12 @@ class Held:
     objects: bytes = b""
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
-        """Add the tensors that have the given names. All of them are in one file.
+        """Add the tensors with the given names to this state.
 
         Args:
-            views: the tensors in the file, by name.
-            pieces: the type and the full size of each tensor in the file.
-            names: the names of the tensors to add.
+            views: the tensors that were read from one file in the shared memory of a node, by name.
+            pieces: the type and the full size of each tensor in ``views``.
+            names: the names of those tensors in ``views`` that are added.
         """
         chosen = set(names)
         for piece in pieces:
@@ -266,8 +268,8 @@ class _Slot:
 
         Args:
             pieces: where each tensor is in the file.
-            size: size of the file.
-            limit: maximum size of all files in the folder.
+            size: size of the file, in bytes.
+            limit: maximum size of all files of tensors in the folder together, in bytes.
 
         Raises:
             OSError: there is not enough shared memory.
@@ -291,7 +293,7 @@ class _Slot:
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
-    """Return where this rank's part of each tensor is in a file, and the size of the file."""
+    """Return where this rank's part of each tensor goes in a new file in shared memory, and the size of this file."""
     pieces, end = [], 0
     for name, tensor in tensors.items():
         local = local_part(tensor)

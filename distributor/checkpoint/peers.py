@@ -45,8 +45,8 @@ class Peers:
         """Send this rank's state to another node.
 
         Args:
-            peer: the node; ``None`` if there is none.
-            path: the file of tensors.
+            peer: the other node; ``None`` if there is none.
+            path: the file with the tensors of this rank.
             record: describes the state that is sent.
             objects: the rank's state apart from the tensors.
             parts: the parts of the file that are sent, each as an offset and a number of bytes.
@@ -78,12 +78,12 @@ class Peers:
         """Read, from another node, the file that holds a rank's state apart from tensors.
 
         Args:
-            seat: how to reach the node that keeps the file.
-            source: the rank's state on that node.
-            size: number of bytes of the file.
+            seat: how to reach the other node.
+            source: names the rank's file of tensors on that node. The file to read is beside it.
+            size: number of bytes of the file to read.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the other node cannot be reached, or does not send the file.
         """
         return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 
@@ -91,7 +91,7 @@ class Peers:
         """Read tensors from another node, and return them by name.
 
         Raises:
-            OSError: the tensors cannot be read.
+            OSError: the other node cannot be reached, or does not send the tensors.
         """
         pieces, parts = extract(source.pieces)
         data = self._recall(seat, source.path, parts) or bytearray(1)  # torch takes no empty buffer

@@ -1,7 +1,7 @@
 """Plan which rank writes which tensors. Plans and files have the format of ``torch.distributed.checkpoint`` (DCP).
 
-The lowest rank writes the tensors that all ranks have in full, such as weights under DDP. For a DTensor, each rank
-writes its own part.
+If several ranks have the same tensor in full, such as a weight under DDP, the rank with the lowest number writes it. A
+DTensor is split over the ranks, and each rank writes its own part.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Planner:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The tensors that this rank does not keep in memory, because a lower rank of its node has them in full too."""
+        """The names of tensors that this rank does not keep in memory, because a lower rank of its node keeps them."""
         return self._left_out
 
     @property
     def omitted(self) -> frozenset[str]:
-        """The tensors that are left out of the copy of this rank's state that another node keeps.
+        """The names of the tensors that are left out of the copy of this rank's state that another node keeps.
 
-        A lower rank, on the same or another node, has these tensors in full too. A rank that loads this copy takes them
-        from the states of lower ranks.
+        The copy of this rank's state need not hold tensors that a rank with a lower number, on any node, has in full
+        too. A rank that loads the copy takes these tensors from the states of lower ranks.
         """
         return self._omitted
 
@@ -84,10 +84,10 @@ class Planner:
         """Exchange plans with the other ranks, and return what this rank writes.
 
         Args:
-            key: the first part of the keys under which the ranks exchange values about this save.
+            key: the beginning of all keys in the ranks' shared store under which they exchange values about this save.
             tensors: the tensors to save. Only their sizes and types are used.
-            samples: digests of some parameters, by entry of the state, such as a model. Rank 0 checks that ranks with
-                the same entry have the same digest.
+            samples: for each module in the state, by its key there (such as ``"model"``), a digest of some values of
+                its parameters. Rank 0 checks that ranks with the same key have the same digest.
             what: the user's call, for errors.
 
         Raises:
@@ -116,9 +116,11 @@ class Planner:
         An answer consists of:
 
         - the final plan of what the rank writes,
-        - the tensors that the rank does not keep in memory, because a lower rank of its node has them in full too,
-        - the tensors that another node's copy of the rank's state lacks, because a lower rank has them in full too,
-        - how to reach the node with this copy.
+        - the names of the tensors that the rank does not keep in memory, because a lower rank of its node has them in
+          full too,
+        - the names of the tensors that are left out of the copy of the rank's state on another node, because a lower
+          rank on any node has them in full too,
+        - how to reach the node that keeps this copy.
 
         Args:
             told: what each rank has sent: its plan, digests of parameters, and its seat (where it keeps its state in
@@ -182,8 +184,9 @@ def _known_elsewhere(
     """For each rank, return the names of the tensors that a lower rank also has in full.
 
     Returns:
-        Two lists, each with one set of names for each rank. The first list counts only lower ranks of the rank's own
-        node, the second counts the lower ranks of all nodes.
+        Two lists, each with one set of names for each rank: the names of the tensors that a rank with a lower number
+        has in full too. The first list considers only lower ranks on the rank's own node, the second list those on all
+        nodes.
     """
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
@@ -237,7 +240,7 @@ class _MeasuredFiles(FileSystem):
     """A file system with which torch writes a checkpoint. It computes the size and digest of each new file.
 
     Args:
-        folder: the folder of the files.
+        folder: the folder to which torch writes this rank's files of the checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -268,7 +271,7 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of the named tensors, and stand-ins for the others that have only their size and type.
+        """Return copies of the named tensors; for each other one, return a stand-in of its size and type without data.
 
         Args:
             tensors: tensors by name.

@@ -28,7 +28,7 @@ class Save:
     Attributes:
         what: the user's call, such as ``save_checkpoint(step=100)``.
         step: the step of the training.
-        key: the first part of the keys under which the ranks exchange values about this save.
+        key: the beginning of all keys in the ranks' shared store under which they exchange values about this save.
         folder: name of the checkpoint's folder.
         metrics: the values that this rank had last reported when the save began, by name.
     """
@@ -67,7 +67,7 @@ class Part:
     """A rank's report about its part of a save.
 
     Attributes:
-        shards: the files that the rank adds.
+        shards: the files that the rank adds to the checkpoint.
         failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``.
         problem: why the files could not be written; ``None`` if they were written.
         more: what else rank 0 needs in order to complete the checkpoint, as text.
@@ -79,12 +79,12 @@ class Part:
     more: str = ""
 
     def encode(self) -> bytes:
-        """Return the report as JSON."""
+        """Return this report about a rank's part of a save as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Return the report that :meth:`encode` has turned into ``data``."""
+        """Return the report about a rank's part of a save from the JSON that :meth:`encode` has made of it."""
         told = json.loads(data)
         return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
 

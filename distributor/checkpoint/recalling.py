@@ -30,7 +30,8 @@ class Kept:
 
     Attributes:
         checkpoint: name of the checkpoint's folder.
-        answers: what rank 0 sends to each rank; one answer if it is the same for all.
+        answers: messages with which rank 0 tells each rank to load this state, and where to find it; a single message
+            if it is the same for all ranks.
     """
 
     checkpoint: str
@@ -43,7 +44,7 @@ class InMemory:
 
     Attributes:
         checkpoint: name of the checkpoint's folder.
-        sources: where its parts are; ``None`` if this rank's node holds all of them.
+        sources: where the parts of the rank's state are; ``None`` if the rank's own node keeps all of them.
         seats: for each node, the seat of one of its ranks, which says how to reach the node.
     """
 

@@ -6,8 +6,9 @@ manifest is written last, and the checkpoint is committed once the manifest exis
 The index names the folders of committed checkpoints, because the listings of some stores may be out of date. Two files
 hold the index. They are written in turn, so that one of them is always complete.
 
-Each record ends with a digest of itself, so a record that was written only in part is detected. The protocol needs no
-atomic rename, no atomic overwriting and no listing.
+Each record (a manifest or an index) ends with a digest of itself, by which a reader detects a record that was written
+only in part. Checkpoints can therefore be kept in a store without atomic renames, atomic overwriting or reliable
+listings of folders.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def pack(record: Manifest | Index) -> bytes:
 
 
 def read_manifest(data: bytes) -> Manifest | None:
-    """Return the manifest in a file; ``None`` if the file was written only in part, or is not a manifest."""
+    """Return a checkpoint's manifest from the bytes of its file; ``None`` if they are not a complete manifest."""
 
     def build(told: dict[str, Any]) -> Manifest:
         return Manifest(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
@@ -97,7 +98,7 @@ def read_manifest(data: bytes) -> Manifest | None:
 
 
 def read_index(data: bytes) -> Index | None:
-    """Return the index in a file; ``None`` if the file was written only in part, or is not an index."""
+    """Return the index of committed checkpoints from the bytes of a file; ``None`` if they are not a complete index."""
     return unseal(data, lambda told: Index(told["sequence"], tuple(told["folders"])))
 
 
@@ -165,7 +166,7 @@ def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Man
 def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | None:
     """Return the checkpoint with the best value of the metric in ``checkpoints.best``; ``None`` if none has a value.
 
-    If several checkpoints have the best value, return the first of them. ``committed`` has the newest first.
+    If several checkpoints have the same best value, return the newest of them, which is the first in ``committed``.
     """
     found: Manifest | None = None
     if checkpoints.best is None:

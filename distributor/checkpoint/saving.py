@@ -29,7 +29,7 @@ METADATA = ".metadata"
 
 @dataclass
 class _Kept:
-    """Objects that are kept from one save to the next."""
+    """What a rank reuses from one save to the next, such as its plan of what it writes, and the memory for copies."""
 
     session: Session
     planner: plans.Planner
@@ -161,8 +161,8 @@ class _Task:
         }
         if missing:  # another rank's plan has changed since the tensors were copied
             raise OSError(
-                "another rank's tensors have changed since the last save, so this rank must now write "
-                f"{min(missing)!r}, of which it has made no copy; the next save will be complete"
+                "another rank's tensors have changed since the last save, and it no longer writes the tensor "
+                f"{min(missing)!r}. This rank must write it now, but has not copied it; the next save will be complete"
             )
         files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)

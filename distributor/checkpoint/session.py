@@ -110,7 +110,7 @@ class Session:
         if found is None:
             raise OSError(
                 f"{fence.place!r} has no record of this run's name, although the driver has written one there: the "
-                "driver must see the same folder as the ranks. Pass a URL, or omit name="
+                "driver must see the same folder as the ranks. Pass a URL as checkpoints=, or omit name="
             )
         if found.run != fence.run:
             raise OSError(
@@ -166,8 +166,8 @@ def current(what: str, *, together: bool = True) -> Session:
 def in_run(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a rank of a run of this package.
 
-    A rank has both ``DISTRIBUTOR_NODE_ID`` and ``TORCHELASTIC_RUN_ID``. Ray's workers in a run have only the first, and
-    ranks that torchrun has started have only the second.
+    A rank has both ``DISTRIBUTOR_NODE_ID`` and ``TORCHELASTIC_RUN_ID``. Ray's workers in a run have only the first.
+    Processes that the user has started with torchrun, outside a run, have only the second.
     """
     return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
 

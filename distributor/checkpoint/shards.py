@@ -1,4 +1,4 @@
-"""The files of a checkpoint: their sizes and digests, and which rank adds a file that several ranks have written."""
+"""The files of a checkpoint: their sizes and digests, and whose file is taken if several ranks wrote the same one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _PIECE = 4 << 20
 def found_in(folder: Path) -> dict[str, Shard]:
     """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
+    Each symbolic link in the folder is first replaced by a copy of the file to which it leads.
+
     Raises:
-        OSError: a file cannot be read, or the disk is full.
+        OSError: a file cannot be read, or the disk has no room for the copy of a file that replaces a symbolic link.
     """
     names = list(_names(folder))
     for name in names:

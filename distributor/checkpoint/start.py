@@ -46,7 +46,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """On node 0, write the file that the other nodes then look for. Return an error text; ``""`` if all is well."""
+    """On node 0, write the file that the other nodes then look for. Return an error text; ``""`` if this succeeds."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -61,7 +61,7 @@ def _write(session: Session, name: str) -> str:
 def _look(session: Session, name: str) -> str:
     """On a node other than node 0, look for the file that node 0 has written. Then check that this node can write.
 
-    Return an error text; ``""`` if all is well.
+    Return an error text if the file does not appear on this node, or this node cannot write there; otherwise ``""``.
     """
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"

@@ -147,7 +147,7 @@ def _plain(module: torch.nn.Module) -> Callable[[str], str]:
 
 
 def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> list[list[str]] | None:
-    """Return the names of an optimizer's parameters by group; ``None`` if the modules do not have all of them."""
+    """Return the names of an optimizer's parameters by group; ``None`` if one belongs to no module in ``entries``."""
     names: dict[int, str] = {}
     for entry, module in entries.items():
         if isinstance(module, torch.nn.Module):
@@ -239,7 +239,7 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
 
 
 def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors to read from a checkpoint: a module's own tensors, and new ones for its optimizers.
+    """Return the tensors to read a checkpoint into: those of the modules, and new ones for the optimizers' states.
 
     Args:
         entries: the entries of the training, such as models and optimizers.
@@ -285,10 +285,10 @@ def _list(names: list[str]) -> str:
 def _for_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a name and a new tensor for each saved tensor of an optimizer's state.
+    """For each tensor of an optimizer's state in a checkpoint, yield its name and a new tensor to read it into.
 
-    If a parameter is split over ranks, its tensors in the optimizer's state that have the parameter's full size are
-    split in the same way.
+    If a parameter is split over ranks, each tensor of its optimizer state that has the parameter's full size is split
+    in the same way.
     """
     parameters = {
         name: parameter
@@ -374,7 +374,10 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return an optimizer's groups as ``load_state_dict`` takes them, and the parameters' indexes in them, by name."""
+    """Return the saved groups of an optimizer for ``load_state_dict``, and each parameter's index in them by its name.
+
+    A checkpoint has the names of the parameters of each group, but ``load_state_dict`` needs their indexes.
+    """
     if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "

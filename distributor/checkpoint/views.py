@@ -1,4 +1,4 @@
-"""Find the tensors in one block of memory."""
+"""Tensors that lie in one block of memory, such as a file in shared memory, as views that use this memory."""
 
 from __future__ import annotations
 

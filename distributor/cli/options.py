@@ -59,7 +59,7 @@ def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
     """Return settings of the form ``NAME=VALUE`` as a dict.
 
     Raises:
-        UsageError: a setting does not have this form.
+        UsageError: a setting does not have the form ``NAME=VALUE``.
 
     >>> pairs("--env", ["A=1", "B=x=y"])
     {'A': '1', 'B': 'x=y'}

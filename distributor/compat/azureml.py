@@ -87,7 +87,7 @@ class PyTorchDistribution(_Counts):
         others: further arguments, such as ``node_count``; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number is invalid, here or when it is assigned to an attribute later.
+        ConfigurationError: a number, given here or assigned to an attribute later, is not valid.
 
     Example:
         >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -143,7 +143,7 @@ class TensorFlowDistribution(_Counts):
         others: further arguments; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number is invalid, here or when it is assigned to an attribute later.
+        ConfigurationError: a number, given here or assigned to an attribute later, is not valid.
 
     Example:
         >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)

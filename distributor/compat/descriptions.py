@@ -70,13 +70,14 @@ JobResourceConfiguration = ResourceConfiguration
 
 
 def instances(resources: Any) -> int | None:
-    """Return the number of instances in a job's resources; ``None`` if it is not given.
+    """Return the number of instances that a job's resources state; ``None`` if they state none.
 
     Args:
         resources: a dict, or an object such as :class:`ResourceConfiguration`, Azure's own included.
 
     Raises:
-        ConfigurationError: ``resources`` has another type, or the number is invalid.
+        ConfigurationError: ``resources`` is neither a dict nor an object with an ``instance_count``, or this count is
+            not a positive integer.
 
     Example:
         >>> instances({"instance_count": 2}), instances(ResourceConfiguration())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run would train.
+    """The place where a run would train if it began now, and how many GPUs and task slots it has.
 
     Attributes:
         exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.

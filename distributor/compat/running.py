@@ -61,7 +61,7 @@ class Settled:
 
 
 def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
-    """Return the arguments of ``Distributor`` for a request.
+    """Return the arguments of ``Distributor`` for a run that does what a call of another product's function asks for.
 
     Args:
         request: what the user's call asks for.

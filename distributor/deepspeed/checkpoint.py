@@ -327,8 +327,8 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 def _together(action: Callable[[], None]) -> None:
     """Run an action on rank 0 once all ranks have called this function. If it fails, every rank raises an error.
 
-    The other ranks wait at torch's store and not in a collective: writing a large model may take longer than the
-    timeout of collectives.
+    While rank 0 runs the action, the other ranks wait at torch's store and not in a collective. The action may be to
+    write a large model, which may take longer than the timeout of collectives.
     """
     import torch.distributed as dist
 

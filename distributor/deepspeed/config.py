@@ -178,7 +178,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     Args:
         config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
         world_size: number of ranks.
-        auto: values, by the names in :data:`FILL`.
+        auto: the user's argument ``auto=``: values for settings that are "auto", by the names in :data:`FILL`.
         guess: whether to fill in also the settings for which ``auto`` has no value, with values derived from other
             settings or with defaults. ``False`` leaves them to a library, such as Transformers, that takes better
             values from its own settings.
@@ -362,7 +362,9 @@ def _check_offload(config: Config, stage: int) -> None:
             )
         ratio = section.get("ratio", 1.0)
         if isinstance(ratio, (int, float)) and ratio < 1.0 and stage < 3:
-            raise ConfigurationError(f"{where}.ratio is {ratio}: offloading a part needs ZeRO stage 3, not {stage}")
+            raise ConfigurationError(
+                f"{where}.ratio is {ratio}: a ratio below 1 (only a part is offloaded) needs ZeRO stage 3, not {stage}"
+            )
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
@@ -410,7 +412,7 @@ def _check_batches(config: Config, world_size: int) -> None:
 
 
 def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess: bool) -> None:
-    """Fill in batch sizes that are "auto": from ``auto``, else from each other, else with Hugging Face's defaults."""
+    """Fill in batch sizes that are "auto": from the user's ``auto=``, each other, or Hugging Face's defaults."""
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:
@@ -447,10 +449,10 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
     Args:
         config: the configuration, which is changed.
         path: path of the setting.
-        value: the value for it.
-        said: whether the user gave the value in ``auto``. Such a value must not contradict a value in the
-            configuration.
-        name: name of the value in ``auto``, for the message.
+        value: the value that replaces "auto".
+        said: whether the user gave the value, with the argument ``auto=``. Such a value must not contradict a value in
+            the configuration.
+        name: the value's name in the argument ``auto=``, such as ``"learning_rate"``, for the error message.
     """
     *sections, last = path.split(".")
     for section in sections:

@@ -1,9 +1,9 @@
 """DeepSpeed's C++ and CUDA extensions: a rank builds them once per node, before training, or reports why it cannot.
 
-When torch builds such an extension, the building process creates a lock file, and all other processes wait until the
-file is gone. If the building process is killed, they wait forever (``torch/utils/file_baton.py``). This module uses a
-kernel lock instead, which is released when the process that holds it ends. Other processes wait for the lock with a
-deadline.
+When torch builds a C++ extension, the building process creates a lock file, and all other processes wait until the file
+is gone. If the building process is killed, they wait forever (``torch/utils/file_baton.py``). This module uses a kernel
+lock instead, which is released when the process that holds it ends. Other processes wait for this lock for a limited
+time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _ATTEMPTS = 3
 
 #: Remedies for extensions that cannot be built or loaded, by the name of the builder.
 _ADVICE = {
-    "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev, or name their "
-    "folders in CFLAGS and LDFLAGS)",
+    "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev, or add their "
+    "folders to CFLAGS and LDFLAGS)",
     "CPUAdamBuilder": 'an optimizer with "torch_adam": true needs no extension if nothing is offloaded',
     "FusedAdamBuilder": 'an optimizer with "torch_adam": true needs no extension',
 }
@@ -48,11 +48,12 @@ _ADVICE = {
 def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
     """Load extensions. The first rank of a node to call this function builds the extensions that do not exist yet.
 
-    From then on, torch also waits with a deadline for any other extension that this process builds or loads.
+    The timeout also applies to any other extension that this process later loads with torch: if another process takes
+    longer to build it, the load fails.
 
     Args:
         names: names of builders in ``deepspeed.ops.op_builder``.
-        timeout: number of seconds that a rank waits while another one builds.
+        timeout: number of seconds that a rank waits at most while another process builds an extension.
         local_rank: index of the device for which to build.
 
     Raises:
@@ -116,7 +117,7 @@ def missing_tool(cuda: bool) -> str | None:
     """
     compiler = os.environ.get("CXX", "c++")
     if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # CXX may be "ccache g++"
-        named = "CXX names it" if "CXX" in os.environ else "or name another in CXX"
+        named = "CXX names it" if "CXX" in os.environ else "or set CXX to another"
         return f"there is no C++ compiler {compiler!r} on the PATH (apt-get install g++; {named})"
     if shutil.which("ninja") is None:
         return "there is no 'ninja' on the PATH (pip install ninja)"
@@ -126,7 +127,7 @@ def missing_tool(cuda: bool) -> str | None:
         if CUDA_HOME is None or shutil.which(os.path.join(CUDA_HOME, "bin", "nvcc")) is None:
             return (
                 f"there is no nvcc in {CUDA_HOME or 'the usual folders'} (install the CUDA toolkit of the version that "
-                "torch was built with, and name its folder in CUDA_HOME)"
+                "torch was built with, and set CUDA_HOME to its folder)"
             )
     return None
 
@@ -174,7 +175,8 @@ def cache_folder(gpus: str = "") -> str:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
     raise StartError(
-        f"compiled extensions can be kept neither in {home} nor in /tmp: name a folder in TORCH_EXTENSIONS_DIR"
+        f"compiled extensions can be kept neither in {home} nor in /tmp: set TORCH_EXTENSIONS_DIR to a "
+        "folder to which ranks can write"
     )
 
 
@@ -184,7 +186,7 @@ def _private_parent() -> str:
     try:
         folders.make_private(folder)
     except PermissionError as error:
-        raise StartError(f"{error}: remove this folder, or name another one in TORCH_EXTENSIONS_DIR") from error
+        raise StartError(f"{error}: remove this folder, or set TORCH_EXTENSIONS_DIR to another one") from error
     return folder
 
 

@@ -263,9 +263,10 @@ def suggest_zero(
     """Estimate the GPU and host memory that each ZeRO stage needs, and suggest the quickest stage that fits.
 
     The formulas are the same as in DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``,
-    for Adam and mixed precision. Stages 0 and 1 are computed from the same terms. Every rank is assumed to build the
-    whole model first, except with stage 3, where the model is built within ``zero.Init``. With an offloaded optimizer,
-    the host memory that stage 2 needs on each node grows with the total number of GPUs.
+    for Adam and mixed precision. For stages 0 and 1, for which DeepSpeed has no formula, the same numbers of bytes for
+    parameters, gradients and optimizer states are added up. Every rank is assumed to build the whole model first,
+    except with stage 3, where the model is built within ``zero.Init``. For stage 2 with an offloaded optimizer,
+    DeepSpeed's formula makes the host memory of each node grow with the total number of GPUs.
 
     GB are 2**30 bytes. Stages that split less among ranks are quicker, and so are stages without offload.
 

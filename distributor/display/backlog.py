@@ -49,9 +49,10 @@ class Backlog:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the text after the last newline is kept for any stream. This text may be empty.
+        """Whether any stream (a rank's stdout or stderr) may have an unfinished line, one without a newline so far.
 
-        This is true once a stream has had output, until a node reports that it has skipped lines of the stream.
+        From its first output on, a stream counts as having an unfinished line, even if this line is empty. When a node
+        reports that it has skipped lines of the stream, the unfinished line is dropped and does not count.
         """
         return bool(self._partial)
 
@@ -101,8 +102,10 @@ class Backlog:
         """Take the next part of the waiting output, and return its blocks of lines and their size in bytes.
 
         A note on skipped lines is returned just before the next line of the same stream. If no such line has arrived,
-        the note is returned when no other output waits. When the caller has shown the blocks, it subtracts the returned
-        size from ``self.size``. Output that has not been taken can still be dropped by :meth:`trim`.
+        the note is returned when no other output waits.
+
+        Once the caller has shown the returned blocks of lines, it must subtract their returned size from ``self.size``.
+        Until output is taken, :meth:`trim` can drop it.
         """
         blocks: Blocks = []
         size = 0
@@ -114,7 +117,7 @@ class Backlog:
         return blocks, size
 
     def finish(self) -> Blocks:
-        """Return all unfinished lines as whole lines. After that, no stream has a progress bar."""
+        """Return all unfinished lines, including progress bars, as whole lines. Then :meth:`bars` returns no bars."""
         self._live.clear()
         return [(key, bytes(line) + b"\n") for key, line in sorted(self._partial.items()) if line.strip(b"\r ")]
 

@@ -65,7 +65,7 @@ class Console:
         """Take a piece of output. Never waits for the display.
 
         Args:
-            rank: the rank that wrote it.
+            rank: the rank that wrote the output.
             stream: 1 for stdout, 2 for stderr.
             data: the bytes as the rank wrote them; a piece may begin and end anywhere in a line.
         """
@@ -87,10 +87,10 @@ class Console:
                 self._wake()
 
     def footer(self, lines: Sequence[str]) -> None:
-        """Keep lines below the log if stderr is a terminal, until the next call replaces or removes them.
+        """Show lines, such as the run's status, below all output if stderr is a terminal. The next call replaces them.
 
         Args:
-            lines: the lines, no longer than the terminal is wide. They may have colours.
+            lines: the lines, each at most as wide as the terminal. They may have colours. Empty for no lines.
         """
         with self._changed:
             if tuple(lines) != self._footer and not self._closing:
@@ -101,7 +101,7 @@ class Console:
         """Record that a node has skipped lines of a rank, including the rest of an unfinished line.
 
         Args:
-            rank: the rank that wrote them.
+            rank: the rank that wrote the lines.
             stream: 1 for stdout, 2 for stderr.
             lines: number of skipped lines.
         """

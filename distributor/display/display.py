@@ -1,4 +1,4 @@
-"""The entry point for what a run shows: log lines, files of the ranks' output, notes, warnings and the live view."""
+"""The entry point for what a run shows: the ranks' output (also in files), notes, warnings and the live view."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Display:
 
     @property
     def announces(self) -> bool:
-        """Whether the log must report the failure of a run whose result no caller awaits, since no view shows it."""
+        """Whether a printed line, and not a view, must report the failure of a run whose result no caller awaits."""
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:
-        """Show ``notes`` and the view (in a notebook, in the current cell). From now on, show warnings too."""
+        """Print ``notes``, show the view (in a notebook, in the current cell), and show warnings from now on."""
         notices.show_on(self.logs.note)
         for note in notes:
             self.logs.note(note)
@@ -72,7 +72,8 @@ class Display:
     def show_again(self, snapshot: Snapshot) -> bool:
         """Show the view in one more place, such as another notebook cell.
 
-        Return ``False`` if the view cannot do that, or has already shown the end of the run.
+        Return ``False`` if there is no view, if it can show a run in one place only, or if it has already shown the end
+        of the run.
         """
         with self._looking:
             return self._view is not None and not self._shown_end and self._view.show_again(snapshot)

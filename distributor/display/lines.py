@@ -1,4 +1,4 @@
-"""Shows lines with their rank and host, below them a progress bar, and last a footer, which stays below the log."""
+"""Shows lines with their rank and host, and below them, redrawn in place, a progress bar and the run's status."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Printer:
         Args:
             blocks: whole lines.
             bars: the current states of progress bars.
-            footer: lines that stay below the log.
+            footer: lines to show below the progress bars, such as the run's status.
             ending: whether this is the last call. Lines that wait for equal lines of other ranks are then shown too.
         """
         for key, block in blocks:
@@ -81,7 +81,7 @@ class Printer:
         self._show_folded(self._fold.leave(now - _FOLD_WAIT))
 
     def _show_bars(self, bars: dict[Key, bytes]) -> tuple[Key, str] | None:
-        """Return the progress bar to draw below the log, if any. Show bars as lines if the output cannot be redrawn."""
+        """Return the progress bar to draw, if any. If the output cannot be redrawn, show bars as lines at intervals."""
         live, now = None, time.monotonic()
         shown, self._bars = self._bars, {}
         for key, line in bars.items():

@@ -89,7 +89,7 @@ class Logs:
         self._console.note(text)
 
     def footer(self, lines: Sequence[str]) -> None:
-        """Keep lines below the log if it is shown in a terminal."""
+        """Show lines, such as the run's status, below all output if stderr is a terminal."""
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:

@@ -68,7 +68,7 @@ class PlainView:
         return Shown(notes=tuple(notes))
 
     def _due(self, text: str) -> float:
-        """Return how long the status must last, in seconds, until a line with this text is due."""
+        """Return for how many seconds the status must have lasted before a line with this text is printed."""
         if self._status is Status.RUNNING:  # progress is visible from what the ranks write
             return self._last + _STILL_THERE
         if text != self._said:
@@ -76,5 +76,5 @@ class PlainView:
         return self._last + min(_STILL_THERE, max(_PAUSE, self._last))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Return ``False``: printed lines cannot be updated."""
+        """Return ``False``: the run cannot be shown in a second place, because printed lines cannot be updated."""
         return False

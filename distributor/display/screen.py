@@ -34,7 +34,7 @@ class Screen:
         self._write(out, text)
 
     def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
-        """Draw the live line, a rank's progress bar below the log, in place of the previous one."""
+        """Draw a rank's progress bar below the printed lines, in place of the previous one."""
         if out is None:
             return
         terminal = is_terminal(out)
@@ -73,7 +73,7 @@ class Screen:
             self._drawn = (out, text)
 
     def erase(self) -> None:
-        """Erase what is drawn below the log: one progress bar (see :meth:`draw`) or a block (:meth:`draw_block`)."""
+        """Erase what is drawn below the lines: one progress bar (see :meth:`draw`) or a block (:meth:`draw_block`)."""
         if self._drawn is not None:
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"

@@ -25,8 +25,9 @@ class Snapshot:
         status: the status of the run.
         seconds: number of seconds since the run was submitted; once it has ended, the seconds that it took.
         since: number of seconds for which the run has had this status.
-        detail: the current step before the ranks are up, or why the run is stopping; ``""`` if there is nothing to say.
-        lasting: number of seconds for which the step in ``detail`` has lasted; 0 once the ranks are up.
+        detail: what the run does until its ranks are up, such as waiting for slots, or why it is stopping; ``""`` if
+            there is nothing to say.
+        lasting: number of seconds for which the run has done what ``detail`` says; 0 once the ranks are up.
         nodes_up: number of nodes whose ranks have been started.
         ranks_up: number of ranks that are running, as far as nodes have reported.
         placement: which rank runs where, once that is known.
@@ -91,7 +92,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def timed(snapshot: Snapshot) -> str:
-    """Describe the status of a run. Until its ranks are up, add how long the current step has lasted.
+    """Describe the status of a run. Until its ranks are up, add how long the current step of the start has lasted.
 
     >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
     'importing torch on 2 nodes, 34 s'

@@ -1,4 +1,4 @@
-"""A live status below the log of a terminal. Rich renders it; ``console`` keeps it below the log.
+"""A live status below the output in a terminal. Rich renders it; the module ``console`` keeps it below the output.
 
 Rich's own ``Live`` is not used: it takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks
 write.
@@ -67,7 +67,7 @@ class TerminalView:
         return Shown(footer=self._lines(snapshot))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Return ``False``: what a terminal has shown stays as it is."""
+        """Return ``False``: the run cannot be shown in a second place, only at the bottom of the terminal."""
         return False
 
     def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class TerminalView:
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
         head.append(f" {escapes.plain(timed(snapshot))}", style=f"bold {style}")
         about = [f"run {snapshot.label}"]
-        if snapshot.lasting < 1:  # otherwise, the line shows how long the step has lasted
+        if snapshot.lasting < 1:  # otherwise, the line shows how long the current step of the start has lasted
             about.insert(0, duration(snapshot.seconds))
         if snapshot.nodes and not snapshot.detail:  # a detail may already say how many nodes there are
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")

@@ -13,7 +13,7 @@ Packed = Callable[[int, int], None]
 
 
 class Shown(NamedTuple):
-    """A view's additions to the log: ``notes`` are lines of the log, ``footer`` are lines that stay below the log."""
+    """Lines of a view: ``notes`` are printed among the ranks' lines, and ``footer`` is kept below all printed lines."""
 
     footer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -25,8 +25,8 @@ class View(Protocol):
     #: Number of seconds between two calls of ``show``.
     interval: float
 
-    #: Whether the log must say where ranks run on a cluster, and report the failure of a run whose result no caller
-    #: awaits. If not, the view shows both.
+    #: Whether printed lines must say where ranks run on a cluster, and report the failure of a run whose result no
+    #: caller awaits. If not, the view shows both.
     announces: bool
 
     def packing(self, folder: str) -> AbstractContextManager[Packed]:
@@ -43,5 +43,5 @@ class View(Protocol):
     def show_again(self, snapshot: Snapshot) -> bool:
         """Show a run in progress in one more place, and keep both places up to date.
 
-        Return ``False`` if the view cannot do that.
+        Return ``False`` if the view can show a run in one place only.
         """

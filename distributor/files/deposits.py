@@ -135,14 +135,14 @@ class Deposits:
                 while left:
                     piece = await _in_thread(file.read, min(left, _PIECE))
                     if not piece:
-                        raise ConnectionError(f"{path} has become shorter")
+                        raise ConnectionError(f"{path} has become shorter while it was being sent to a node")
                     writer.write(piece)
                     await asyncio.wait_for(writer.drain(), self._silence)
                     left -= len(piece)
         _answer(writer, Received())
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Remove a node's version of a file."""
+        """Remove a node's version (content) of a file, because the node has removed the file."""
         await self._change(told.path, node, None, None)
         self._refused.pop(told.path, None)
         _answer(writer, Received())
@@ -172,7 +172,7 @@ class Deposits:
             raise ConnectionError(f"{entry.path} has changed while its node sent it (its SHA-256 differs)")
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file are kept.
+        """Change which versions of a file (its contents on the nodes) are kept, and under which names.
 
         Make one change at a time, because the name of each version depends on the other versions.
         """
@@ -283,9 +283,11 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return the description of ``output_dir`` for the next job of a run.
+    """Return a copy of ``kept``, the description of ``output_dir``, for the next job of a run.
 
-    The ranks of the next job start with the files that are in ``output_dir`` now.
+    The ranks of the next job start with the files that ``output_dir`` contains now. The copy therefore has the total
+    size of these files and, if they are small enough to be sent with the job, their contents. If ``output_dir`` is a
+    URL, nodes read the files there, so return ``kept`` itself.
 
     Raises:
         OSError: a file cannot be read.
@@ -302,13 +304,15 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
 @contextmanager
 def keep(job: Job) -> Iterator[Deposits | None]:
-    """Keep new files of a job's ranks inside the ``with`` block. Yield ``None`` if the job keeps no files.
+    """Make ``output_dir`` ready to receive the new files of a job's ranks during the ``with`` block.
+
+    Yield the object that receives the files from the nodes; ``None`` if the job has no ``output_dir``.
 
     If ``output_dir`` is a URL, write a marker file there, by which nodes check that they write to the same place as the
     driver. Remove this file at the end of the ``with`` block.
 
     Raises:
-        StartError: the URL cannot be written to.
+        StartError: ``output_dir`` is a URL from which the driver cannot read, or to which it cannot write.
     """
     if job.output_dir is None:
         yield None

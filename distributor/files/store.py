@@ -1,4 +1,7 @@
-"""Where files are kept: a folder on the driver, or a URL that all nodes can reach. These functions block."""
+"""The places that keep new files of ranks: a folder on the driver, or a URL that all nodes can reach.
+
+All functions and methods block.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ class Store(Protocol):
     """A place that keeps files under relative names with slashes. All methods may raise an ``OSError``."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
-        """Perform steps in order. ``came`` is the temporary name of the file that has just arrived, if there is one."""
+        """Perform steps (copies, moves and removals of files) in order.
+
+        Args:
+            steps: the steps.
+            came: temporary name of the file that has just arrived from a node; ``None`` if no file has.
+        """
 
     def discard(self, name: str) -> None:
         """Remove the file with the given name, if there is one."""

@@ -57,7 +57,9 @@ class Tenure:
         self._keeper = keeper
 
     def advance(self, job: Job) -> Job:
-        """Return ``job`` as the next job of the run. From now on, ranks of earlier jobs cannot commit checkpoints.
+        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints.
+
+        Return a copy of ``job`` with this permission. For a run without a name, only return ``job``.
 
         Raises:
             OSError: the place for checkpoints cannot be used.
@@ -74,7 +76,8 @@ class Tenure:
             finished: whether the training has ended with success.
 
         Raises:
-            RunCancelledError: another run has taken the name, so this run's last checkpoints may have been refused.
+            RunCancelledError: another run has taken this run's name. After that, ranks of this run could not commit
+                checkpoints, so the last ones may be missing.
         """
         if self._keeper is not None:
             self._keeper.release(finished=finished)
@@ -107,7 +110,9 @@ class Keeper:
         self._claim = claim
 
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
-        """Take the name, after its last holder has ended.
+        """Wait until the last run with this run's name has ended, then claim the name for this run.
+
+        Return the new claim, the record that reserves the name.
 
         Args:
             identity: what the run trains.
@@ -115,7 +120,7 @@ class Keeper:
 
         Raises:
             ConfigurationError: the run cannot continue the earlier training of this name.
-            StartError: another run holds the name.
+            StartError: another run is using this run's name.
             RunCancelledError: the run was cancelled while it waited.
             OSError: the place for checkpoints cannot be used.
         """
@@ -133,9 +138,9 @@ class Keeper:
         return claim
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
-        """Wait until the run that holds the name has ended or has not renewed its claim for a while. Return the claim.
+        """Wait until the last run with this run's name has ended, or has not renewed its claim for a while.
 
-        Return ``None`` if no run has claimed the name before.
+        Return its claim (the record that reserves the name); ``None`` if no run with this name has written one.
         """
         first: Claim | None = None
         since = time.monotonic()
@@ -183,13 +188,17 @@ class Keeper:
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Write to the claim (the record about the name) that the run has begun a job; see :meth:`Tenure.advance`."""
+        """Record in the claim that the run has begun another job, whose first attempt is ``attempt``.
+
+        The claim is the record that reserves the run's name. Ranks of earlier jobs read there that they may not commit
+        checkpoints any more; see :meth:`Tenure.advance`.
+        """
         with self._writing:
             if self._claim is not None and self._other() is None:  # otherwise the run ends
                 self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
-        """Return which run holds the name now, in words; ``None`` if it is this one."""
+        """Return, in words, who uses this run's name now if this run has lost it; otherwise ``None``."""
         found = self.read()
         if found is not None and found.run == self._job.run_id:
             return None
@@ -224,7 +233,7 @@ class Keeper:
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
 ) -> Iterator[Tenure]:
-    """Hold the name of a run inside the ``with`` block. Do nothing for a run without a name.
+    """Reserve a run's name for the run during the ``with`` block. Do nothing for a run without a name.
 
     Args:
         job: the job.
@@ -234,7 +243,7 @@ def hold(
 
     Raises:
         ConfigurationError, RunCancelledError: as for :meth:`Keeper.take`.
-        StartError: another run holds the name, or the place for checkpoints cannot be used.
+        StartError: another run is using the job's name, or the place for checkpoints cannot be used.
     """
     if job.identity is None or job.checkpoints is None:
         yield Tenure(job)

@@ -21,10 +21,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """A change to the stored files: keep a version (the content that a file has on some nodes) under a name.
+    """A change to the files in ``output_dir``: keep a version (the content of a file on some nodes) under a name.
 
-    The stored file ``source`` is copied to ``name``. If ``source`` is ``None``, the file that has just arrived from a
-    node is renamed to ``name``.
+    The file ``source`` in ``output_dir`` is copied to ``name``. If ``source`` is ``None``, the file that has just
+    arrived from a node is renamed to ``name``.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Remove:
-    """A change to the stored files: remove the file with the given name."""
+    """A change to the files in ``output_dir``: remove the file with the given name."""
 
     name: str
 
@@ -56,7 +56,7 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return the steps (moves, copies and removals) that turn the stored files from ``before`` into ``after``.
+    """Return the steps (moves, copies and removals) that turn the files in ``output_dir`` from ``before`` to ``after``.
 
     The step that overwrites the file at ``path`` comes after all copies, because its old content may have to be copied
     to another name first, as in this example.
@@ -75,8 +75,8 @@ class Versions:
     """The versions (contents) of all files that the nodes of a run have sent.
 
     Args:
-        before: sizes in bytes of the files that were there before the run, by name. A version with the same name
-            replaces such a file.
+        before: sizes in bytes of the files that were in ``output_dir`` before the run, by name. A version that gets
+            the name of such a file replaces it.
     """
 
     def __init__(self, before: Mapping[str, int] | None = None) -> None:
@@ -100,7 +100,7 @@ class Versions:
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Record that a file has changed on a node. Return the changes that must then be made to the stored files.
+        """Record that a file has changed on a node. Return what the caller must then change in ``output_dir``.
 
         Args:
             path: the file's path.
@@ -123,7 +123,12 @@ class Versions:
         return held, {name: self._sizes.get(name) for name in (path, *self.kept(path))}
 
     def restore(self, path: str, saved: tuple[dict[int, Version], dict[str, int | None]]) -> None:
-        """Undo the record of a change that the store could not make."""
+        """Undo a call of :meth:`change`, because ``output_dir`` could not be changed accordingly.
+
+        Args:
+            path: the file's path.
+            saved: what :meth:`saved` returned before that call.
+        """
         held, sizes = saved
         changed = dict.fromkeys(self.kept(path), None)
         self._held[path] = held

@@ -1,6 +1,6 @@
 """The handle by which a process controls an agent that it has started, and a function that starts an agent.
 
-The process that starts an agent is the Python worker of a Spark task or, in local mode, the driver. The function starts
+The process that starts an agent is the Python worker of a Spark task or, in local mode, the driver. :func:`anew` starts
 the agent as a new process. An agent can also be a fork of a warm process, which has imported torch in advance.
 """
 

@@ -49,7 +49,7 @@ class HostedNode:
         return self._agent
 
     def converse(self, order: AgentOrder) -> NodeResult | None:
-        """Give the agent its order and return its result, or ``None`` if the agent died before it sent one."""
+        """Tell the agent what to run, and return its result; ``None`` if the agent died before it sent one."""
         assert self._line is not None
         try:
             control.send(self._line, vars(order))
@@ -60,7 +60,7 @@ class HostedNode:
         return result if isinstance(result, NodeResult) else None
 
     def end(self) -> None:
-        """Close the control line and wait until the agent has ended."""
+        """Close the connection to the agent, which makes the agent clean up and end, and wait for its end."""
         if self._line is not None:
             self._line.close()
         if self._agent is not None:
@@ -102,7 +102,7 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session. Return the agent and this process's end of its control line.
+    """Start an agent in its own process session. Return the agent, and a socket by which this process controls it.
 
     The agent has this process's environment, current directory, standard output and standard error.
 

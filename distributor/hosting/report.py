@@ -9,10 +9,10 @@ from distributor.values.messages import Rest
 
 
 def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield bytes from an offset on, in pieces of at most ``chunk`` bytes.
+    """Yield the bytes of ``content`` from position ``offset`` on, in pieces of at most ``chunk`` bytes.
 
     Args:
-        content: the bytes, or the path of a file that holds them.
+        content: the bytes, or the path of a file that contains them.
         chunk: maximum number of bytes of a piece.
         offset: position of the first byte.
     """
@@ -23,7 +23,7 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
 
 
 def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the output that could not be sent over the channel, as tuples of rank, stream, offset and piece."""
+    """Yield the ranks' output that was not sent over the channel, as tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
         for piece in pieces(file.path, chunk, offset):

@@ -118,7 +118,10 @@ def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
-    """Return the folder of the warm process for an executor or driver and these settings; create it if it is missing.
+    """Return the folder through which this process finds a suitable warm process; create it if it is missing.
+
+    A warm process has imported torch in advance, and forks agents. The name of its folder depends on the executor or
+    driver that it serves (``owner``), and on all that a fork of it inherits, such as ``environ``.
 
     Raises:
         OSError: the folder cannot be created, or other users have access to it.
@@ -145,7 +148,7 @@ def _digest(values: list[object]) -> str:
 
 @contextmanager
 def _short(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield a short path of a folder, and the folder's descriptor.
+    """Yield another path to a folder, short enough for a socket in the folder, and the folder's descriptor.
 
     A socket's path may have at most 107 bytes (unix(7)). Paths of temporary folders in a cluster's containers can be
     longer.
@@ -159,7 +162,9 @@ def _short(folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[str]:
-    """Keep other processes from starting or ending the folder's warm process. Yield a short path of the folder.
+    """Lock a warm process's folder, so that no other process starts or ends the warm process during the ``with`` block.
+
+    Yield another path to the folder, short enough for a socket in the folder; see :func:`_short`.
 
     Raises:
         OSError: the folder has just been removed or replaced.
@@ -174,10 +179,12 @@ def _locked(folder: str) -> Iterator[str]:
 def _reach(
     folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
 ) -> tuple[socket.socket, bool]:
-    """Connect to the folder's warm process. Return the connection, and whether the process was started just now.
+    """Connect to the warm process that listens on a socket in a folder. If there is none, start it.
+
+    Return the connection, and whether the warm process was started just now.
 
     Raises:
-        OSError: the warm process cannot be started, or its queue is full.
+        OSError: the warm process cannot be started, or too many other clients wait for it.
     """
     with _locked(folder) as short:
         try:
@@ -193,7 +200,10 @@ def _reach(
 
 
 def _connect(folder: str) -> socket.socket:
-    """Connect to the warm process of a folder. The folder's path must be short; see :func:`_short`."""
+    """Connect to the warm process that listens on a socket in a folder.
+
+    The folder's path must be short enough for a socket's path; see :func:`_short`.
+    """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)
@@ -207,7 +217,10 @@ def _connect(folder: str) -> socket.socket:
 
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
-    """Start a warm process for the folder. Connections wait in its queue until it is ready."""
+    """Start a warm process, which imports torch and then forks agents for clients.
+
+    Clients can connect to the socket in ``folder`` at once. They wait until the warm process is ready.
+    """
     # Remove the files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
@@ -277,7 +290,7 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Ask a warm process for an agent. Return its answer, and the agent's process descriptor or -1 if it gave none.
+    """Ask a warm process to fork an agent. Return its answer, and the agent's process descriptor (-1 without an agent).
 
     The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
     answer within :data:`_PATIENCE` seconds once it is ready.

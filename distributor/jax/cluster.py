@@ -35,7 +35,8 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
     """Define a subclass of JAX's ``ClusterEnv`` that describes this run, and put it before JAX's own subclasses.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
-    ``jax/_src/clusters/cluster.py``. There, JAX uses the first subclass whose ``is_env_present`` returns ``True``.
+    ``jax/_src/clusters/cluster.py``. JAX uses the first subclass of ``ClusterEnv`` whose ``is_env_present`` returns
+    ``True``.
     """
 
     class Placed(module.ClusterEnv):  # type: ignore[name-defined, misc]  # JAX need not be installed here

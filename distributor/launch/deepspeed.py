@@ -173,7 +173,8 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
     """Return the paths of the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank.
 
-    DeepSpeed uses these shared-memory files only if all ranks are on one host.
+    Through these files, DeepSpeed's CPU ranks exchange tensors if all ranks are on one host. Otherwise, DeepSpeed makes
+    no such files, and the result is empty.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """

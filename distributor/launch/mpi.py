@@ -1,4 +1,4 @@
-"""The launch path for MPI: ranks as with torchrun, which are also processes of one MPI program."""
+"""The launch path for MPI: starts ranks as the torchrun path does, and also joins them to one MPI program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distributor.values.plan import Call, Companion, Plan, Site
 
 @dataclass(frozen=True)
 class MpiNodes(BasePath):
-    """The launch path for MPI. Ranks start as with torchrun, and are also processes of one MPI program.
+    """The launch path for MPI. Ranks get torchrun's environment variables, and are also processes of one MPI program.
 
     Attributes:
         secret: the secret from which the run's keys are made. A process without these keys cannot join the MPI program.

@@ -36,7 +36,7 @@ class MpiEnv(BasePath):
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
+        """Return the environment variables that ``Torchrun`` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:

@@ -88,7 +88,8 @@ class RayNodes(BasePath):
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
     """Return the arguments of ``ray start`` with a node's addresses, ports and folder.
 
-    The operating system chooses all ports that are not reserved.
+    ``port`` and ``client_port`` are ports of the head node that the run has reserved for Ray. The operating system
+    chooses all other ports.
     """
     role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
     if node == head:

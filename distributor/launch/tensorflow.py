@@ -115,7 +115,7 @@ class TensorFlow(BasePath):
         )
 
     def tasks(self, world_size: int) -> tuple[Task, ...]:
-        """Return the task of each rank.
+        """Return TensorFlow's task of each rank, a kind and an index, in the order of ranks.
 
         >>> " ".join(f"{task.kind}-{task.index}" for task in TensorFlow(1, True).tasks(4))
         'chief-0 worker-0 ps-0 evaluator-0'
@@ -135,7 +135,7 @@ def _described(task: Task) -> dict[str, str | int]:
 
 
 def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
-    """Return the addresses of all tasks except the evaluator, by kind.
+    """Return the addresses of all TensorFlow tasks except the evaluator, by the kind of the task.
 
     Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     """

@@ -4,7 +4,7 @@ By default, glibc takes large blocks from the kernel and returns them as soon as
 buffers of a training step are such blocks, so each step requests the same pages from the kernel again, 4 KiB at a time,
 which costs time.
 
-This module uses the standard library only, because Spark's Python workers run part of it.
+This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
 """
 
 from __future__ import annotations

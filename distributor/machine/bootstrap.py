@@ -26,7 +26,8 @@ def overwrite_argument(old: str, new: str) -> None:
 def overwrite_environ(old: str, new: str) -> None:
     """Make the kernel show ``new`` in place of ``old`` in this process's environment (``NAME=value``).
 
-    ``new`` must not be longer than ``old``. ``getenv`` is not affected.
+    Other processes then read ``new`` in ``/proc/PID/environ``. This process's own ``os.environ`` does not change.
+    ``new`` must not be longer than ``old``.
     """
     _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
 

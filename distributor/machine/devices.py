@@ -28,10 +28,10 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
-    """Return a name for the scope within which a device number always means the same device.
+    """Return an identifier of the scope within which a device number always means the same device.
 
-    The returned name consists of the machine's name and, if it is set, the value of ``ROCR_VISIBLE_DEVICES``: AMD
-    numbers only the devices that this variable leaves visible.
+    The identifier consists of ``machine`` and, if it is set, the value of ``ROCR_VISIBLE_DEVICES``: AMD numbers only
+    the devices that this variable leaves visible.
     """
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 

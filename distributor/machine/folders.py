@@ -2,7 +2,7 @@
 
 As long as a folder's owner lives, it keeps a file in the folder locked. The kernel releases the lock when the owner
 ends, even if it is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses
-the standard library only, because Spark's Python workers run part of it.
+the standard library only, because Spark's Python workers run part of it, and may lack other packages.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ def unusable() -> str | None:
 def is_private(folder: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder that only this user can access.
 
-    In the temporary directory, another user may have created a folder with an expected name.
+    A folder with a fixed name in the temporary directory needs this check, since another user may have created it.
     """
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
 def make_private(folder: str) -> None:
-    """Create a folder with a known name, unless it exists.
+    """Create a folder that only this user can access, unless it exists.
+
+    Its name is not random, so another user may already have created a folder of this name.
 
     Raises:
         OSError: the folder cannot be created.

@@ -35,7 +35,7 @@ class Limits:
 
 
 def here() -> Limits:
-    """Return the limits of this process."""
+    """Return this process's limits on memory and open files, the size of /dev/shm, and whether there is InfiniBand."""
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108
         shared_memory = shm.f_frsize * shm.f_blocks

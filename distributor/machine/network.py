@@ -1,6 +1,6 @@
 """Addresses and ports of a node.
 
-This module uses the standard library only, because Spark's Python workers run part of it.
+This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def reserve(address: str) -> socket.socket:
     socket is bound to the port but does not listen on it (socket(7)).
 
     Args:
-        address: the node's address; it says only whether the server will use IPv4 or IPv6.
+        address: the node's address. It only decides whether the port is reserved for a server that uses IPv4 or one
+            that uses IPv6.
     """
     holder = _stream_socket(address)
     try:
@@ -130,9 +131,9 @@ def address_towards(host: str) -> str | None:
 def node_address(executor_host: str, driver_host: str) -> str:
     """Return the address at which other nodes should reach this machine.
 
-    Executors fetch data from each other at the address that Spark shows, so this address is used if it belongs to this
-    machine. If it is a name that resolves to loopback here, or the outside address of a NAT, use this machine's own
-    address for connections to the driver instead.
+    Executors fetch data from each other at the address that Spark shows, so this function returns Spark's address if it
+    belongs to this machine. Spark's address may instead be the outside address of a NAT, or a name that resolves to
+    loopback here. In these cases, the function returns the local address from which this machine reaches the driver.
 
     Args:
         executor_host: Spark's name of this executor's host: a host name or an address; IPv6 addresses may be in

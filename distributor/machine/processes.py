@@ -292,7 +292,7 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 
 def pid_scope() -> str:
-    """Return a name for the scope in which a pid and a start time identify a process; ``""`` if unknown.
+    """Return an identifier of the scope in which a pid and a start time identify a process; ``""`` if unknown.
 
     The scope is the machine since its last boot and, in a container, the container's pid namespace.
     """
@@ -302,7 +302,7 @@ def pid_scope() -> str:
 
 
 def machine() -> str:
-    """Return a name for this process's machine or, in a container, for the container; ``""`` if unknown.
+    """Return an identifier of this process's machine or, in a container, of the container; ``""`` if unknown.
 
     Within one machine or container, a device number always means the same device. A container has its own mounts or
     control groups, and the devices that these let through are numbered from 0.
@@ -313,10 +313,11 @@ def machine() -> str:
 
 
 def mounts() -> str:
-    """Return a name that is the same for all processes that share files and shared memory; ``""`` if unknown.
+    """Return an identifier of the mount namespace, the file systems that this process sees; ``""`` if unknown.
 
-    The name identifies the mount namespace. Processes in a container with its own mounts get another name than
-    processes on the host. In a container that has only its own control group, as on YARN, they get the same name.
+    Processes with the same identifier see the same files and the same shared memory. Processes in a container with its
+    own mounts get another identifier than processes on the host. Processes in a container that has only its own control
+    group, as on YARN, get the host's identifier.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"

@@ -22,7 +22,7 @@ _REST = re.compile(r"(?:-(\d+))?-\w{8}")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """One node's folder in shared memory.
+    """One node's folder in shared memory, in which its ranks keep their newest states (checkpoints).
 
     Attributes:
         path: path of the folder.
@@ -41,9 +41,9 @@ class StateFolder:
     def is_complete(self) -> bool:
         """Whether all ranks of the job, on all nodes, have saved a state.
 
-        A rank begins its second save only after all ranks have ended their first. So all ranks have saved a state once
-        this folder has a record of a second save beside one of a first save. A record is a file that describes a saved
-        state, and makes it valid.
+        A record is a file that describes a saved state, and makes it valid. A rank begins its second save only after
+        all ranks have ended their first. If this folder has records of a first and of a second save, every rank has
+        therefore saved at least one state.
         """
         try:
             names = os.listdir(self.path)
@@ -62,7 +62,7 @@ def path_for(private: str) -> str:
 
 
 def find(run_id: str) -> list[StateFolder]:
-    """Return the folders of a run's nodes on this machine, as far as they belong to this user."""
+    """Return the folders with states of a run's nodes on this machine, except folders that other users can access."""
     begin, found = f"{folders.PREFIX}{run_id}", []
     for name in sorted(os.listdir(FOLDER)):
         match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
@@ -85,9 +85,9 @@ def create_file(path: Path, size: int, limit: int) -> None:
     memory is reserved, so that other processes of the node count it against the limit from the start.
 
     Args:
-        path: path of the file.
+        path: path of the new file.
         size: its size in bytes.
-        limit: maximum size of all such files in the folder.
+        limit: maximum total size, in bytes, of all files with ranks' tensors in the folder.
 
     Raises:
         OSError: the files in the folder would exceed the limit, or there is not enough shared memory.

@@ -49,12 +49,12 @@ class Remote:
         """Check that the folder can be used: write, find and remove an empty file.
 
         Raises:
-            OSError: one of these steps fails.
+            OSError: the empty file cannot be written, found or removed.
         """
         self.mark(name)
         try:
             if not self.has(name):
-                raise OSError("a file that was written there cannot be found")
+                raise OSError("a test file that was just written to the URL cannot be found")
         finally:
             self.remove(name)
 

@@ -2,7 +2,8 @@
 
 This package and cloudpickle need no check: they are shipped with the job.
 
-This module uses the standard library only, because ``here`` runs inside Spark's Python workers.
+This module uses the standard library only, because its function :func:`here` runs inside Spark's Python workers, which
+may lack other packages.
 """
 
 from __future__ import annotations

@@ -14,7 +14,11 @@ import sys
 
 
 def main() -> None:
-    """Send the host and the daemon's command to the process that runs MPI on node 0. Wait until that process ends."""
+    """Send this script's arguments, a host and the command that starts MPI's daemon there, to the companion of node 0.
+
+    The companion of node 0 is the process that runs ``prterun``. It passes the command to a node on that host. Wait
+    until the companion ends.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")
         line.send(json.dumps(sys.argv[1:]).encode())

@@ -1,7 +1,7 @@
 """Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-The companion of node 0 sends the commands, and the companions of the other nodes receive them. A node's *companion* is
-the process that runs MPI there.
+A node's *companion* is the process that runs MPI there. The companion of node 0 gets the commands from MPI's process
+manager, one for each node. The companions of the other nodes ask it for their commands, and run them.
 
 Sender and receiver first prove to each other that they have the run's key, with functions of
 ``multiprocessing.connection``: each side sends random bytes, and the other side answers with their HMAC.

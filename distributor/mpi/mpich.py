@@ -59,7 +59,8 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start this node's proxy (MPICH's daemon) from this node's own installation.
 
-    The command contains the proxy's path on node 0. The proxy's path on this node may differ, and is used instead.
+    ``command`` begins with the path of the program ``hydra_pmi_proxy`` on node 0. The program's path on this node may
+    differ, and is used instead.
 
     Args:
         command: the command that ``mpiexec`` has printed for this node's proxy.

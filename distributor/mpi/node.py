@@ -48,8 +48,8 @@ def serve(
         node: number of this node.
         sizes: number of ranks of each node.
         hosts: name of each node's host.
-        head: address and port of node 0's companion (the process that runs MPI there), from which the companions of the
-            other nodes fetch their commands.
+        head: address and port of node 0's companion (the process that runs MPI there). From it, the companions of the
+            other nodes fetch the commands that start MPI's daemons.
         folder: the node's private folder.
         kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
         ready: called once MPI has started its process (the shim) for each rank of this node.

@@ -112,7 +112,7 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this host's daemon from this host's own installation, whose path may differ from that on node 0.
+    """Start this host's ``prted`` (Open MPI's daemon), whose path on this host may differ from that on node 0.
 
     Args:
         command: the daemon's command-line arguments, which ``prterun`` has chosen, as JSON.

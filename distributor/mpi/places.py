@@ -1,7 +1,8 @@
 """Connect each rank of a node to MPI, although MPI does not start the ranks.
 
-MPI starts a small process, a *shim*, in place of each rank; see :mod:`distributor.mpi.node`. MPI gives the shim a
-*place* in its world: environment variables, and with MPICH also a socket. The rank gets the place of its shim.
+MPI starts a small process, a *shim*, instead of each rank; see :mod:`distributor.mpi.node`. MPI gives the shim a
+*place*: the environment variables and, with MPICH, the socket that a process needs to join MPI as a certain rank. The
+shim passes its place on to the rank.
 
 Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
 there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
@@ -41,10 +42,11 @@ Fail = Callable[[str], None]
 class Places:
     """Passes each rank of a node its *place*: what the rank needs to join MPI (variables and, with MPICH, a socket).
 
-    MPI gives the place to a *shim*, a process that it starts instead of the rank. The shim sends the place here.
+    MPI gives a rank's place to a *shim*, a process that it starts instead of the rank. The shim sends the place to this
+    process, the node's companion (which runs MPI there), and the companion sends it to the rank.
 
     Args:
-        line: name of the socket to which ranks connect, and shims (the processes that MPI starts in place of ranks).
+        line: name of the socket to which both ranks and shims (the processes that MPI starts instead of ranks) connect.
         size: number of the node's ranks.
         fail: called with an error text if a shim ends while ranks run.
     """
@@ -71,7 +73,8 @@ class Places:
         all ranks of this node have arrived, send each rank its place when the rank asks for it. Never returns.
 
         Args:
-            ready: called once all shims have sent the places of their ranks.
+            ready: called once each shim (a process that MPI starts instead of a rank) has sent what its rank needs to
+                join MPI.
         """
         while len(self._shims) < self._size:
             shim = self._accept()

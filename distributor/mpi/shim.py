@@ -1,7 +1,8 @@
 """The process (*shim*) that MPI starts in place of a rank.
 
-The shim passes the variables that MPI has set for it to the rank, through the companion (the process that runs MPI on
-the rank's node). The shim ends when the companion ends.
+MPI sets environment variables for the shim, which the rank needs in order to join MPI. The shim sends them to the
+companion (the process that runs MPI on the rank's node), and the companion passes them on to the rank. The shim ends
+when the companion ends.
 
 The script runs alone, without this package: ``python -S -E shim.py``.
 """

@@ -30,7 +30,10 @@ def environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
 
 
 def write(name: str, folder: str) -> Path:
-    """Copy a script of this package, which may be a zip file, into a folder, and return the script's path."""
+    """Copy a script of this package into a folder, and return the copy's path.
+
+    The package may be in a zip file, from which MPI could not start the script.
+    """
     path = Path(folder, name)
     path.write_bytes(pkgutil.get_data("distributor.mpi", name) or b"")
     return path

@@ -41,9 +41,10 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent in a fork of this process (entry point). This process becomes the agent's guard.
+    """Run the agent in a fork of this process (entry point).
 
-    The guard kills the processes that are left if the agent is killed.
+    This process becomes the agent's *guard*: if the agent is killed, the guard kills the processes that the agent has
+    left behind.
 
     Args:
         owner_pid: pid of the agent's owner (the process that started the agent), such as ``"4711"``.
@@ -163,7 +164,8 @@ class _Agent:
         """Run the ranks, and run them again whenever the driver orders another attempt.
 
         Returns:
-            The report, the small return values by rank, and whether the run has failed.
+            The node's report for the driver, with the outcomes of its ranks; the pickled return values of its ranks by
+            rank, except large ones, which are in files; and whether the run has failed.
         """
         self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
@@ -310,7 +312,7 @@ class _Agent:
             self._logs.driver_has(offsets, again)
 
     def status(self) -> messages.Beat:
-        """Return a heartbeat."""
+        """Return a heartbeat, the message that tells the driver how many ranks of this node are alive."""
         return messages.Beat(0) if self._attempt is None else self._attempt.status()
 
     def on_driver_lost(self) -> None:

@@ -53,7 +53,7 @@ class Assignment:
     """What an attempt does on this node.
 
     Attributes:
-        order: the order for the launcher.
+        order: what the launcher must run.
         store: a listening socket for the rendezvous store. Only node 0 uses it. The agent's copy is closed when the
             launcher starts.
         shipped: for each shipped file, its path on this node and its path on the driver.
@@ -85,7 +85,7 @@ class Ended:
 
     Attributes:
         outcomes: the outcomes of its ranks; empty if they were not started.
-        values: the small return values of its ranks, pickled, by rank.
+        values: the pickled return values of its ranks by rank, except large ones, which are in files.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
         launcher: the launcher for a possible next attempt.
@@ -176,7 +176,8 @@ class Attempt:
         """Run the launcher, and companions (processes such as Ray's) beside it, until the launcher ends.
 
         Return the launcher for a possible next attempt: the spare that the ended launcher has forked, or else one that
-        starts as a new process. If the launcher got no order, return the launcher itself.
+        starts as a new process. If the launcher was not told to start the ranks, because a companion ended or the
+        attempt was stopped before that, return the launcher itself.
         """
         own: set[int] = set()
         reaping = asyncio.ensure_future(_reap_orphans(own))
@@ -242,7 +243,11 @@ class Attempt:
             self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
 
     def status(self) -> messages.Beat:
-        """Return a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
+        """Return a heartbeat for the driver: how many ranks are alive, and for how long all of them have been idle.
+
+        The idle time is the number of seconds since any rank last wrote output or used CPU time. It is left out if it
+        is not measured.
+        """
         alive = len(self._ranks.alive_pids)
         if self._launcher.returncode is not None:
             return messages.Beat(0)
@@ -303,9 +308,10 @@ class Attempt:
         return not self._order.plan.node.ranks
 
     def _lose_patience(self) -> None:
-        """Stop the attempt: other nodes' ranks have not succeeded in time after the agent's owner had ended.
+        """Stop the attempt, unless the ranks of all nodes have succeeded by now.
 
-        The owner is the process that started the agent.
+        Called :data:`_OTHERS_PATIENCE` seconds after the end of the agent's owner, the process that started the agent.
+        Without its owner, the agent does not wait for other nodes any longer.
         """
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(succeeded=False)
@@ -394,7 +400,7 @@ class Attempt:
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
-        """Return the outcomes of the ranks, and their small return values by rank."""
+        """Return the outcomes of the ranks, and their return values by rank, except large ones, which are in files."""
         if not self._ranks.started:
             return (), {}
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)

@@ -1,7 +1,8 @@
 """Copy the ranks' new files from a node to the run's ``output_dir``, a folder on the driver or a URL.
 
-Each class is a *carrier*: one way to copy, over a connection to the driver, to a URL, or within the driver's machine.
-All methods block.
+Each *carrier* is a class that copies the files in one way: over a connection to the driver (:class:`ToDriver`), from a
+node to a URL (:class:`ToUrl`), or from the driver's machine to a folder there or a URL (:class:`Direct`). All methods
+block.
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ class Copies:
 class Direct:
     """Copies files on the driver's machine to ``output_dir`` under their final names, without asking the driver.
 
-    The nodes on this machine share one folder, so one of them copies the files of all.
+    The ranks of all nodes on this machine write to one folder, so only the first node copies new files from there.
 
     Args:
         place: the folder or URL to which files are copied.

@@ -17,10 +17,10 @@ from distributor.values.plan import CompanionOrder
 
 
 def main(path: str, agent_pid: str, ready: str) -> None:
-    """Run the companion that an order describes (entry point).
+    """Run a companion, a process that ranks need beside them, such as a Ray head (entry point).
 
     Args:
-        path: path of the pickled order.
+        path: path of the file in which the agent has named the function to call (a pickled ``CompanionOrder``).
         agent_pid: pid of the agent. This process ends when the agent ends.
         ready: descriptor of the pipe on which this process reports that it is ready.
     """

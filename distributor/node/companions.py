@@ -29,7 +29,7 @@ _TAIL_BYTES, _TAIL_LINES = 8 << 10, 20
 
 @dataclass
 class _Started:
-    """A companion's process and process descriptor, and whether it has reported that it is ready, or has ended."""
+    """A started companion (a process beside the ranks), and whether it has reported that it is ready, or has ended."""
 
     companion: Companion
     process: subprocess.Popen[bytes]
@@ -39,12 +39,12 @@ class _Started:
 
 
 class Companions:
-    """Starts, watches and ends the processes that the ranks of one attempt need beside them on this node.
+    """Starts, watches and ends the companions of one attempt on this node.
 
-    Such a process is a *companion*, for example a Ray head.
+    A *companion* is a process that ranks need beside them, for example a Ray head.
 
     Args:
-        order: the order for the launcher, which contains the node's plan.
+        order: what the launcher must run, with the node's plan, which lists the companions.
         on_death: called with the exit code and the error's text for each companion that ends before it is stopped.
     """
 
@@ -80,7 +80,10 @@ class Companions:
         self._changed.set()
 
     async def stop(self) -> None:
-        """End the companions with SIGTERM, and with SIGKILL if they have not ended :data:`_PATIENCE` seconds later."""
+        """End the companions (the processes beside the ranks) with SIGTERM.
+
+        Kill companions that have not ended :data:`_PATIENCE` seconds later.
+        """
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send_signal(number)
             with suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""Keep copies of states for ranks of other nodes, and send such ranks the states that are kept on this machine.
+"""Keep copies of what ranks of other nodes pass to ``save_checkpoint``, and send them to ranks that ask for them.
 
-A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states of the node's own
-ranks, and copies of states of other nodes' ranks.
+What a rank passes to ``save_checkpoint`` is called its *state*. The node's shared memory holds the states of the node's
+own ranks, and copies of states of other nodes' ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _SLOT = re.compile(r"\d{1,9}-[01]")
 
 
 class Copies:
-    """The copies of other nodes' states that one node keeps. Implements the protocol ``channel.peers.Store``.
+    """The copies that one node keeps of the states of other nodes' ranks (what they pass to ``save_checkpoint``).
+
+    Implements the protocol ``channel.peers.Store``.
 
     Args:
         run_id: the run.
@@ -38,7 +40,8 @@ class Copies:
         """Reserve memory for a copy of a rank's state. The copy replaces an older one.
 
         Raises:
-            OSError: there is no room, or the copy's name or sizes are not those of a rank's state.
+            OSError: the copy does not fit into the shared memory that this node may use, or the copy's name or sizes
+                are not those of a rank's state.
         """
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(
@@ -47,8 +50,8 @@ class Copies:
             )
         if copy.record + copy.objects > self._limit:
             raise OSError(
-                f"a rank's state has {copy.record + copy.objects} bytes beside its tensors, more than this node may "
-                "keep in shared memory"
+                f"a rank's state has {copy.record + copy.objects} bytes apart from its tensors, and these alone "
+                "are more than this node may keep in shared memory"
             )
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
@@ -74,7 +77,7 @@ class Incoming:
         limit: maximum size of all files with ranks' tensors in the folder of ``path``.
 
     Raises:
-        OSError: there is no room.
+        OSError: the copy does not fit into the shared memory that this node may use.
     """
 
     def __init__(self, path: Path, size: int, limit: int) -> None:
@@ -107,7 +110,9 @@ class Incoming:
 
 
 def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> PeerServer:
-    """Start a server that takes states from ranks of other nodes, and sends them states.
+    """Start a server that keeps copies of states of other nodes' ranks, and sends states to ranks that ask for them.
+
+    A *state* is what a rank passes to ``save_checkpoint``.
 
     Write the server's address, certificate and token to a file for this node's ranks. The ranks of all nodes then
     exchange these addresses.

@@ -183,8 +183,9 @@ class DriverLink:
         Once the agent's owner (the process that started the agent) is gone, the driver may be gone too. From then on,
         wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``.
 
-        If the agent's owner is gone but the ranks have succeeded, wait as long as the channel is up: without the owner,
-        which would send the results through Spark, the results can reach the driver only over the channel.
+        If the agent's owner is gone but the ranks have succeeded, go on with the work for as long as the channel is up.
+        The owner would have sent the results through Spark. Without it, they can reach the driver only over the
+        channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

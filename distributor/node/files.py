@@ -1,7 +1,8 @@
 """Find new files in the ranks' current directory, and copy them to ``output_dir``.
 
-A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled.
-The alternative, inotify, does not work on network file systems, and other processes may use up its limits.
+A file is copied once no process of the node has it open for writing, and again if it changes. To find such files, this
+module searches the ranks' current directory at intervals. The alternative, inotify, does not work on network file
+systems, and other processes may use up its limits.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class _Books:
     A file's *stamp* is its size, modification time and inode, which show whether the file has changed.
 
     Attributes:
-        known: the stamps of files when the watch began or when they were last copied.
+        known: each file's stamp (its size, modification time and inode) when the agent began to watch the directory, or
+            when the file was last copied.
         brought: the files that were copied to ``output_dir``.
-        again: when a file may be copied again, as ``time.monotonic()``.
+        again: the time before which a file may not be copied again, as ``time.monotonic()``.
         failed: why a file could not be copied.
         unsettled: the uploaded files that the driver does not know of yet, with their temporary names.
     """
@@ -96,7 +98,13 @@ class _Books:
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
     def wait(self, path: str, began: float, least: float) -> None:
-        """Put off the next copy of a file by ``least`` seconds, or longer if the work since ``began`` took long."""
+        """Put off the next copy of a file by ``least`` seconds, or by more if the last try took long.
+
+        Args:
+            path: the file.
+            began: when the last try to copy the file began, as ``time.monotonic()``.
+            least: minimum number of seconds.
+        """
         now = time.monotonic()
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
@@ -182,7 +190,7 @@ class Files:
     def on_owner_gone(self) -> None:
         """Stop copying to a folder or URL, because the agent's owner (the process that started it) has ended.
 
-        Files that are sent to the driver instead need no such stop: if the driver has ended too, the connections fail.
+        If this node sends its files to the driver instead, go on: if the driver has ended too, the connections fail.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()

@@ -69,7 +69,7 @@ class Halting:
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
         """Write the driver's order to the board, the file that ranks and agent share. Return the answer, if any.
 
-        The caller must have locked this file, and sends the answer to the driver.
+        Before the call, the caller must lock the board. Afterwards, it sends the returned answer to the driver.
         """
         if order.number < self._number:
             return None
@@ -102,7 +102,7 @@ class Halting:
     def _seats(self) -> list[Seat]:
         """Return the ranks' entries on the board, the file that the ranks share with the agent.
 
-        Return an empty list if the node's folder, which holds the board, is gone because the node is ending.
+        If the node is ending, its folder may be gone, and this file with it. In that case, return an empty list.
         """
         with suppress(OSError):
             return self._board.seats()

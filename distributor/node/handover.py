@@ -41,7 +41,9 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Tell the driver how the ranks have ended, and send their small return values. Without a channel, do nothing.
+        """Tell the driver how the ranks have ended, with the return values that fit into this message.
+
+        Without a channel, do nothing.
 
         Args:
             report: the node's report.

@@ -2,11 +2,11 @@
 
 A *state* is what a rank passes to ``save_checkpoint``. An agent cannot stay until the next job has loaded the states,
 because its Spark task waits for the agent to end. So the agent leaves a process behind, the *keeper*, which becomes the
-owner of the folder in shared memory. The keeper removes the folder and ends at the first of these events:
+owner of the folder in shared memory. At the first of three events, the keeper removes the folder and ends:
 
-- The run ends: the keeper notices this because the driver then closes the channel of the ended job.
-- Ranks of a later job have saved their own states on this machine, so the kept states are not needed.
-- The next job has had enough time to start and to load the states.
+- The run ends. Then the keeper ends too. It notices the end because the driver closes the channel of the ended job.
+- Ranks of a later job have saved their own states on this machine. Then the keeper ends, since it is not needed.
+- The next job has had enough time to start and to load the states. Then the keeper ends in any case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _LOADING = 60.0
 async def begin(
     job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
 ) -> Keeper | None:
-    """Serve the node's states to the ranks of other nodes, and return the :class:`Keeper`.
+    """Begin to send the states of this node's ranks to ranks of other nodes, and return the :class:`Keeper`.
+
+    A *state* is what a rank passes to ``save_checkpoint``.
 
     Return ``None`` if the nodes of this job do not exchange states.
 
@@ -70,14 +72,16 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
 
 
 class Keeper:
-    """Serves the node's states while the agent lives, and leaves a process that keeps them when the agent ends.
+    """Sends ranks' states to other nodes while the agent lives, and then can leave a process that keeps the states.
+
+    A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states.
 
     Args:
         job: the job.
         private: the node's private folder.
-        folder: the folder in shared memory.
-        server: serves the states to other nodes.
-        line: a connection that ends when the driver closes the channel of this job, if there is one.
+        folder: the folder with the states in shared memory.
+        server: sends ranks' states (what they pass to ``save_checkpoint``) to other nodes.
+        line: a connection that ends when the driver closes the channel of this job; ``None`` without such a connection.
     """
 
     def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:
@@ -88,7 +92,10 @@ class Keeper:
         self._line = line
 
     def end(self, *, keep: bool) -> None:
-        """End the server. With ``keep``, leave a process behind that keeps the states for the next job.
+        """End the server that sends ranks' states to other nodes. If ``keep``, leave a process that keeps the states.
+
+        A *state* is what a rank passes to ``save_checkpoint``. The process keeps the states for the run's next job. It
+        is left only if there are states, and a connection to the driver shows that the run has not ended.
 
         The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
         of the fork, so this process uses nothing that takes a lock.
@@ -120,9 +127,9 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Close all descriptors of this process except some.
+    """Close all file descriptors of this process, a fork of the agent, except those in ``keep``.
 
-    If the others stayed open in this fork of the agent, other processes would wait until the fork ends. For example,
+    If this fork kept the agent's other descriptors open, other processes would wait until the fork ends. For example,
     readers of the agent's output would wait for more output.
 
     Args:

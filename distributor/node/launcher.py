@@ -81,7 +81,7 @@ def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
 
 
 def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
-    """Fork the spare, the launcher of the next attempt. It waits for its order.
+    """Fork the spare, the launcher of the next attempt. It waits until the agent tells it which ranks to start.
 
     Until its order arrives, the spare ends when its connection to the agent closes, which happens when the agent ends.
     A signal on the parent's death (``PR_SET_PDEATHSIG``) would not do: the spare's parent is this launcher, not the

@@ -107,7 +107,7 @@ def _open(slots: int, store: socket.socket | None, spare: bool) -> _Ends:
 
 
 class SpawnedLauncher:
-    """A launcher that starts as a new process once it has an order. It first imports torch, which takes seconds."""
+    """A launcher in a new process, which :meth:`start` starts. The process first imports torch, which takes seconds."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -155,7 +155,7 @@ class SpawnedLauncher:
 
 
 class WaitingLauncher:
-    """A forked launcher that waits for its order. It is a child of this process, the agent.
+    """A forked launcher that waits until the agent tells it which ranks to start. It is a child of this process.
 
     Args:
         pid: the launcher's pid.
@@ -210,8 +210,8 @@ class WaitingLauncher:
 def _successor(line: socket.socket | None) -> Launcher:
     """Return the launcher of the next attempt: the forked one (*spare*) at the other end of a socket, or a new one.
 
-    The spare is a fork of the earlier launcher, and waits for its order. If there is no spare, or if it has ended,
-    return a launcher that starts as a new process once the agent gives it an order.
+    The spare is a fork of the earlier launcher, and waits until the agent tells it which ranks to start. If there is no
+    spare, or if it has ended, return a launcher that will be started as a new process.
     """
     if line is None:
         return SpawnedLauncher()
@@ -231,8 +231,8 @@ def living(launcher: Launcher) -> Launcher:
 def files_needed(who: Placement, node: Node) -> int:
     """Return how many files a node's launcher may have open at a time.
 
-    It has one for each rank of the node (the process descriptor by which it watches the rank), some others and, on the
-    first node, the connections of the rendezvous store.
+    The launcher has one open file for each rank of the node (the process descriptor by which it watches the rank), some
+    others and, on the first node, the connections of the rendezvous store.
 
     Args:
         who: the placement. The launcher of the first node runs the store, to which every launcher and every rank of the
@@ -262,7 +262,7 @@ def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
 
 
 def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
-    """Wait in the fork for the order, then run the ranks. If the agent ends first, end too."""
+    """Wait in this fork for the agent's order to start ranks, then run them. If the agent ends first, end too."""
     try:
         processes.die_with_parent(agent)
         order = await_order(line)
@@ -289,7 +289,11 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 
 
 def read(path: str) -> NodeOrder:
-    """Read an order from a file. If the ranks will be forks, remove the file, since they need not read it."""
+    """Read from a file what the launcher must run (its order), as the agent has written it.
+
+    Ranks that are new processes read the file too. If the ranks will be forks, they have its content already, so remove
+    the file.
+    """
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
@@ -308,7 +312,10 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the order to a file, and return the file's path. An order may hold a function too large for a message."""
+    """Write the launcher's order to a file, and return the file's path.
+
+    An order may contain a function that is too large for a message.
+    """
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

@@ -196,10 +196,11 @@ class _RankAgent(SimpleElasticAgent):
     def _all_done(self) -> bool:
         """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
 
-        If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier at
-        once. Otherwise, it must wait until the ranks of all nodes have succeeded, apart from ranks that serve others.
-        There are two reasons. A rank that serves others must not end before those other ranks. And a node without ranks
-        would wait at the barrier from the start, where it cannot learn that another node has failed.
+        If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier as
+        soon as its own ranks have succeeded. Otherwise, it must also wait until the ranks of all other nodes have
+        succeeded, apart from ranks that serve others. There are two reasons. A rank that serves others must not end
+        before those other ranks. And a node without ranks would wait at the barrier from the start, where it cannot
+        learn that another node has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True

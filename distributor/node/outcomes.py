@@ -44,8 +44,9 @@ class Ends:
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: the node's folder, if its disk is full.
-        now: the current time on both clocks, by which times on the monotonic clock are converted to seconds since the
-            epoch. If the launcher has not seen when a rank ended, the current time is taken instead.
+        now: the current time, both on the monotonic clock and in seconds since the epoch. With it, other times on the
+            monotonic clock are converted to seconds since the epoch. If the launcher has not seen when a rank ended,
+            the rank counts as having ended now.
         shipped: for each shipped file, its path on this node and its path on the driver.
     """
 
@@ -155,7 +156,7 @@ def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
     """Return the outcomes, with at most ``most`` bytes of pickled exceptions in total.
 
-    Keep the exceptions of the earliest failures, and remove the others.
+    Keep the exceptions of the earliest failures as long as they fit, and remove the exceptions of all later failures.
     """
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()
@@ -172,11 +173,11 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 
 
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
-    """Return the message that an attempt has failed on a node, followed by shorter versions without long texts.
+    """Return three versions of the message that an attempt has failed on a node, the longest one first.
 
-    All are :class:`~distributor.values.messages.Stopped` messages with the arguments as their fields. The first one
-    leaves out pickled exceptions, the second one also tracebacks and log output, and the third one all failures. The
-    caller sends the first one that is not too long for the channel.
+    Each version is a :class:`~distributor.values.messages.Stopped` message with the arguments as its fields. The first
+    version leaves out pickled exceptions, the second one also tracebacks and log output, and the third one all
+    failures. The caller sends the first version that is not too long for the channel.
     """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]

@@ -27,12 +27,12 @@ def restore(
         order: the order that the agent got from its owner, the process that started it.
         folder: the ranks' current directory.
         node_rank: the node's rank.
-        uploads: access to ``output_dir`` if it is a URL.
+        uploads: access to ``output_dir`` if it is a URL; otherwise ``None``.
         reached: whether the driver can be reached.
 
     Raises:
-        StartError: the URL cannot be used from this node, it holds more than the limit, or the files must be copied
-            from the driver and the driver cannot be reached.
+        StartError: ``output_dir`` is a URL that this node cannot use, or that holds more than ``output_limit``; or the
+            files must be copied from the driver, and the driver cannot be reached.
         OSError: a file cannot be read or written.
     """
     kept = job.output_dir

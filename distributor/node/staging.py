@@ -71,8 +71,8 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
     run counts as free, because these states are removed once this job has saved its own.
 
     Args:
-        job: the requested job.
-        agent: the agent's order.
+        job: the job.
+        agent: the order that the agent got from its owner, the process that started it.
         nodes: number of the run's nodes on this machine.
 
     Raises:
@@ -95,7 +95,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
-    """Return the order for the launcher. The order's descriptors are set later, when the launcher starts."""
+    """Return the order that tells the launcher what to run. Its descriptors are set later, when the launcher starts."""
     job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]

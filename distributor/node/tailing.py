@@ -159,7 +159,7 @@ class Tailing:
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
-        """Return the parts of the files that the driver must keep and does not have yet."""
+        """Return the parts of the ranks' log files that the driver must keep but has not received yet."""
         return tuple(
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files

@@ -26,7 +26,7 @@ _ASKED = 2
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a method of :class:`Remote` in the separate process."""
+    """A call of a method of :class:`Remote`, to be made in the separate process that accesses the URL."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -43,13 +43,13 @@ class _Answer:
 class Uploads:
     """A folder at a URL, like :class:`Remote`, but accessed by a separate process. Its methods block.
 
-    The process is started when it is needed. It ends with the attempt, like all processes that the agent has started,
-    and is started again when it is needed again.
+    The process that accesses the URL is started when it is needed. It ends with the attempt, like all processes that
+    the agent has started, and is started again when it is needed again.
 
     Args:
         root: the folder or zip from which this package can be imported.
         url: the URL of ``output_dir``.
-        environ: the environment of the separate process.
+        environ: the environment of the process that accesses the URL.
     """
 
     def __init__(self, root: str, url: str, environ: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ class Uploads:
         self._call("remove", name)
 
     def close(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the process that accesses the URL, even during an upload."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -155,7 +155,7 @@ class Uploads:
 
 
 def main(url: str) -> None:
-    """Serve calls that arrive on standard input, until the agent closes it or ends (entry point)."""
+    """Make the calls that arrive on standard input, until the agent closes this input or ends (entry point)."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers
     try:

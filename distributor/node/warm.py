@@ -46,9 +46,10 @@ _MOST_DESCRIPTORS = 6
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
     """Fork a guard, which forks the warm process, and return at once in the calling process (entry point).
 
-    A client that wants a warm process starts the calling process, and waits until that process has ended. It ends at
-    once, and its child, the guard, goes on as an orphan. So the client does not wait for the end of the guard and the
-    warm process.
+    The warm process imports torch and then forks agents. The guard cleans up after the warm process.
+
+    A client that wants a warm process starts a new process, which calls this function and then ends. The client waits
+    for the end of this new process. It does not wait for the guard and the warm process, which go on as orphans.
     """
     if os.fork() == 0:
         try:
@@ -148,9 +149,9 @@ def _is_bad_fork() -> bool:
 def _started_runtime() -> str | None:
     """Return which library has started native threads: JAX, TensorFlow or Ray; ``None`` if none of them has.
 
-    Python does not list native threads, so look at the state of each library. The import of these libraries alone
-    starts no threads. Sources: ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``,
-    ``ray/_private/worker.py``.
+    Python does not list native threads. JAX, TensorFlow and Ray do not start any when they are imported, but when they
+    are first used, so check in the modules of each library whether this has happened. Sources:
+    ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
@@ -277,8 +278,8 @@ class _Warm:
     def _retire(self) -> None:
         """Stop accepting requests, and remove the socket.
 
-        The other files in the warm process's folder stay, because agents that the warm process has forked go on and
-        still use these files.
+        Apart from the socket, all files in the warm process's folder stay, because agents that the warm process has
+        forked go on and still use these files.
         """
         if self._listener is not None:
             with suppress(OSError):  # still this process's socket: others replace it once it is closed
@@ -312,9 +313,10 @@ class _Warm:
                 os.close(descriptor)
 
     def _remove_folder(self) -> None:
-        """Remove the folder, unless a new warm process uses it by now.
+        """Remove this warm process's folder, unless a new warm process uses the folder by now.
 
-        The folder holds the token of the warm process that uses it, and each warm process has its own token.
+        The folder contains the token of the warm process that uses it. If that is not this process's own token, a new
+        warm process uses the folder.
         """
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -328,7 +330,10 @@ class _Warm:
         return pid
 
     def _become_agent(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> NoReturn:
-        """Make the fork look like a new process that the client has started, then run an agent in it."""
+        """Make this fork look like a new process that the client has started, then run an agent in it.
+
+        The client is the process that has asked for the agent: the Python worker of a Spark task, or the driver.
+        """
         try:
             assert self._listener is not None
             for descriptor in (self._owner, self._lock, *self._agents):

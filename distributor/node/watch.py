@@ -60,8 +60,9 @@ class _Rank:
 class _Wishes:
     """Requests to the launcher's main thread, which starts, watches and stops the ranks. :meth:`wake` wakes the thread.
 
-    ``begin`` asks it to let the ranks begin, ``release`` to end the ranks that only serve other ranks (such as
-    parameter servers), ``stop`` to stop all ranks, and ``over`` to end itself. ``ordered`` says that the node's agent
+    ``begin`` asks the main thread to let the ranks begin, ``release`` to end the ranks that only serve other ranks
+    (such as parameter servers), ``stop`` to stop all ranks, and ``over`` to return from :meth:`Watch.run`. ``ordered``
+    says that the node's agent
     has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that the node's agent ends the
     ranks itself, so that the launcher sends no SIGTERM.
     """
@@ -308,7 +309,7 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _awaits_order(self) -> bool:
-        """Return whether to wait a moment before the ranks get SIGTERM.
+        """Return whether to wait longer for an order from the agent before the ranks get SIGTERM.
 
         After a failure, the launcher waits :data:`_ORDER_PATIENCE` seconds for the agent, which may decide that another
         attempt follows. In that case, the agent sends the launcher a signal and kills the ranks itself, so the launcher
@@ -335,7 +336,7 @@ class Watch:
     def _signal_running(self, number: signal.Signals | None) -> None:
         """Send a signal to the running ranks, if one is given.
 
-        For each of them that is not being ended already, also record that the launcher begins to stop it now.
+        Also record, for each running rank that is not being ended already, that the launcher begins to stop it now.
         """
         for rank in self._running():
             if rank.stopped is None and rank.released is None:

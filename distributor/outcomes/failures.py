@@ -87,7 +87,7 @@ def has_cause(failures: Sequence[Failure | None]) -> bool:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return whether a failure looks like the consequence of another failure, such as a broken connection."""
+    """Return whether a failure looks like a consequence of another: for example, a connection breaks if a peer ends."""
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
@@ -195,7 +195,7 @@ def _last_lines(failure: Failure) -> str:
 
 
 def _told(line: str) -> str:
-    """Return a line of a rank's output in the form that it would have in the failure's traceback.
+    """Return a line of a rank's output as the failure's traceback would show it, so that the two can be compared.
 
     Remove the prefix ``[rank0]: ``, which torch puts before each line of a traceback. Replace the file name of a
     notebook cell by the cell's name, such as ``Cell In[5]``.

@@ -80,7 +80,8 @@ def verdict(
         world_size: number of ranks.
         advise: returns advice on the root failure, which caused the others.
         local: whether the run was on this machine, without Spark.
-        preempted: why ranks were asked to stop together before they had finished; ``None`` if the user asked for it.
+        preempted: if ranks stopped together before they had finished, why they were asked to stop; ``None`` if the
+            user asked them, or nobody did.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -248,9 +249,9 @@ def training_error(
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
     """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
 
-    Its ``__cause__`` is the exception that the rank of the root failure raised. Return a ``StartError`` if this rank
-    found, before it called any user code, that its node lacks something that the run needs. Return a ``GroupError`` if
-    ranks never joined a process group of all ranks.
+    The exception is a ``StartError`` if the rank of the root failure found, before it called any user code, that its
+    node lacks something that the run needs. It is a ``GroupError`` if ranks never joined a process group of all ranks.
+    Otherwise, it is a ``TrainingError``, whose ``__cause__`` is the exception that the rank of the root failure raised.
 
     Args:
         failures: the failures of the run's ranks.

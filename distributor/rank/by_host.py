@@ -13,9 +13,11 @@ _LIBRARIES = ("streaming",)
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """Print a warning if this rank ever imports one of :data:`_LIBRARIES` and several executors share its host.
+    """Print a warning if several executors share the host, and this rank imports a library that does not allow this.
 
-    There is no warning if the ranks of a host are numbered together (``local_ranks="host"``).
+    The libraries in :data:`_LIBRARIES` expect one process with ``LOCAL_RANK`` 0 on each host, but each executor has
+    one. There is no warning with ``local_ranks="host"``, where the ranks of all executors on a host are numbered
+    together.
     """
     neighbours = [other for other in placement.nodes if other.address == node.address]
     if node.by_host is None and len(neighbours) > 1 and local_rank == 0:

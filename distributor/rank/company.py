@@ -42,7 +42,8 @@ class Company:
     def missed(self) -> str | None:
         """The name of the framework with which this rank trains alone; ``None`` if it does not train alone.
 
-        If the rank trains alone and none of :data:`_FRAMEWORKS` is loaded, return ``"torch"``.
+        In a run of several ranks, a rank trains alone if it has joined no process group of all ranks. The name is
+        ``"torch"`` if none of :data:`_FRAMEWORKS` is loaded.
         """
         if not self._trains or self._met:
             return None

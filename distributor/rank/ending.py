@@ -56,7 +56,7 @@ class Account:
     Args:
         order: the agent's order, which says what the ranks of this node run.
         local_rank: the local rank of this process.
-        slot: the memory in which the agent reads the report.
+        slot: the shared memory to which this rank writes how it has ended, and from which the agent reads it.
     """
 
     def __init__(self, order: NodeOrder, local_rank: int, slot: Slot) -> None:
@@ -81,7 +81,7 @@ class Account:
         self._tell(self._failed("exit", message), _monotonic())
 
     def raised(self, error: BaseException) -> str:
-        """Report that the target has raised an exception, and return what Python prints for it.
+        """Report that the user's code has raised an exception, and return what Python prints for it.
 
         If the exception's own code, such as its ``__str__``, takes longer than :data:`PATIENCE` seconds, report only
         what is known by then, and exit.
@@ -102,10 +102,10 @@ class Account:
         return text
 
     def returned(self, value: Any, alone: str | None = None) -> None:
-        """Report that the target has returned a value. A value of more than :data:`SMALL_VALUE` bytes goes into a file.
+        """Report that the user's code has returned a value. A value of over :data:`SMALL_VALUE` bytes goes into a file.
 
-        If pickling makes no progress for :data:`VALUE_PATIENCE` seconds, the report says so instead, and the rank
-        exits.
+        If the pickling of the value makes no progress for :data:`VALUE_PATIENCE` seconds, report that the value cannot
+        be pickled, and exit.
 
         Args:
             value: the value.

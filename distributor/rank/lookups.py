@@ -38,15 +38,17 @@ _NOBODY = "::1%no interface"
 
 
 def switch_off(folder: str) -> None:
-    """Stop torch from looking up peers' names, in this process and in its later forks.
+    """Stop torch from looking up the host names of other processes, in this process and in its later forks.
 
-    To do so, this function starts a store of torch on a Unix socket to which a client is already connected. The store's
-    thread looks up the client's name. This fails, because the name is too long, and torch then makes no more look-ups.
-    The store's constructor also tries to connect to the store, but at an invalid address. It therefore raises an error,
-    which is ignored. The thread has ended when this function returns.
+    Torch makes no more look-ups of host names once one has failed, so this function makes one fail. It starts a store
+    of torch on a Unix socket to which a client is already connected. The store's thread looks up the name of this
+    client. For a Unix socket, the name is the socket's path. The path of this client is too long for getnameinfo(3), so
+    the look-up fails. The store's constructor also tries to connect to the store, but at an invalid address. It
+    therefore raises an error, which is ignored. The thread has ended when this function returns.
 
     Args:
-        folder: a private folder. During the call, it holds the Unix sockets of the store and of the client.
+        folder: a private folder. During the call, it holds the Unix sockets of a temporary store of torch and of a
+            client that connects to this store.
     """
     global _done
     if _done:

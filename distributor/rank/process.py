@@ -152,7 +152,7 @@ def _redirect(source: int, target: int) -> None:
 
 
 def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
-    """Run the target, report how it ended, and return the exit code."""
+    """Run the user's function, module or script (the target), report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
@@ -220,8 +220,8 @@ def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
 def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return the exception hook that torch has replaced; ``hook`` itself if torch has not replaced any.
 
-    ``init_process_group`` sets a hook of its own, which calls the previous hook and puts ``[rank1]: `` before each line
-    of its text.
+    ``init_process_group`` replaces ``sys.excepthook`` by torch's own hook, which calls the previous hook and puts
+    ``[rank1]: `` before each line that the previous hook prints.
 
     Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
     """
@@ -236,8 +236,8 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 def _calm_signal_handlers() -> None:
     """Suppress exceptions of the user's signal handlers, which could prevent the report of the rank's outcome.
 
-    For example, torch's data loader raises an exception from its SIGCHLD handler, wherever the main thread happens to
-    be.
+    An exception from a signal handler interrupts whatever the main thread runs when the signal arrives. For example,
+    torch's data loader raises an exception from its SIGCHLD handler if one of its worker processes has failed.
     """
     for number in signal.valid_signals():
         for _ in range(2):  # each call first runs pending handlers, which may raise
@@ -260,7 +260,7 @@ def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int,
 
 
 def _returned(order: NodeOrder, local_rank: int) -> Any:
-    """Run the target, and return what it returns; ``None`` if it exits with 0, as scripts do at their end."""
+    """Run the user's code, and return its value; ``None`` if it exits with code 0, as scripts may do at their end."""
     try:
         return _call(order, local_rank)
     except SystemExit as stop:
@@ -294,7 +294,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
 
 
 def _call_ours(call: Call | None, local_rank: int) -> None:
-    """Call a function of this package that the plan or order of the node names; do nothing if ``call`` is ``None``."""
+    """Call the function of this package that ``call`` names; do nothing if ``call`` is ``None``."""
     if call is not None:
         getattr(importlib.import_module(call.module), call.function)(**call.arguments, local_rank=local_rank)
 
@@ -314,7 +314,8 @@ def script_path(order: NodeOrder, script: Script) -> str:
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the user's first frame on, without this module, the unpickling and ``runpy``.
 
-    Return ``None`` if no frame is the user's, because the target could not be loaded or called.
+    Return ``None`` if no frame is the user's, because the user's function, module or script could not be loaded or
+    called.
     """
     ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames
@@ -332,9 +333,9 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
 def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
-    A rank that has failed spends at most :data:`_FAILED_PATIENCE` seconds on this, because the other ranks wait for it
-    in collectives. A rank that has returned then waits for the other ranks, for a few seconds at most (see
-    :mod:`distributor.rank.parting`).
+    A rank that has failed exits after at most :data:`_FAILED_PATIENCE` seconds, even if its threads or callbacks still
+    run, because the other ranks wait for it in collectives. For a rank that has returned, there is no such limit. At
+    the end, it waits for the other ranks, for a few seconds at most (see :mod:`distributor.rank.parting`).
     """
     if code != 0 and account.is_mine:
         _end_soon(code)

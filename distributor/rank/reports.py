@@ -1,8 +1,8 @@
 """Write a rank's reports to a file, which the node's agent sends to the driver. A rank never waits for the sending.
 
-Each report is one line of the file. Like a line of the rank's output, it is sent at once over the channel, the agent's
-live connection to the driver. If the channel breaks, lost lines are sent again later. Lines that the driver still lacks
-at the end are sent through Spark.
+Each rank has a file to which it writes one line for each report. The agent sends each line at once over the channel,
+its live connection to the driver, as it does with the lines of the rank's output. If the channel breaks, lost lines are
+sent again later. Lines that the driver still lacks at the end are sent through Spark.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def latest() -> dict[str, float]:
 
 
 def finish() -> None:
-    """Finish the reports, since the rank's target has ended."""
+    """Write the last report if it was left out to save space, since the rank's function, script or module has ended."""
     if _writer is not None:
         _writer.finish()
 

@@ -36,10 +36,10 @@ def refuse() -> None:
 
 
 def _replace(_gateway: ModuleType) -> None:
-    """Replace the function that starts a JVM, in all modules that have imported it.
+    """Make pyspark's function ``launch_gateway``, which starts a JVM, raise an error.
 
-    Modules of pyspark that have imported the function ``launch_gateway`` may be loaded already, because a rank may be a
-    fork of a process that has imported pyspark.
+    ``launch_gateway`` is replaced in its own module and in the other modules of pyspark that have imported it. These
+    may be loaded already, because a rank may be a fork of a process that has imported pyspark.
     """
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):

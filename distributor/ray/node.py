@@ -59,7 +59,9 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is refused; ``None`` if it is not. Old versions accept clients without the token.
+    """Return why a version of Ray is refused; ``None`` if it is not.
+
+    Ray must accept only clients that have the run's secret token. Old versions also accept clients without it.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")

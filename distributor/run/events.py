@@ -47,7 +47,8 @@ class Lost:
 class Cancel:
     """The run must end. ``why`` is shown in the live status.
 
-    ``told`` is the reason in the text of the error; ``""`` if the user has cancelled the run.
+    ``told`` is the reason that the text of the run's ``RunCancelledError`` gives; ``""`` if the user has cancelled the
+    run.
     """
 
     why: str

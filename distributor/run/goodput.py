@@ -12,7 +12,7 @@ class Moments:
     """When an attempt reached each phase, in seconds on the driver's clock; ``None`` until it does.
 
     Attributes:
-        began: when it began.
+        began: when the attempt began.
         starting: when the first node was up.
         running: when all ranks were up.
         stopping: when the driver began to stop the ranks.
@@ -53,7 +53,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Goodput:
-    """How a run has spent its time, in seconds. The parts add up to the whole time.
+    """How a run, or one attempt of it, has spent its time, in seconds. The parts add up to the whole time.
 
     Attributes:
         training: time in steps that no earlier attempt had done.
@@ -81,12 +81,12 @@ class Goodput:
 
     @property
     def total(self) -> float:
-        """The whole time, in seconds."""
+        """The whole time of the run or attempt, in seconds: the sum of the parts, such as ``training``."""
         return sum(self._parts())
 
     @property
     def share(self) -> float:
-        """The share of the whole time that went into training, from 0 to 1."""
+        """The share of the whole time (``total``) that went into training, from 0 to 1."""
         return self.training / self.total if self.total else 0.0
 
     def __add__(self, other: Goodput) -> Goodput:

@@ -54,15 +54,15 @@ class Agreement:
 
     @property
     def order(self) -> Propose | Agree:
-        """The order to all nodes: to consider the proposed step or, once all have accepted it, to stop there."""
+        """The driver's order to all nodes: to consider a proposed step or, once all have accepted it, to stop there."""
         holds = self._accepted == self._nodes
         return Agree(self._proposal.number, self._proposal.step, self._attempt) if holds else self._proposal
 
     def on_reached(self, node: str, reached: Reached) -> bool:
-        """Record a node's answer to a proposed step, and return whether the order to the nodes has changed.
+        """Record a node's answer to a proposed step. Return whether the driver must send all nodes a new order.
 
-        Ranks go on training while messages travel. So each new proposal is twice as many steps ahead of the ranks as
-        the previous proposal.
+        Ranks go on training while messages travel, so they may pass a proposed step before it is agreed. So each new
+        proposal is twice as many steps ahead of the ranks as the previous proposal.
         """
         if reached.number != self._proposal.number or node not in self._nodes or isinstance(self.order, Agree):
             return False

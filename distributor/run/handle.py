@@ -100,9 +100,9 @@ class Run:
         return self
 
     def withdraw(self) -> bool:
-        """End the run before it begins. If its thread has already begun to execute it, do nothing and return ``False``.
+        """End the run before its thread executes it. If the thread has already begun, do nothing and return ``False``.
 
-        If the thread begins after this call, the thread does nothing.
+        If the thread that executes the run begins only after this call, it does nothing.
         """
         if not self._life.begin():
             return False

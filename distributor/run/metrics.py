@@ -43,7 +43,7 @@ class Metrics(Sequence[Row]):
     """All reports of a run's ranks up to one moment: a sequence of rows, in order of attempt and time.
 
     Attributes:
-        rows: the rows.
+        rows: one row for each report.
         dropped: number of reports that were left out: a rank reported too much and its reports were thinned out, or a
             disk was full.
 

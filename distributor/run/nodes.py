@@ -130,7 +130,7 @@ class Nodes:
 
     @property
     def widows(self) -> list[str]:
-        """The nodes that run on without their Spark task, after their ranks have succeeded."""
+        """The nodes whose agent still runs after their ranks have succeeded, although their Spark task has ended."""
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
@@ -145,7 +145,7 @@ class Nodes:
 
     @property
     def delayed(self) -> bool:
-        """Whether any node that has reported has not started its ranks yet."""
+        """Whether any node imports a module, or has connected to the driver but has not started its ranks yet."""
         return bool(self._importing) or self.up < self.known
 
     def _some(self, number: int) -> str:
@@ -176,7 +176,8 @@ class Nodes:
     def all_rest(self) -> bool:
         """Whether at least one node waits for a decision about another attempt, and no node still has ranks.
 
-        A node that has stopped its ranks waits. A node that has ended or is lost has no ranks, and does not wait.
+        A node that has stopped its ranks waits for this decision. Nodes that have ended or are lost do not count: they
+        have no ranks, and wait for nothing.
         """
         states = self._of_placement()
         return any(state.port is not None for state in states) and all(
@@ -196,10 +197,10 @@ class Nodes:
         return sum(state.alive or 0 for state in self._now() if not state.ended)
 
     def stalled(self, name: str, limit: float) -> bool:
-        """Return whether all ranks of all nodes were idle for ``limit`` seconds at the same moment.
+        """Return whether there was a moment at which all ranks of all nodes had been idle for ``limit`` seconds.
 
-        Call this after each heartbeat of a node. Nodes send heartbeats at different moments. So once all nodes seem
-        idle, the result is ``True`` only after one more heartbeat of each node has confirmed it.
+        Call this after each heartbeat of a node, with the node's ``name``. Nodes send heartbeats at different moments.
+        So once all nodes seem idle, the result is ``True`` only after one more heartbeat of each node has confirmed it.
         """
         if self.placement is None:
             return False

@@ -13,7 +13,7 @@ from distributor.values.job import Step
 
 
 class Preparing:
-    """Says which step of its start a run is at, until its ranks are up. Any thread may call the methods.
+    """Says what a run does until its ranks are up, such as waiting for slots. Any thread may call the methods.
 
     Args:
         margins: the run's time limits and intervals that users cannot set.
@@ -22,13 +22,13 @@ class Preparing:
     def __init__(self, margins: Margins) -> None:
         self._margins = margins
         self._lock = threading.Lock()
-        self._step = ("", 0.0)  # the current step of the start, and when it began
+        self._step = ("", 0.0)  # what the run does to start, and since when
         self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
 
     def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
-        """Return the current step of the start in words, and for how many seconds it has lasted.
+        """Return in words what the run does to start its ranks, and for how many seconds it has done so.
 
-        Return ``("", 0.0)`` if there is no such step, for example because the ranks are up.
+        Return ``("", 0.0)`` if the ranks are up, the run is stopping, or it is not known what the run does.
         """
         if not isinstance(state.phase, (Waiting, Starting)):
             return "", 0.0

@@ -85,9 +85,9 @@ def again_in_new_job(
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
 
-    If so, nodes kill each rank as soon as it is not writing a file, so that the next attempt can start. A rank's broken
-    connection does not make another attempt certain: an exception in the user's code on another rank may have broken
-    it, and no attempt follows such an exception unless ``restart_on="any"``.
+    If another attempt is certain, nodes kill each rank as soon as it is not writing a file, so that the attempt can
+    start soon. A rank's broken connection does not make another attempt certain: an exception in the user's code on
+    another rank may have broken it, and no attempt follows such an exception unless ``restart_on="any"``.
 
     Args:
         cause: what is known so far.

@@ -56,7 +56,12 @@ class Submission:
         self._narrower: int | None = None
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
-        """Return the submission of the run's next job. ``wider``: it should have more ranks than this job."""
+        """Return the submission of the run's next job.
+
+        Args:
+            job: the next job.
+            wider: whether the current job has stopped so that the next one can have more ranks.
+        """
         made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
         made._narrower = self.job.resources.num_processes if wider else None
         return made
@@ -69,7 +74,7 @@ class Submission:
         if the number of ranks is fixed.
 
         Raises:
-            ConfigurationError: the launch path cannot start any of the numbers of ranks that free slots allow.
+            ConfigurationError: the launch path refuses every number of ranks that the user and the free slots allow.
         """
         if self._resize is None or self.job.widths is None:
             return
@@ -86,10 +91,12 @@ class Submission:
             time.sleep(_LOOK)
 
     def _widest(self, room: int | None, waited: float = SETTLE) -> Job | None:
-        """Return the job with as many ranks as ``room`` allows; ``None`` if it should wait for more slots.
+        """Return the job with as many ranks as fit into free slots; ``None`` if it should wait for more slots.
+
+        ``room`` and ``waited`` are as for :func:`widths`.
 
         Raises:
-            ConfigurationError: the launch path can start none of the numbers of ranks.
+            ConfigurationError: the launch path refuses every number of ranks that the user and the free slots allow.
         """
         assert self._resize is not None and self.job.widths is not None
         refused: ConfigurationError | None = None
@@ -107,7 +114,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return how many ranks a new job could have in addition to those of this job. May block in calls to Spark."""
+        """Return how many more ranks the run could have if a new job replaced this one. May block in calls to Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:

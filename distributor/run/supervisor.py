@@ -288,7 +288,7 @@ class Supervisor:
         )
 
     def _preempted(self) -> Preempted | None:
-        """Return why ranks were asked to stop together; ``None`` if the user has asked them to."""
+        """Return why ranks that stopped together were asked to stop; ``None`` if the user has asked them to."""
         about = self.state
         if isinstance(about.wish, events.Halt):
             return None
@@ -331,7 +331,8 @@ class Supervisor:
     def say_where(self) -> None:
         """Ask ranks for their stacks, and log a summary once they answer.
 
-        This method does not wait for the ranks' answers, so that the caller can begin to stop the ranks at once.
+        This method does not wait for the stacks, so that its caller, which cancels the run, can begin to stop the ranks
+        at once.
         """
         patience = self._margins.last_words
         self._where = self._ask(patience, all_threads=False, then=self._tell_where)

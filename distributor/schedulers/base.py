@@ -30,7 +30,7 @@ class Scheduler(Protocol):
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
 
-        Return ``None`` instead of the CPUs and GPUs if the session's own settings give each task what it needs.
+        The second value, the CPUs and GPUs, is ``None`` if the session's own settings give each task what it needs.
 
         Raises:
             ConfigurationError: the request contradicts the settings of the cluster.

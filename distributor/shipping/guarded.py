@@ -41,7 +41,8 @@ class _Call(threading.Thread, Generic[T]):
 def guarded(call: Callable[[], T], patience: float, progress: Callable[[], object] = lambda: None) -> T:
     """Make a call in another thread, and give it up if it makes no progress.
 
-    Return the call's result, or raise what the call raises. If no thread can be started, make the call without a limit.
+    Return the call's result, or raise what the call raises. If no thread can be started, make the call in the current
+    thread, without a time limit.
 
     Args:
         call: the call.

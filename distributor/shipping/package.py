@@ -55,7 +55,10 @@ def package_root() -> str:
 
 
 def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
-    """Take parts of more than ``limit`` bytes out of a job: the function with its arguments, and the folders.
+    """Take the large parts out of a job, so that they can be sent separately.
+
+    The parts are the pickled function with its arguments, and the zipped files of ``working_dir`` and ``output_dir``. A
+    part is large if it has more than ``limit`` bytes.
 
     Returns:
         The job without its large parts, and these parts by name. :func:`attach` puts them back.

@@ -236,7 +236,7 @@ def _own_modules_by_value() -> Iterator[None]:
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     """Find the first variable, global, default or argument of a call that cannot be pickled.
 
-    Return its description and its value; ``""`` and ``None`` if none is found.
+    Return a description of what was found, for an error text, and its value; ``""`` and ``None`` if all can be pickled.
     """
     candidates: list[tuple[str, Any]] = []
     inner: Any = function

@@ -79,8 +79,8 @@ def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int],
     """Return files of a folder as zip bytes, with their modes.
 
     Args:
-        folder: the folder.
-        files: the paths of files, and of links to folders.
+        folder: the folder that contains the files. Names in the zip are relative to it.
+        files: the paths of the files, and of links to other folders of ``folder``, which stay links in the zip.
         packed: as for :func:`pack_folder`.
 
     Raises:
@@ -135,7 +135,7 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a project folder that are shipped: files, and links to folders that are shipped too."""
+    """Yield the paths in a project folder to be shipped: files, and links to other shipped folders of the project."""
     return _files_below(folder, os.path.realpath(folder), frozenset())
 
 

@@ -46,7 +46,7 @@ def count(number: int, what: str) -> str:
 def size(number: float) -> str:
     """Return a number of bytes as text, in the largest suitable unit: bytes, KiB, MiB, GiB or TiB.
 
-    The number in this unit has one decimal if it is below 10 and the unit is not bytes.
+    In all units except bytes, a number below 10 has one decimal, such as ``1.5 KiB``.
 
     >>> size(0), size(1536), size(64 << 20), size(1 << 30)
     ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')

@@ -223,7 +223,7 @@ def check_ports(name: str, ports: Any) -> tuple[int, int]:
         first, last = 0, -1
     if not 1 <= first <= last <= 65535:
         raise ConfigurationError(
-            f"{name} must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
+            f"{name} must be two ports from 1 to 65535, the first and the last of a range such as (7000, 7100), not "
             f"{ports!r}"
         )
     return first, last

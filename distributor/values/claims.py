@@ -91,15 +91,15 @@ class Claim:
     attempt: int = 0
 
     def renewed(self) -> Claim:
-        """Return the next version of the record, with the same holder."""
+        """Return the next version of the claim (the record that reserves a name), with the same holder."""
         return replace(self, sequence=self.sequence + 1)
 
     def advanced(self, attempt: int) -> Claim:
-        """Return the next version of the record, for another job of the same run."""
+        """Return the next version of the claim (the record that reserves a name), for another job of the same run."""
         return replace(self, sequence=self.sequence + 1, attempt=attempt)
 
     def released(self, *, finished: bool) -> Claim:
-        """Return the next version of the record, without a holder."""
+        """Return the next version of the claim (the record that reserves a name), in which no run holds the name."""
         return replace(self, sequence=self.sequence + 1, finished=finished, holder=None)
 
 
@@ -186,10 +186,10 @@ class Fence:
     """The condition under which ranks may commit checkpoints: their run holds the claim that reserves its name.
 
     Attributes:
-        place: the folder or URL where the claim is kept.
-        run: the run that must hold the name.
-        attempt: number of the first attempt of the job that may commit. Earlier jobs may not: some of their nodes may
-            be cut off from the driver and still run.
+        place: the folder or URL where the claim (the record that reserves the run's name) is kept.
+        run: identifier of the run that must hold the claim.
+        attempt: number of the first attempt of the job whose ranks may commit checkpoints. Ranks of earlier jobs may
+            not: some of their nodes may be cut off from the driver and still run.
     """
 
     place: str
@@ -204,6 +204,7 @@ def training_folder(place: str, training: int) -> str:
 
     Args:
         place: the folder or URL of the claim.
-        training: number of the training among those with the same name.
+        training: number of the training under the run's name, from 1. A run that continues an earlier training has the
+            same number as the earlier run.
     """
     return f"{place.rstrip('/')}/{training}"

@@ -173,9 +173,11 @@ def overlay(
 
     Args:
         environ: the task's environment.
-        task_cpus: number of CPUs of one task.
+        task_cpus: number of CPUs of each task of the run. With stage-level scheduling, it can exceed
+            ``spark.task.cpus``.
         ranks_per_task: number of ranks that share a task's CPUs.
-        spark_cpus: the value of ``spark.task.cpus``, where it can differ from ``task_cpus``.
+        spark_cpus: the value of ``spark.task.cpus`` if Spark itself sets ``OMP_NUM_THREADS`` to this value in its
+            workers; ``None`` (default) if it does not.
     """
     return {
         "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),

@@ -37,12 +37,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Brought:
-    """A new file of ranks that reached the driver through Spark, because it could not be sent over the channel.
+    """A file that a rank wrote, and that reached the driver with the results of the Spark tasks.
+
+    A node sends a file in this way if it cannot send it over the channel (its own connection to the driver).
 
     Attributes:
         node: rank of the node that has sent the file.
-        entry: the file.
-        pieces: its content.
+        entry: the description of the file.
+        pieces: the content of the file.
         uploaded: the name under which the node has uploaded the file, if ``output_dir`` is a URL; otherwise ``None``.
     """
 
@@ -105,9 +107,9 @@ def beyond_limit(limit: int) -> str:
 
 
 def mark(run_id: str) -> str:
-    """Return the name of a file that the driver writes to ``output_dir`` if this is a URL.
+    """Return the name of a file by which nodes check that a URL leads to the same ``output_dir`` as on the driver.
 
-    Nodes look for the file, to check that the URL leads them to the same folder as the driver.
+    The driver writes this file to ``output_dir`` if ``output_dir`` is a URL. Each node then looks for the file there.
     """
     return f".distributor-{run_id}"
 

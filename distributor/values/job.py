@@ -89,7 +89,7 @@ class WorkingDir:
 
 @dataclass(frozen=True)
 class OutputDir:
-    """The folder or URL to which new files of ranks are copied.
+    """The folder or URL to which the files that ranks write are copied.
 
     Attributes:
         where: a URL, or the absolute path of a folder on the driver.
@@ -143,9 +143,10 @@ class Job:
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
+        output_dir: the folder or URL to which files that ranks write are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
-        identity: what a run with a name and checkpoints trains; ``None`` for other runs.
+        identity: a description of the training (the target and its arguments), with which a later run of the same name
+            is compared; ``None`` for a run without a name or without checkpoints.
         fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
             until the run holds it, or if the run needs no claim.
         peers: the key with which nodes exchange copies of the states of ranks; ``None`` if they exchange none.
@@ -212,7 +213,8 @@ class Job:
     def preload(self) -> tuple[str, ...]:
         """The modules that a warm process imports besides torch: the launch path's, then the user's.
 
-        A warm process forks the agents of runs on one executor or on this machine.
+        A warm process imports these modules once. It then forks the agents (the processes that start ranks) of several
+        runs, on its executor or, in local mode, on the driver's machine.
         """
         return (*self.launch.preload, *self.startup.preload)
 
@@ -228,7 +230,7 @@ class Job:
 
 
 class Step(NamedTuple):
-    """One step of a run before its ranks are up.
+    """One step of a run's start (the time until its ranks are up), such as waiting for slots.
 
     ``what`` names the step, and stays the same while the step lasts. ``how_far`` describes the step's progress.
     """

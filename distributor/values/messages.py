@@ -1,9 +1,9 @@
 """Every message between the processes of a run, and its form on the wire.
 
-A message is a frozen dataclass. It is sent as an object of plain values: its ``kind`` and its fields. Connections to
-the driver (the channel) and the launcher's pipe use JSON. Sockets between processes of one user on one machine use
-pickle, since those messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as
-a message, but as a :class:`~distributor.values.outcome.Log`.
+A message is a frozen dataclass. It is sent as a dict of its ``kind`` and its fields. Connections to the driver (the
+channel) and the launcher's pipe use JSON. Sockets between processes of one user on one machine use pickle, since those
+messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as a message, but as a
+:class:`~distributor.values.outcome.Log`.
 
 This module is pickled by value for Spark's workers, so it is self-contained and uses the standard library only.
 """
@@ -39,7 +39,9 @@ class Message:
 
 @dataclass(frozen=True)
 class TaskFacts(Message):
-    """A barrier task sends its facts, such as its address and GPUs, for :class:`distributor.channel.facts.Facts`.
+    """A barrier task sends its facts, such as its address and GPUs, to the driver.
+
+    The driver collects the facts of all tasks in :class:`distributor.channel.facts.Facts`.
 
     ``wave`` identifies the tasks that Spark started together; ``attempt`` is Spark's number for this task attempt.
     """
@@ -67,11 +69,11 @@ class Importing(Message):
 
 @dataclass(frozen=True)
 class Deposit(Message):
-    """A node announces a new file of its ranks. It sends the file's bytes after the driver's :class:`Proceed`.
+    """A node announces a file that a rank wrote. It sends the file's bytes after the driver's :class:`Proceed`.
 
-    This is the first message of a connection. The driver answers :class:`Received` once it has the file, or at once if
-    it already has the same bytes. It answers :class:`Refused` if it does not accept the file. ``node`` and ``secret``
-    are as in :class:`Hello`.
+    The node opens a connection for this message and the file. The driver answers :class:`Received` once it has the
+    whole file, or at once if it already has the same bytes. It answers :class:`Refused` if it does not accept the file.
+    ``node`` and ``secret`` are as in :class:`Hello`.
 
     If ``output_dir`` is a URL, the node has already uploaded the file there, and sends no bytes. ``uploaded`` is then
     the file's name at the URL.
@@ -111,7 +113,7 @@ class Fetch(Message):
 class Value(Message):
     """A node announces a rank's return value of ``size`` bytes, and sends it after the driver's :class:`Proceed`.
 
-    This is the first message of a connection. ``node`` and ``secret`` are as in :class:`Hello`.
+    The node opens a connection for this message and the value. ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     rank: int
@@ -139,10 +141,10 @@ class Holding(Message):
 class Copy(Message):
     """A rank announces that it sends its state to another node, which keeps a copy in memory.
 
-    The agent of the other node answers :class:`Proceed`, or :class:`Refused` if it has no room. After ``Proceed``, the
-    rank sends the contents of three files: a description of the state (the record), pickled objects, and tensors. The
-    attributes ``record``, ``objects`` and ``tensors`` are the numbers of bytes of these files, and ``slot`` is the name
-    of the file of tensors. The agent answers :class:`Received` once it has all bytes.
+    The agent of the node that is to keep the copy answers :class:`Proceed`, or :class:`Refused` if it has no room.
+    After ``Proceed``, the rank sends the contents of three files: a description of the state (the record), pickled
+    objects, and tensors. The attributes ``record``, ``objects`` and ``tensors`` are the numbers of bytes of these
+    files, and ``slot`` is the name of the file of tensors. The agent answers :class:`Received` once it has all bytes.
     """
 
     slot: str
@@ -155,8 +157,9 @@ class Copy(Message):
 class Recall(Message):
     """A rank asks another node for parts of a rank's state, which that node keeps in a file in shared memory.
 
-    ``path`` is the file's path. Each of ``parts`` is an offset and a number of bytes. The agent of the other node
-    answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused` if it has no such file.
+    ``path`` is the file's path on the node that is asked. Each of ``parts`` is an offset in the file and a number of
+    bytes. The agent of that node answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused`
+    if it has no such file.
     """
 
     path: str
@@ -566,7 +569,7 @@ class Rest:
 
     @property
     def size(self) -> int:
-        """Number of bytes from ``offset`` to the end of the file."""
+        """Number of bytes of the rank's output that the driver does not have: from ``offset`` to the file's end."""
         return os.path.getsize(self.path) - self.offset
 
 
@@ -606,7 +609,7 @@ class NodeResult(Message):
             driver already has the value.
         rest: output of ranks that the driver has not received over the channel.
         failed: whether the run has failed, as far as the agent knows.
-        files: new files of ranks that the driver has not received over the channel.
+        files: files that ranks wrote and that the driver has not received over the channel.
         node_rank: the node's rank.
     """
 
@@ -638,7 +641,7 @@ _KINDS = {
 
 
 def encode(message: Message) -> dict[str, Any]:
-    """Return a message as plain values.
+    """Return a message as a dict of its kind and fields, with nested dataclasses as dicts and tuples as lists.
 
     >>> encode(Beat(2))
     {'kind': 'Beat', 'alive': 2, 'idle': None}
@@ -647,10 +650,10 @@ def encode(message: Message) -> dict[str, Any]:
 
 
 def decode(values: Any) -> Message:
-    """Return the message that plain values encode.
+    """Return the message that :func:`encode` has turned into the dict ``values``.
 
     Raises:
-        ValueError: the values do not encode a message.
+        ValueError: ``values`` is not such a dict.
 
     >>> decode({"kind": "Beat", "alive": 2, "idle": 0.5})
     Beat(alive=2, idle=0.5)
@@ -692,7 +695,7 @@ def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Return a plain value as the type that an annotation names, or raise a ``ValueError``."""
+    """Return a value of an encoded message as the type that an annotation names, or raise a ``ValueError``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

@@ -368,7 +368,7 @@ class Variables(Group):
 
 @dataclass(frozen=True)
 class Project(Group):
-    """The folders of a run, as the user gives them.
+    """The project folder, the folder for output files and the folder for checkpoints, as the user gives them.
 
     In a job, objects of the classes ``WorkingDir``, ``OutputDir`` and ``Checkpoints`` describe the run's folders.
 
@@ -390,7 +390,7 @@ class Project(Group):
     output_dir: str | None = option(
         None,
         optional(check_place),
-        "Folder or URL that receives the new files of ranks.",
+        "Folder or URL that receives the files that ranks write.",
         Flag(panel=OUTPUT, kind="text", metavar="FOLDER"),
     )
     output_limit: int = option(

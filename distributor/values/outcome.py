@@ -99,7 +99,8 @@ class NodeReport:
         times: when events happened on the node, by name, in seconds since the epoch.
         warnings: warnings that the driver shows.
         gave_up: why the node stopped its ranks without an order from the driver; ``None`` if it did not.
-        placement: which rank ran where in the whole run, for a driver that no node could reach.
+        placement: which rank ran where in the whole run. If no node could connect to the driver over the channel, the
+            driver learns the placement only from this report.
         passed: whether the ranks of all nodes have succeeded and the run was not stopped. If so, the return values of
             the ranks come with the report.
     """
@@ -126,7 +127,7 @@ REPORTS = 4
 class Log:
     """A piece of what a rank wrote to one stream, such as stdout (stream 1).
 
-    ``offset`` is the number of bytes that the rank wrote to this stream before the piece.
+    ``offset`` is the number of bytes that the rank wrote to ``stream`` before the bytes ``data``.
     """
 
     rank: int
@@ -145,7 +146,7 @@ class Collected:
         lost_hosts: hosts of the nodes that never reported.
         logs: output of ranks that did not arrive over the channel.
         times: when events happened, as the scheduler has recorded them, by name, in seconds since the epoch.
-        files: new files of ranks that did not arrive over the channel.
+        files: files that ranks wrote and that did not arrive over the channel.
     """
 
     reports: tuple[NodeReport, ...] = ()

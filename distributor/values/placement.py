@@ -71,7 +71,7 @@ class Node:
     """One executor (or this machine): a contiguous block of ranks under one agent.
 
     Attributes:
-        executor, host, address, port: as in :class:`NodeFacts`.
+        executor, host, address, port: as in ``NodeFacts``.
         leader: the partition whose task runs the agent.
         first_rank, local_world_size: the node's first rank, and the number of its ranks.
         gpus: the GPUs in the order in which ranks see them: the first GPU of each rank, then the second GPU of each

@@ -183,7 +183,8 @@ class Endpoint:
 class AgentOrder:
     """An order to an agent from its owner: the Spark task that starts it or, in local mode, the driver.
 
-    The owner sends the order to the agent over a private connection, as a dict of plain values.
+    The owner (the process that starts the agent) sends the order over a private connection, as a dict of the attributes
+    below.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.

@@ -26,7 +26,7 @@ _LARGEST, _LAST_STAGE = 1 << 63, 62
 
 @dataclass(frozen=True)
 class Report:
-    """One report of a rank.
+    """What a rank tells the driver about its training in one call of ``runtime.report``: a step, and numbers by name.
 
     Attributes:
         number: number of reports that the rank has made before this one in this attempt.

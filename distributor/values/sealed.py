@@ -27,9 +27,10 @@ def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None
     """Return the record in a file; ``None`` if there is no file, or if it is incomplete or holds something else.
 
     Args:
-        data: the content of the file; ``None`` if there is no file.
-        build: makes the record from the values of its fields. It raises a ``ValueError``, ``TypeError`` or ``KeyError``
-            if the values do not fit.
+        data: the content of the file to which a record was written, as returned by :func:`seal`; ``None`` if there is
+            no file.
+        build: makes the record (a dataclass instance) from a dict of its fields. It raises a ``ValueError``,
+            ``TypeError`` or ``KeyError`` if the values do not fit.
     """
     line, _, rest = (data or b"").partition(b"\n")
     if rest.strip() != hashlib.sha256(line).hexdigest().encode():

@@ -1,8 +1,8 @@
 """Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in the rank.
 
-Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in functions decorated with ``ray_launch``, without a
-call of ``ray.init()``. Source: https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed
-sequences with Ray).
+The user's function need not call ``ray.init()``, because public notebooks use ``ray.cluster_resources()`` and
+``ray.data`` in functions decorated with ``ray_launch`` without this call. Source:
+https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
 """
 
 from __future__ import annotations

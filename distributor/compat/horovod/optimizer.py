@@ -79,7 +79,7 @@ class GradientReducer:
             self._next += 1
 
     def finish(self) -> None:
-        """Start the remaining reductions, wait for all reductions, and reset the counts for the next step.
+        """Start the remaining reductions, wait for all, and reset the counts of computed gradients for the next step.
 
         A parameter without a gradient gets a gradient of zeros. Other ranks may have a gradient for it, and all ranks
         must take part in its reduction.

@@ -69,7 +69,7 @@ class BarrierSession(Protocol):
 
         Raises:
             StartError: Spark did not place the tasks as requested within the run's start timeout.
-            RunCancelledError: the run was cancelled before Spark placed its tasks again.
+            RunCancelledError: the run was cancelled before the session could submit lost or misplaced tasks again.
             Exception: Spark's own exception, which the caller translates.
         """
 

@@ -112,7 +112,8 @@ class ConnectSession:
     def _may_gather(self, query: Progress, now: float) -> bool:
         """Return whether it is possible that tasks are waiting in ``allGather`` now.
 
-        Nodes connect to the driver only after ``allGather``. So the first connection shows that tasks are leaving it.
+        Nodes connect to the driver only after ``allGather`` has returned in a task. So once a node has connected, all
+        tasks leave ``allGather`` within two seconds.
         """
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now

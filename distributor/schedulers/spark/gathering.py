@@ -1,4 +1,4 @@
-"""Computes how long tasks may wait in Spark's ``allGather``, where killing them does harm. Pure.
+"""Computes how long tasks may wait in Spark's ``allGather``. Killing a task there may end its executor.
 
 If Spark kills a task while it waits in ``allGather``, or before, the task's executor may end, too. In a killed task,
 ``allGather`` raises an exception in a thread of the executor (Spark 4.3, ``accept-connections`` in

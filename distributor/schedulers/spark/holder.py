@@ -42,15 +42,17 @@ _DIGEST_BYTES = 32
 
 
 def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """Choose the holder, a task that keeps a failed run's job running, and the courier, which sends the holder's rows.
+    """Choose the holder, a task that keeps a failed run's job running, and the courier, which reports for the holder.
 
-    Spark delivers the rows of a task (the ``bytes`` of its report) only as the task ends. The holder does not end
-    before the job, so another task, the courier, sends the holder's rows to the driver.
+    Spark delivers a task's report to the driver only as the task ends. The holder, the task that keeps the Spark job
+    running, runs until the driver cancels the job. So it passes its report to another task, the courier, which ends
+    earlier.
 
     If an executor has several tasks, the holder (it keeps the job running) is a task that does not run the executor's
-    agent. Such a task has no report, so no courier is needed. Otherwise, the holder is partition 0, and passes its
-    report to the courier, partition 1, which sends it to the driver. The courier receives the report on its listening
-    socket. Partition 0 cannot be the courier, because torch's rendezvous store listens on the socket of partition 0.
+    agent. Such a task has no report. Otherwise, the holder is partition 0. Spark delivers a report only as its task
+    ends, and the holder ends too late. So the holder passes its report to the courier, partition 1, which receives it
+    on its own listening socket. Partition 0 cannot be the courier, because torch's rendezvous store listens on the
+    socket of partition 0.
 
     Returns:
         The partitions of the holder and of the courier. The courier is ``None`` if the holder has no report to send.
@@ -67,10 +69,10 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
 class _Job:
     """Lets a task that waits for other tasks notice that the Spark job has ended.
 
-    When the job was cancelled or has ended, the driver closes the port at which it listens for nodes. So the waiting
-    task checks this port. Spark takes up to four seconds to kill the task's Python worker
-    (``PythonRunner.MonitorThread``). Without the check, the task would keep its slot for that time, although the next
-    job may need the slot.
+    When the job was cancelled or has ended, the driver closes the port at which it listens for nodes. A task that waits
+    for other tasks checks this port, and ends once the port is closed. Without the check, the task would keep its slot,
+    which the next job may need, until Spark kills its Python worker. This takes up to four seconds
+    (``PythonRunner.MonitorThread``).
 
     Args:
         endpoint: the address at which the driver listens; ``None`` if it does not listen.
@@ -126,18 +128,19 @@ def hand_over(
 ) -> list[bytes]:
     """Send the rows of a failed run's task (the ``bytes`` of its report) to the driver, in a Spark accumulator.
 
-    The holder (the task that keeps the Spark job running) sends its rows to another task, the courier, and waits for
-    the end of the job. Return the rows that are not in the accumulator: the task must yield them to Spark.
+    The holder (the task that keeps the Spark job running) sends its rows to another task, the courier, which adds them
+    to the accumulator. Then the holder waits for the end of the job. Return the rows that this task has not added to
+    the accumulator: it must yield them to Spark.
 
     Args:
         shipment: the task's input.
-        facts: the facts of all tasks.
-        roles: the partitions of the holder (it keeps the Spark job running) and of the courier (it sends the holder's
-            rows).
+        facts: what each task has reported about its node (address, ports, GPUs, ...), by partition.
+        roles: the partitions of the holder (it keeps the Spark job running) and of the courier (it adds the holder's
+            rows to the accumulator).
         partition: this task's partition.
         rows: the ``bytes`` of this task's report.
         listener: this task's listening socket.
-        failed_rows: the accumulator.
+        failed_rows: the Spark accumulator that brings the rows of a failed run to the driver.
         reached: whether this task has reached the driver.
     """
     holder, courier = roles
@@ -159,8 +162,8 @@ def hand_over(
 def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
     """Send rows to the courier, the task that passes them to the driver. Return whether it has received them.
 
-    The courier reads the rows only once the ranks of the courier's node have ended. So this function waits for the
-    courier's answer as long as the Spark job runs.
+    The courier, which receives the rows, reads them only once the ranks of its own node have ended. So this function
+    waits for the courier's answer as long as the Spark job runs and the task's time limit allows.
     """
     data = pickle.dumps(rows)
     try:

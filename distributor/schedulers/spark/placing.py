@@ -47,7 +47,7 @@ class Placing:
         for half of ``start_timeout``, so that the run begins even if Spark keeps choosing these hosts.
 
         Args:
-            facts: the facts of each task.
+            facts: for each task, a mapping whose entry ``"facts"`` describes the task's node (executor, GPUs, ...).
         """
         if not is_spread(self._job, facts):
             self.why = f"Spark put more ranks on an executor than the {self._job.node_limit} that it may host"

@@ -25,7 +25,10 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 
 
 class FailedRows:
-    """Collects the rows of a failed run. Tasks send them in an accumulator, which Spark delivers as each task ends.
+    """Collects the rows of a failed run: the ``bytes`` in which its tasks report to the driver.
+
+    A failed Spark job returns no rows. So the tasks of a failed run send them in an accumulator, which Spark delivers
+    as each task ends.
 
     This object is the accumulator's ``AccumulatorParam`` on the driver, and stores the rows that arrive there. When the
     accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place in the tasks, and
@@ -72,7 +75,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
     """Sort the rows of all tasks by kind.
 
     Args:
-        pieces: the rows.
+        pieces: the rows (``bytes``) that the tasks have sent; those of one task in the order in which it sent them.
         arrived: returns a rank's return value if it has come over the channel, otherwise ``None``.
 
     Raises:

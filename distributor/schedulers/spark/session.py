@@ -143,10 +143,10 @@ def master_of(session: SparkSession) -> str:
 
 
 def is_cluster(session: SparkSession) -> bool:
-    """Return whether a session has its own executors.
+    """Return whether a session runs tasks in the processes of executors, not in the driver's JVM.
 
-    All sessions have their own executors unless the master is ``local`` or ``local[...]``. A Connect session always
-    counts as a cluster.
+    With the master ``local`` or ``local[...]``, tasks run in the driver's JVM. A session with another master, and any
+    Connect session, counts as a cluster.
     """
     return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
 
@@ -209,10 +209,12 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 def set_connect_python(session: SparkSession) -> None:
     """If this process started the Connect server, make the server's workers use the Python of :func:`task_python`.
 
-    ``remote("local[4]")`` starts such a server. The Python is a setting of the session, and stays set after the run. A
-    value that the user has set is not changed.
-    A Connect server that this process did not start chooses its own Python, even on this machine: it may run in a
-    container.
+    This process has started the Connect server if the user's session comes from ``remote("local[4]")``, for example.
+    The Python of the server's workers is a setting of the session, and stays set after the run. A value that the user
+    has set is not changed.
+
+    A Connect server that this process did not start chooses the Python of its workers itself, even on this machine: it
+    may run in a container.
     """
     if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
         return

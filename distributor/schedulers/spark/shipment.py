@@ -31,9 +31,9 @@ class Shipment(TypedDict):
         patience: number of seconds within which all nodes of a failed run end.
         seal: the key from which a task makes the secret that proves to the driver which node it is; see
             :mod:`distributor.channel.proof`.
-        key: with this key, a task of a failed run authenticates the rows (the ``bytes`` of a report) that it sends to
-            another task. If the session requests encryption, the key is ``None``, and tasks send each other no rows,
-            because connections between tasks are not encrypted.
+        key: the key with which a task of a failed run signs its report if another task must deliver the report to the
+            driver; see :mod:`~distributor.schedulers.spark.holder`. If the session requests encryption, the key is
+            ``None``, and tasks send each other no reports, because connections between tasks are not encrypted.
     """
 
     job_id: str

@@ -141,11 +141,12 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
     """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
 
-    Return ``None`` instead of the CPUs and GPUs if the session's own settings give each task what it needs.
+    The second value, the CPUs and GPUs, is ``None`` if the session's own settings give each task what it needs.
 
     Raises:
         ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
-            the session's settings do not fit, and this cluster has no stage-level scheduling.
+            the session's settings give tasks other CPUs or GPUs than this run needs, and this cluster has no
+            stage-level scheduling, with which the run could request them.
         ResourceError: more is requested than an executor has, or Spark gives tasks no GPU.
     """
     ranks, gpus = _gpus(resources, cluster)
@@ -252,7 +253,7 @@ def _float(text: str) -> float:
 
 
 class Slots:
-    """The task slots of a session for the tasks of one job.
+    """Counts the slots that a Spark session has for the tasks of one job: all slots, or the free ones.
 
     Args:
         session: a session, classic or Connect.
@@ -345,7 +346,10 @@ class Slots:
         return self._job.node_limit is not None
 
     def _usable(self, cores: int, running: int) -> int:
-        """Return how many tasks of the job fit on an executor, by its free cores, its free GPUs and the rank limit."""
+        """Return how many tasks of the job fit on an executor with ``cores`` cores and ``running`` running tasks.
+
+        Its free cores, its free GPUs, and the number of ranks that one executor may host limit the result.
+        """
         fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
         if self._gpus > 0:
             gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)

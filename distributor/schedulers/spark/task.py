@@ -130,7 +130,7 @@ def _address(executor: str, driver_host: str) -> str:
 def _facts(
     context: Any, executor: str, address: str, sockets: Sequence[socket.socket], shipment: Shipment
 ) -> dict[str, Any]:
-    """Return this task's facts, as plain values of :class:`~distributor.values.placement.NodeFacts`.
+    """Return this task's facts: the fields of :class:`~distributor.values.placement.NodeFacts`, as a dict for JSON.
 
     Args:
         context: Spark's context of the task.
@@ -173,9 +173,9 @@ def _lead(
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Run this executor's agent and yield the rows (``bytes``) that bring its report to the driver.
 
-    If the run has failed, do not yield the rows but return them: the caller sends them in an accumulator. There is one
-    exception: if the node's logs and files have more than ``_MAX_LOGS`` bytes, they are too large for the accumulator,
-    so the rows of a failed run are yielded, too.
+    If the run has failed, return the rows instead of yielding them: the caller sends them in an accumulator. But if
+    the node's logs and files have more than ``_MAX_LOGS`` bytes, which is too much for the accumulator, yield the rows
+    as usual.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
@@ -281,7 +281,7 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 class _Importing:
     """A callback that tells the driver which module a warm process (it imports torch in advance) is importing.
 
-    After the first failure to reach the driver, the callback does nothing.
+    Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
 
     The callback starts no thread, so that this worker can find the warm process that it started earlier. The search (in
     :mod:`distributor.hosting`) only finds a process that ignores the same signals as a new child of this worker would.

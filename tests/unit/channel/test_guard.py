@@ -190,7 +190,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         (messages.Stopped(1, (Outcome(3, "", "failed", replace(FAILURE, rank=1)),)), not_run(1)),
         (
             messages.Importing("a", 2, "torch"),
-            "the node reports an import of node 'a', but may report only its own imports",
+            "the node reports which module node 'a' is importing, but may report this only about itself",
         ),
         (
             messages.Importing("b", 2, "m" * 1000),
@@ -353,7 +353,8 @@ def test_facts_of_no_task_are_refused(told: messages.TaskFacts, why: str) -> Non
 def test_imports_of_no_node_are_refused() -> None:
     it = guard()
     it.check_importing(messages.Importing("a", 2, "torch"))
-    with pytest.raises(ProtocolError, match="node 'c' reports an import, but the run has no node of this name"):
+    why = "node 'c' reports which module it is importing, but the run has no node of this name"
+    with pytest.raises(ProtocolError, match=why):
         it.check_importing(messages.Importing("c", 2, "torch"))
     why = "a node reports that the run has 5 nodes, but the number must be from 1 to 4, the run's number of tasks"
     with pytest.raises(ProtocolError, match=why):

@@ -93,7 +93,7 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "offload_optimizer.ratio is 0.5: offloading a part needs ZeRO stage 3, not 2",
+            "offload_optimizer.ratio is 0.5: a ratio below 1 (only a part is offloaded) needs ZeRO stage 3, not 2",
         ),
         ({"optimizer": {"params": {}}}, "optimizer.type must be a name such as 'AdamW', not None"),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "use 'gradient_clipping' instead"),

@@ -118,7 +118,7 @@ def test_nothing_is_missing(tools: Path) -> None:
 def test_no_compiler(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "c++").unlink()
     missing = extensions.missing_tool(cuda=False)
-    assert missing == "there is no C++ compiler 'c++' on the PATH (apt-get install g++; or name another in CXX)"
+    assert missing == "there is no C++ compiler 'c++' on the PATH (apt-get install g++; or set CXX to another)"
     monkeypatch.setenv("CXX", "icpx")
     missing = extensions.missing_tool(cuda=False)
     assert missing == "there is no C++ compiler 'icpx' on the PATH (apt-get install g++; CXX names it)"
@@ -182,8 +182,8 @@ def test_extensions_are_kept_privately_where_there_is_no_home(tmp_path: Path, mo
     parent.chmod(0o777)  # somebody else's trap
     with pytest.raises(
         StartError,
-        match="belongs to another user, or other users can access it: remove this folder, or name another "
-        "one in TORCH_EXTENSIONS_DIR",
+        match="belongs to another user, or other users can access it: remove this folder, or set "
+        "TORCH_EXTENSIONS_DIR to another one",
     ):
         extensions.cache_folder()
 
@@ -192,7 +192,9 @@ def test_nowhere_to_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(extensions, "_private_parent", lambda: str(tmp_path / "file"))
-    with pytest.raises(StartError, match="extensions can be kept neither in .* nor in /tmp: name a folder in"):
+    with pytest.raises(
+        StartError, match="extensions can be kept neither in .* nor in /tmp: set TORCH_EXTENSIONS_DIR to a"
+    ):
         extensions.cache_folder()
 
 

@@ -1,6 +1,7 @@
 """``serverless_gpu.launcher``, from which some notebooks import ``distributed``.
 
-Source: https://github.com/databricks-industry-solutions/genesis-workbench (notebooks for serverless GPUs).
+For example, the notebooks for serverless GPUs of https://github.com/databricks-industry-solutions/genesis-workbench
+import ``distributed`` from this module.
 """
 
 from distributor.compat.databricks.serverless_gpu.launching import distributed as distributed

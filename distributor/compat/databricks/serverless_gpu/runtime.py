@@ -1,6 +1,6 @@
 """``serverless_gpu.runtime``: functions that return the rank of a process, the number of its node, and related numbers.
 
-Outside of a run, they return the numbers of a single rank, such as rank 0 and world size 1.
+Outside of a run, the functions of this module return the numbers of a single rank, such as rank 0 and world size 1.
 
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
@@ -55,6 +55,6 @@ def get_node_rank() -> int:
 def get_replica_rank() -> int:
     """Return the number of this node, as if each node had one replica of the model, sharded over the node's GPUs.
 
-    This is an assumption: Databricks' public documentation does not define the replica rank.
+    That each node has one replica is an assumption: Databricks' public documentation does not define the replica rank.
     """
     return runtime.node_rank()
