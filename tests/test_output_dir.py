@@ -383,7 +383,8 @@ def test_the_current_directory_itself_needs_no_copies(make_local: Make, here: Pa
 
 def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here: Path) -> None:
     with pytest.raises(
-        StartError, match="contains the ranks' current directory, .*: pass a folder beside or inside that"
+        StartError,
+        match="contains the ranks' current directory, .*: pass an output_dir that is inside the current directory or",
     ):
         make_local(1, output_dir="..").run(write_much)
 

@@ -89,7 +89,7 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
         )
     if not use_gpu and kind in _NEED_GPUS:
         raise ConfigurationError(
-            f"{who} asks for {kind}, which needs GPUs: pass use_gpu=True, or a configuration without it"
+            f"{who} asks for {kind}, which needs GPUs: pass use_gpu=True, or a configuration without {kind}"
         )
 
 

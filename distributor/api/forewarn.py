@@ -8,9 +8,10 @@ from distributor.values.job import Function, Job
 
 
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but has another launch path.
+    """Return a warning if a run on CPUs asks for DeepSpeed, but does not have ``launch=DeepSpeed(...)``.
 
-    Accelerate and Transformers would then silently train without DeepSpeed. Source: ``AcceleratorState`` in
+    A run asks for DeepSpeed by an environment variable of Accelerate or a script argument of Transformers. On CPUs,
+    both libraries silently train without DeepSpeed unless DeepSpeed launches the run. Source: ``AcceleratorState`` in
     ``accelerate/state.py``.
 
     The arguments are the same as for :func:`fsdp_on_cpus`.

@@ -101,10 +101,11 @@ class Facts:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether :attr:`accept` has refused the tasks, and forget the refusal.
+        """Return whether :attr:`accept` has refused the tasks, and reset the answer to ``False``.
 
         Tasks are refused if the run must not begin on the executors on which Spark has placed them. Refused tasks end.
-        The driver may then submit the Spark job again, and the new tasks send facts of their own.
+        The driver may then submit the Spark job again, and the new tasks send facts (address, GPUs and more) of their
+        own.
         """
         refused, self._refused = self._refused, False
         return refused

@@ -274,7 +274,7 @@ class Guard:
                 pass
             case _:
                 raise ProtocolError(
-                    f"the node sends a {type(message).__name__} message, which no node sends after its first message"
+                    f"the node sends a {type(message).__name__} message, but may not send one after its first message"
                 )
         return True
 

@@ -164,10 +164,10 @@ def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _Mapped:
-    """A file with the state of a rank, or a part of it, mapped into memory.
+    """A file that contains the tensors of a rank's state, or everything else in the state, mapped into memory.
 
     Args:
-        path: path of the file with the state or the part.
+        path: path of the file.
 
     Raises:
         OSError: the file is empty or cannot be read.
@@ -189,13 +189,13 @@ class _Mapped:
         self._map.close()
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Check that the given parts lie within the file.
+        """Check that the given parts (each an offset and a number of bytes) lie within the file.
 
         Raises:
-            OSError: a part lies outside the file.
+            OSError: a part begins before the file or ends after it.
         """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
-            raise OSError("a requested part of a rank's state lies outside the file that contains the state")
+            raise OSError("the requested bytes of a rank's state are not all within the file that contains the state")
 
     def send(self, parts: Sequence[Part], line: socket.socket) -> None:
         """Send the given parts of the mapped file, which contains a rank's state, over a connection."""

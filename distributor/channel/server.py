@@ -257,13 +257,13 @@ class ChannelServer:
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Set the function that checks the facts (executor, GPUs and more) of all tasks.
 
-        If the function returns ``False``, the tasks end before the run begins, and :meth:`start_again` returns
-        ``True``.
+        If the function returns ``False``, the driver tells the tasks to end before any rank starts, and the next call
+        of :meth:`start_again` returns ``True``.
         """
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget the refusal.
+        """Return whether the function set with :meth:`accept_if` has refused the tasks, and reset the answer.
 
         The function refuses tasks if the run must not begin on the executors on which Spark has placed them. Refused
         tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that Spark
@@ -457,11 +457,12 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Tell all tasks to exchange their facts through Spark's ``allGather``, since some cannot reach the driver.
+        """Tell all tasks to exchange their facts through Spark's ``allGather``, or stop the run.
 
         This is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a task
-        has sent its facts. If the run had already begun, facts are missing only because Spark has started some tasks
-        again. In this case, stop the run, and do not tell the tasks to use ``allGather``.
+        has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But if the
+        driver has already had the facts of all tasks, the run has begun, and Spark has lost a task and started tasks
+        again. In this case, stop the run: only the driver decides whether its ranks start again, not Spark.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))

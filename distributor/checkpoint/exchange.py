@@ -204,7 +204,7 @@ class Exchange:
 
 
 def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
-    """Connect a rank of a run of this package to the other ranks, over the store of torch's elastic agent.
+    """Connect a rank of a ``distributor`` run to the other ranks, over the store of torch's elastic agent.
 
     Args:
         rank: this rank.

@@ -164,7 +164,7 @@ def current(what: str, *, together: bool = True) -> Session:
 
 
 def in_run(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a rank of a run of this package.
+    """Return whether this process is a rank of a ``distributor`` run.
 
     A rank has both ``DISTRIBUTOR_NODE_ID`` and ``TORCHELASTIC_RUN_ID``. Ray's workers in a run have only the first.
     Processes that the user has started with torchrun, outside a run, have only the second.

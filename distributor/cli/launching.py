@@ -71,13 +71,16 @@ def choose(name: str | None, options: dict[str, Any]) -> Launch:
             ``"parameter_servers"``.
 
     Raises:
-        ConfigurationError: an option belongs to another launch path.
+        ConfigurationError: two options select different launch paths, or an option belongs to another launch path than
+            the selected one.
     """
     script_arguments = options.pop("script_arguments")
     given = {option: value for option in _PATHS if (value := options.pop(option)) not in (None, False)}
     selecting = [option for option in given if option == _PATHS[option]]
     if name is None and len(selecting) > 1:
-        raise ConfigurationError(f"--{' and --'.join(selecting)} name two launch paths: leave one of them out")
+        raise ConfigurationError(
+            f"--{' and --'.join(selecting)} select different ways to start the ranks: leave one of them out"
+        )
     chosen = name or next(iter(selecting), "torchrun")
     for option, value in given.items():
         if _PATHS[option] != chosen:

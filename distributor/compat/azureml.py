@@ -48,7 +48,7 @@ NOT_USED = (
 #: Names of ``azure.ai.ml`` that this module lacks, each with what to use instead.
 INSTEAD = {
     "MLClient": "run(job), which runs a job on the Spark session",
-    "Output": 'run(..., options={"output_dir": ...}), which copies new files of ranks to that folder',
+    "Output": 'run(..., options={"output_dir": ...}), which keeps the files that ranks write',
     "dsl": "one run() for each step of the pipeline",
     "load_component": "command()",
     "load_job": "command()",
@@ -370,8 +370,8 @@ def command(
     unknown = [name for name in others if name not in NOT_USED]
     if unknown:
         raise ConfigurationError(
-            f"command() cannot use {', '.join(unknown)}: leave it out. To keep new files of ranks, pass "
-            'options={"output_dir": ...} to run'
+            f"command() cannot use {', '.join(unknown)}: leave it out. To keep the files that ranks write, call "
+            'run(..., options={"output_dir": ...})'
         )
     not_used("command", others)
     return Command(

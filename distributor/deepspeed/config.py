@@ -130,7 +130,7 @@ _ZERO = (
 def check(config: Config, world_size: int) -> None:
     """Check a configuration for mistakes that DeepSpeed would find only once every rank is up, or never.
 
-    ``"auto"`` is accepted wherever it can be filled in.
+    ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed or Hugging Face's Trainer replaces it by a value.
 
     Raises:
         ConfigurationError: a value is wrong; the message shows the value, and the numbers that contradict it.

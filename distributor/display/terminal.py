@@ -56,8 +56,8 @@ class TerminalView:
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
         """Return what to show: the status while a caller waits for the run; at its end, a line with its duration.
 
-        A run that has failed gets no line at its end, because its error says why it failed. Nothing is shown while the
-        run lasts and no caller waits for it.
+        While no caller waits (``awaited`` is ``False``), show nothing until the run ends. A run that has failed gets no
+        line at its end, because its error says why it failed.
         """
         if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
             ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"

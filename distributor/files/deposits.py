@@ -169,7 +169,10 @@ class Deposits:
             left -= len(piece)
             self._progress += 1
         if found.hexdigest() != entry.digest:
-            raise ConnectionError(f"{entry.path} has changed while its node sent it (its SHA-256 differs)")
+            raise ConnectionError(
+                f"the SHA-256 of {entry.path} differs from the one that its node announced: the file has changed while "
+                "the node sent it"
+            )
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
         """Change which versions of a file (its contents on the nodes) are kept, and under which names.
@@ -221,7 +224,8 @@ class Deposits:
         if found.hexdigest() != entry.digest:
             self._store.discard(name)
             raise OSError(
-                "its content has changed on the way through Spark, or while the node sent it (its SHA-256 differs)"
+                "its SHA-256 differs from the one that its node announced: its content has changed while the node sent "
+                "it, or on the way through Spark"
             )
         self._store.finish(name, entry)
 
@@ -283,11 +287,12 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return a copy of ``kept``, the description of ``output_dir``, for the next job of a run.
+    """Return an updated copy of ``kept``, the description of ``output_dir``, for the next job of a run.
 
-    The ranks of the next job start with the files that ``output_dir`` contains now. The copy therefore has the total
-    size of these files and, if they are small enough to be sent with the job, their contents. If ``output_dir`` is a
-    URL, nodes read the files there, so return ``kept`` itself.
+    The ranks of the next job start with the files that ``output_dir`` contains now. So the copy has the total size that
+    these files have now. If ``kept`` contains the files as a zip, which is sent with the job, the copy contains a new
+    zip, or none if the files have become too large. If ``output_dir`` is a URL, nodes read the files there, so return
+    ``kept`` unchanged.
 
     Raises:
         OSError: a file cannot be read.

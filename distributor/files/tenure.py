@@ -140,7 +140,7 @@ class Keeper:
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
         """Wait until the last run with this run's name has ended, or has not renewed its claim for a while.
 
-        Return its claim (the record that reserves the name); ``None`` if no run with this name has written one.
+        Return that run's claim, the record that reserves the name; ``None`` if no run has had this name.
         """
         first: Claim | None = None
         since = time.monotonic()

@@ -59,8 +59,8 @@ class Copies:
         """Check that a path that a rank asks for is in a folder with states of this run, and return the path.
 
         Raises:
-            OSError: the path is not in a folder with states of this run, or is the file with the token of this node's
-                server.
+            OSError: the path is not in a folder with states of this run, or leads to a file that is no state, but
+                contains the token of this node's server.
         """
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):

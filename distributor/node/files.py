@@ -109,7 +109,10 @@ class _Books:
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
     def forget(self, path: str) -> None:
-        """Forget a file whose copy was removed."""
+        """Delete the entries about a file that ranks have removed, once its copy in ``output_dir`` is removed too.
+
+        If the file appears again, it counts as new.
+        """
         self.brought.discard(path)
         self.known.pop(path, None)
         self.unsettled.pop(path, None)
@@ -401,8 +404,8 @@ async def begin_files(
                 return None  # files are there already
             if os.path.realpath(folder).startswith(job.output_dir.where + os.sep):
                 raise StartError(
-                    f"output_dir {job.output_dir.where!r} contains the ranks' current directory, {folder}: pass a "
-                    "folder beside or inside that directory"
+                    f"output_dir {job.output_dir.where!r} contains the ranks' current directory, {folder}: pass an "
+                    "output_dir that is inside the current directory or beside it"
                 )
         uploads = carriers.uploads_of(carrier)
         restore = partial(restoring.restore, job, order, folder, node.node_rank, uploads, reached=link.is_open)

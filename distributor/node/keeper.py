@@ -60,7 +60,7 @@ async def begin(
 
 
 def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
-    """Return a connection that ends when the driver closes the channel of this job; ``None`` without a channel."""
+    """Return a connection to the driver, which the driver closes when the run ends; ``None`` if there can be none."""
     if order.endpoint is None:
         return None
     try:
@@ -81,7 +81,7 @@ class Keeper:
         private: the node's private folder.
         folder: the folder with the states in shared memory.
         server: sends ranks' states (what they pass to ``save_checkpoint``) to other nodes.
-        line: a connection that ends when the driver closes the channel of this job; ``None`` without such a connection.
+        line: a connection to the driver, which the driver closes when the run ends; ``None`` if there is none.
     """
 
     def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:

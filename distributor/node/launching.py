@@ -1,10 +1,14 @@
 """Start launchers, the processes that start a node's ranks, and give them their orders.
 
-A launcher is either a new process, or a fork that waits for its order. A waiting launcher has imported torch, has run
-no user code and has no threads, so it can fork ranks. It gets its order over a socket pair, its *line* to the agent.
-The agent itself forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it
-does anything else. The spare is the launcher of the next attempt. The agent becomes the parent of the spare when the
-launcher ends.
+A launcher is either a newly started Python interpreter, which must first import torch, or a fork of a process that has
+imported torch. A forked launcher waits until the agent sends it an order that says which ranks to start. The order
+comes over a socket pair, the launcher's *line* to the agent.
+
+If the agent is a fork of a warm process (one that has imported torch in advance), it forks the first launcher.
+Otherwise, the first launcher is a new interpreter. If the run may have further attempts, each launcher forks a *spare*
+before it does anything else: the spare is the launcher of the next attempt. At this moment, the launcher has run no
+user code and has no threads, so the spare can fork ranks later. When the launcher ends, the agent becomes the parent of
+the spare. If the spare has ended by then, the next launcher is a new interpreter.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Uploads:
     the agent has started, and is started again when it is needed again.
 
     Args:
-        root: the folder or zip from which this package can be imported.
+        root: the folder or zip from which the library itself (``distributor``) can be imported.
         url: the URL of ``output_dir``.
         environ: the environment of the process that accesses the URL.
     """

@@ -71,7 +71,7 @@ def jvm_ended(run_id: str) -> NodeLostError:
 def is_final(error: BaseException) -> bool:
     """Return whether an error already explains why all nodes were lost.
 
-    If so, callers must not replace the error by a ``NodeLostError`` that names the nodes.
+    Callers must keep such an error. A ``NodeLostError`` in its place would only say which nodes were lost, not why.
     """
     return getattr(error, "_final", False)
 

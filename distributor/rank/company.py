@@ -70,7 +70,10 @@ class Company:
         autograd.backward = first_backward
 
     def _note(self) -> None:
-        """Record a training step and the size of the process group. Do nothing once the group has had all ranks."""
+        """Record that this rank trains, and whether the process group now includes all ranks of the run.
+
+        If it has ever included them, the rank does not train alone, so nothing more is recorded.
+        """
         if self._met:
             return
         self._trains = True

@@ -42,7 +42,7 @@ class Attempt:
     Args:
         about: the attempt's state.
         submission: the submitted job in which the attempt runs.
-        line: receives the attempt's requests to its run.
+        line: the attempt's run, which performs the attempt's requests, such as one for the stacks of all ranks.
         alarm: the timer. In its own thread, it calls functions at deadlines, and makes calls that may block.
         display: shows where the ranks run.
     """

@@ -200,9 +200,9 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 
 
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
-    """Accept ``"all"``, ``"rank0"``, ``"none"`` or a list of ranks: the ranks whose lines are shown.
+    """Accept which ranks' output is shown: ``"all"``, ``"rank0"``, ``"none"``, or a list of rank numbers.
 
-    Return ``"all"`` or the ranks. Whether these ranks exist is not checked.
+    Return ``"all"`` or a tuple of rank numbers. Whether the run has ranks with these numbers is not checked.
     """
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()

@@ -138,7 +138,7 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
     """Return the claim that a new run must write to take a name. A claim is the record that reserves a name.
 
     Args:
-        found: the earlier claim to the name, whose holder has ended; ``None`` if there is none.
+        found: the claim of the last run with this name, a run that has ended; ``None`` if no run has had the name.
         identity: what the new run trains.
         holder: the new run.
 

@@ -38,7 +38,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """The name of a function of this package that ranks call, and its keyword arguments.
+    """The name of a function in ``distributor`` that ranks call, and its keyword arguments.
 
     Each rank also passes its ``local_rank`` to the function.
     """
@@ -57,7 +57,7 @@ class Companion:
 
     Attributes:
         name: the companion's name in errors, and the name of its files. It is unique on the node.
-        module: a module of this package, or any other module that can be imported on the node.
+        module: a module of ``distributor``, or any other module that can be imported on the node.
         function: a function of the module.
         arguments: the function's keyword arguments.
         environment: environment variables in addition to the node's.
@@ -136,7 +136,7 @@ class NodeOrder:
         sys_path: the ranks' import path, in order.
         collect_all: whether ranks other than 0 send their return values back.
         start_method: how ranks are started, as in :class:`~distributor.values.options.Startup`.
-        root: path from which this package can be imported.
+        root: path from which the library itself (``distributor``) can be imported.
         environ: the launcher's whole environment.
         require_group: as in :class:`~distributor.values.options.Training`.
         check: function that each rank calls before everything else; it raises an error if the run cannot begin.
@@ -192,7 +192,7 @@ class AgentOrder:
         executor: the name of this node's executor in ``facts``.
         facts: the facts of all tasks, as dicts of the fields of :class:`~distributor.values.placement.NodeFacts`.
         folder: the node's private folder, which the agent removes at the end.
-        root: path from which this package can be imported.
+        root: path from which the library itself (``distributor``) can be imported.
         sys_path: import path of the agent's *owner*, the process that starts the agent.
         endpoint: where the driver listens; ``None`` if the channel is an inherited socket or there is no channel.
         on_driver: whether the node is the driver's machine, where scripts and folders are used in place.

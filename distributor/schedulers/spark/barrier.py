@@ -21,7 +21,7 @@ class Delivery:
     Attributes:
         job: the job, without its large parts if they are sent separately.
         parts: the parts that Spark delivers as separate files: each part's name with the name of its file.
-        package: this package as a zip, or the name of the zip file if Spark delivers it separately.
+        package: the library itself (``distributor``) as a zip, or the zip's file name if Spark delivers it separately.
         exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
             Otherwise, they use Spark's ``allGather``.
         chunk: size of one piece of a return value, in bytes.

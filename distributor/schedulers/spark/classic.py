@@ -61,7 +61,7 @@ class ClassicSession:
 
     Args:
         session: an active classic session.
-        cluster: the session's settings.
+        cluster: the session's settings for its tasks and executors, such as the number of cores.
     """
 
     #: The number of free slots may grow: executors come up one after the other, and other jobs end.
@@ -277,8 +277,8 @@ def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
     if too_late:
         raise StartError(
             f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
-            "Perhaps too few tasks fit on the remaining executors: free the slots that other jobs hold there, or give "
-            "all executors the same number of cores (spark.executor.cores)"
+            "The other executors may have too few free slots, because other jobs hold them, or because these executors "
+            "have fewer cores: free the slots, or give all executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
         _log.warning("%s; placing run %s again", why, job.run_id)

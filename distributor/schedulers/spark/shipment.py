@@ -16,7 +16,7 @@ class Shipment(TypedDict):
         job: the pickled job, without its large parts (see ``parts``).
         parts: large parts of the job, such as the function, which Spark delivers as separate files: each part's name
             with the name of its file.
-        package: this package as a zip, or the name of the zip file if Spark delivers it separately.
+        package: the library itself (``distributor``) as a zip, or the zip's file name if Spark delivers it separately.
         endpoint: where the driver can be reached; ``None`` if it does not listen.
         exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
             Otherwise, they use Spark's ``allGather``.

@@ -257,7 +257,7 @@ class Slots:
 
     Args:
         session: a session, classic or Connect.
-        cluster: the session's settings.
+        cluster: the session's settings for its tasks and executors, such as the number of cores.
         job: the job that needs the slots for its tasks.
     """
 

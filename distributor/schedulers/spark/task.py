@@ -222,7 +222,7 @@ def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str)
 
 
 def _write_package(shipment: Shipment, folder: str) -> str:
-    """Write this package as a zip into the node's folder, and return the zip's path."""
+    """Write the library itself (``distributor``) as a zip into the node's folder, and return the zip's path."""
     root = os.path.join(folder, "package.zip")
     with open(root, "wb") as file:
         file.write(_content(shipment["package"]))

@@ -197,9 +197,9 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
             "the name of the module that a node imports has 1000 characters, but at most 512 are allowed",
         ),
         (messages.Warnings("host-a", ()), "node 'b' sends warnings about host 'host-a', but runs on another host"),
-        (messages.Stop("because"), "the node sends a Stop message, which no node sends after its first message"),
-        (messages.Hello("b"), "the node sends a Hello message, which no node sends after its first message"),
-        (messages.Retire(), "the node sends a Retire message, which no node sends after its first message"),
+        (messages.Stop("because"), "the node sends a Stop message, but may not send one after its first message"),
+        (messages.Hello("b"), "the node sends a Hello message, but may not send one after its first message"),
+        (messages.Retire(), "the node sends a Retire message, but may not send one after its first message"),
     ],
 )
 def test_what_a_node_cannot_say_is_refused(message: Message | Log, why: str) -> None:

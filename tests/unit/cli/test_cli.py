@@ -298,7 +298,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --no-gpu --accelerate no.yaml train.py", "there is no Accelerate configuration 'no.yaml'"),
         (
             "run --no-gpu --accelerate a.yaml --deepspeed ds.json train.py",
-            "--deepspeed and --accelerate name two launch paths: leave one of them out",
+            "--deepspeed and --accelerate select different ways to start the ranks: leave one of them out",
         ),
         ("run --launch accelerate --deepspeed ds.json t.py", "--launch accelerate takes no --deepspeed ds.json: leave"),
     ],
