@@ -13,11 +13,11 @@ machine if there is no session. From a shell: distributor run --help.
     Distributor            holds the options of a run, and starts runs
     TorchDistributor       the same class under PySpark's name
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
-                           training with DeepSpeed, and its configuration
+                           training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
     Run                    the handle of a submitted run: returns its
                            results, stops it, shows what its ranks do
-    Status                 the status of a run
+    Status                 the states of a run, such as ``RUNNING``
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
                            StartError, CompanionError, TrainingError
@@ -30,8 +30,10 @@ machine if there is no session. From a shell: distributor run --help.
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 
-All other modules are internal. The first use of a name above imports its
-module, so ``import distributor`` imports neither pyspark nor torch.
+Other modules than ``runtime``, ``launch`` and ``deepspeed_checkpoint`` are
+internal. The first use of a public name, such as ``Distributor``, imports the
+module that defines it, so ``import distributor`` imports neither pyspark nor
+torch.
 """
 
 from __future__ import annotations
@@ -130,5 +132,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the attributes that every module has. Submodules are internal and left out."""
+    """Return the public names, and the attributes that every module has (``__name__``, ...); no internal modules."""
     return sorted({*(name for name in globals() if name[:2] == name[-2:] == "__"), *__all__})

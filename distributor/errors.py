@@ -18,8 +18,8 @@
     └── RunCancelledError                 the run was cancelled
 
 ``pyspark.ml.torch.distributor`` raises ``RuntimeError`` and ``ValueError``. ``DistributorError`` and
-``ConfigurationError`` are derived from them, so that code written for PySpark can keep its ``except`` clauses.
-All of these exceptions can be pickled.
+``ConfigurationError`` are derived from these built-in exceptions, so that code written for PySpark can keep its
+``except`` clauses. All exceptions of this package can be pickled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DistributorError(RuntimeError):
     """Base class of all errors of this package."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows for this error, instead of all frames.
+        """Return the lines that IPython shows for this error, instead of a traceback with all frames.
 
         Source: ``IPython.core.interactiveshell.InteractiveShell.showtraceback``.
         """
@@ -59,13 +59,13 @@ class DistributorError(RuntimeError):
 
 
 def show_shortly(error: BaseException) -> None:
-    """Make IPython show an exception as briefly as it shows this package's own errors."""
+    """Make IPython show an exception as briefly as this package's own errors."""
     with suppress(AttributeError):  # some exceptions written in C accept no attributes
         error._render_traceback_ = lambda: _shortly(error)  # type: ignore[attr-defined]
 
 
 def _shortly(error: BaseException) -> list[str]:
-    """Return lines that show the error and the line of user code that called this package, but no other frames."""
+    """Return lines that show the error and, of its traceback, only the line of user code that called this package."""
     package = os.path.dirname(__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
@@ -75,11 +75,11 @@ def _shortly(error: BaseException) -> list[str]:
 
 
 class ConfigurationError(DistributorError, ValueError):
-    """An argument or option is wrong. If possible, this is raised before any process or Spark job starts."""
+    """An argument or option is wrong. If possible, the error is raised before any process or Spark job starts."""
 
 
 class PayloadError(ConfigurationError):
-    """The function, script or folder cannot be shipped: it is not picklable, not found, or too large."""
+    """A run's function, script or folder cannot be shipped to ranks: it is not picklable, not found, or too large."""
 
 
 class ResourceError(ConfigurationError):
@@ -93,25 +93,26 @@ class StartError(DistributorError):
 class CompanionError(DistributorError):
     """A companion, a process that a launch path (such as Ray's) runs beside the ranks, ended before the ranks.
 
-    The text says which companion ended, where and how, followed by the last lines that it wrote. All ranks were
-    stopped.
+    The error's text says which companion (process beside the ranks) ended, where and how, followed by the last lines
+    that the companion wrote. All ranks were stopped.
     """
 
 
 class TrainingError(DistributorError):
     """A rank failed; every other rank was stopped.
 
-    The text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that
-    rank's traceback. ``__cause__`` is the original exception if it could be unpickled. Python does not print it,
-    because the text already contains it.
+    The error's text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that rank's
+    traceback. ``__cause__`` is the rank's exception if it could be unpickled. Python does not print ``__cause__``,
+    because the text already contains the exception.
 
     Attributes:
-        failures: all failures: the root failure first, then those that it may have caused, in order of time.
+        failures: the failures of all ranks: the root failure first, then those that it may have caused, in order of
+            time.
         rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
-        exit_code: the rank's exit code, or ``None`` if a signal ended it.
-        signal: the name of the signal that ended the rank (``"SIGKILL"``), or ``None`` if none did.
-        traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the last lines of the rank's stdout and stderr. Both are read 20 times a second, so lines of stdout
+        exit_code: exit code of the rank with the root failure, or ``None`` if a signal ended this rank.
+        signal: name of the signal that ended the rank with the root failure (``"SIGKILL"``), or ``None`` if none did.
+        traceback: that rank's own traceback as text, ``""`` if there is none.
+        log_tail: the last lines of that rank's stdout and stderr. Both are read 20 times a second, so lines of stdout
             and stderr that were written within 1/20 s may be in the wrong order.
 
     Example:
@@ -143,10 +144,10 @@ class TrainingError(DistributorError):
         """The cause that was set with ``raise ... from``, or else the rank's exception if it could be unpickled.
 
         The text of a ``TrainingError`` already contains the rank's exception with its traceback. If the interpreter or
-        ``logging`` printed the exception as the cause too, it would appear twice. ``logging``, and the interpreter from
-        Python 3.13 on, print tracebacks through the module ``traceback``, and this property hides the exception from
-        that module. Earlier interpreters print only a cause that is stored in the C object of the error, and the rank's
-        exception is not stored there.
+        ``logging`` printed this exception as the cause too, the exception would appear twice. ``logging``, and the
+        interpreter from Python 3.13 on, print tracebacks through the module ``traceback``, and this property hides the
+        exception from that module. Earlier interpreters print only a cause that is stored in the C object of the error,
+        and the rank's exception is not stored there.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -159,7 +160,7 @@ class TrainingError(DistributorError):
 
 
 class GroupError(DistributorError):
-    """Ranks trained, but never joined a process group of all ranks, although ``require_group=True`` demands it."""
+    """Ranks trained, but never joined a process group of all ranks, which ``require_group=True`` demands."""
 
 
 class PreemptionError(DistributorError):
@@ -198,7 +199,7 @@ class StallError(TrainingError):
 
 
 class ResultError(DistributorError):
-    """Training succeeded, but a return value could not be pickled, sent or read."""
+    """Training succeeded, but a rank's return value could not be pickled, sent or read."""
 
 
 class RunCancelledError(DistributorError):

@@ -1,8 +1,8 @@
 """Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
 
-The functions about ranks read torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). Without these variables, they
-return the values of a run with one rank, so the same script also runs without a launcher. If a variable is set, but not
-to a whole number, they raise a ``ConfigurationError``.
+The functions about ranks read torchrun's environment variables (``RANK``, ``WORLD_SIZE``, ...). Without these
+variables, the functions return the values of a run with one rank, so the same script also runs without a launcher. If a
+variable is set, but not to a whole number, the functions raise a ``ConfigurationError``.
 
 Example:
     >>> from distributor import runtime
@@ -44,12 +44,12 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank within its node. With GPUs, this is also the number of its device, ``cuda:N``."""
+    """Return this process's rank within its node: with GPUs, also the ``N`` of the rank's device, ``cuda:N``."""
     return _variable("LOCAL_RANK", 0)
 
 
 def local_world_size() -> int:
-    """Return the number of ranks on this node: one Spark executor, or one machine."""
+    """Return the number of ranks on this node, which is a Spark executor or a machine."""
     return _variable("LOCAL_WORLD_SIZE", 1)
 
 
@@ -130,16 +130,16 @@ def should_stop(step: int) -> bool:
 
     Call this function on all ranks with the same values of ``step``, each larger than the one before. It returns
     ``True`` on all ranks at the same step, and does not make ranks wait for each other. When it returns ``True``, save
-    a checkpoint and return.
+    a checkpoint and end the training.
 
     Ranks need not call this function at every step. But if a rank leaves out a call that other ranks make, ranks may
     stop at different steps, and the run then fails with a ``StopError``. A rank that never calls this function does not
-    delay the others, and goes on when they stop.
+    delay the other ranks, and goes on when they stop.
 
-    After the first call in the main thread, SIGTERM does not end the rank, but asks all ranks to stop together. (If
-    user code has installed its own handler, that handler stays.) When ranks stop because of a preemption, their return
-    values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop does not count as a
-    restart. Otherwise, the run ends with a ``PreemptionError``.
+    After the first call of this function in the main thread, SIGTERM does not end the rank, but asks all ranks to stop
+    together. (If user code has installed its own handler for SIGTERM, that handler stays.) When ranks stop because of a
+    preemption, their return values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop
+    does not count as a restart. Without ``max_restarts``, the run ends with a ``PreemptionError``.
 
     Outside a run, or if nodes cannot reach the driver, the result is always ``False``.
 
@@ -221,9 +221,9 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
     """Yield an empty folder for the files of a checkpoint. All ranks must enter the ``with`` block together.
 
     Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
-    When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed
-    (counts as complete). If a rank fails in the block, nothing is committed. If the files cannot be stored, rank 0 logs
-    a warning, training goes on, and earlier checkpoints stay.
+    When all ranks have left the ``with`` block, the files of all ranks are put into one folder, and the checkpoint is
+    committed (counts as complete). If a rank fails in the block, nothing is committed. If the files cannot be stored,
+    rank 0 logs a warning, training goes on, and earlier checkpoints stay.
 
     Args:
         step: the step of the training.
@@ -248,7 +248,7 @@ def latest_checkpoint() -> Checkpoint | None:
     """Return the last committed (complete) checkpoint that still has all its files; ``None`` if there is none.
 
     Any rank may call this function, without waiting for others. At the beginning of an attempt, all ranks get the same
-    checkpoint. If ``checkpoints=`` is a URL, the files are downloaded.
+    checkpoint. If ``checkpoints=`` is a URL, the checkpoint's files are downloaded.
 
     Returns:
         A checkpoint with the attributes ``step``, ``path`` (the folder with its files, to be read only) and
@@ -304,8 +304,8 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
 def rank0_first() -> AbstractContextManager[None]:
     """Let rank 0 run a block before all other ranks, for example to download data to a shared disk.
 
-    All ranks must enter the block. They wait for each other in the default process group. If rank 0 fails in the block,
-    no other rank enters it.
+    All ranks must enter the ``with`` block. They wait for each other in the default process group. If rank 0 fails in
+    the block, no other rank enters it.
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
@@ -321,8 +321,8 @@ def rank0_first() -> AbstractContextManager[None]:
 def local_rank0_first() -> AbstractContextManager[None]:
     """Let local rank 0 of each node run a block first. No other rank runs it before every local rank 0 has finished.
 
-    Use it, for example, to download data to each machine's disk. All ranks must enter the block. If local rank 0 of any
-    node fails in the block, no other rank of any node enters it.
+    Use this function, for example, to download data to each machine's disk. All ranks must enter the ``with`` block. If
+    local rank 0 of any node fails in the block, no other rank of any node enters it.
 
     Raises:
         ConfigurationError, RuntimeError: as in :func:`rank0_first`.
@@ -359,7 +359,7 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
 
 
 def _failed(dist: Any, failed: int = -1) -> int:
-    """Wait for all ranks, and return the highest rank that has failed, or -1."""
+    """Wait for all ranks, and return the highest rank that has failed in the ``with`` block; -1 if none has."""
     import torch
 
     # NCCL needs a tensor on a GPU.
@@ -390,7 +390,7 @@ def _variable(name: str, default: int) -> int:
 def deepspeed_config() -> dict[str, Any]:
     """Return this run's final DeepSpeed configuration, for ``deepspeed.initialize(config=...)``.
 
-    Each call returns a new copy.
+    Each call returns a new copy of the configuration.
 
     Raises:
         ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still

@@ -34,8 +34,9 @@ class Accelerate:
     ``use_cpu: true`` for a run with GPUs, or a file for TPUs.
 
     Args:
-        config: path of the file on the driver. ``None`` (default): the file that Accelerate finds by itself, which is
-            ``~/.cache/huggingface/accelerate/default_config.yaml``, or Accelerate's defaults if there is no such file.
+        config: path of Accelerate's configuration file on the driver. ``None`` (default): the file that Accelerate
+            finds by itself, which is ``~/.cache/huggingface/accelerate/default_config.yaml``, or Accelerate's defaults
+            if there is no such file.
 
     Example:
         >>> from distributor import Distributor
@@ -45,7 +46,7 @@ class Accelerate:
     config: str | os.PathLike[str] | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> AccelerateRanks:
-        """Read the Accelerate configuration, and return the launch path with the environment variables that it sets.
+        """Read the Accelerate configuration, and return the launch path with the configuration's environment variables.
 
         Raises:
             ConfigurationError: the configuration file does not exist, Accelerate rejects it, it does not suit the run,
@@ -65,7 +66,7 @@ class Accelerate:
 
 
 def check(told: dict[str, Any], use_gpu: bool) -> None:
-    """Check that a configuration suits the run.
+    """Check that an Accelerate configuration suits the run.
 
     Args:
         told: what Accelerate has read from the configuration, as
@@ -73,7 +74,8 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
         use_gpu: whether the run has GPUs.
 
     Raises:
-        ConfigurationError: the configuration does not suit the run.
+        ConfigurationError: the configuration does not suit the run, for instance because it is for CPUs and the run has
+            GPUs.
     """
     kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
     if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):

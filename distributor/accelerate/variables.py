@@ -17,12 +17,12 @@ PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print the result of :func:`answer` as JSON in the last line of the output (entry point of the process)."""
+    """Print the result of :func:`answer` as JSON in the last line of the output (entry point of this process)."""
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 
 def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
-    """Return the configuration's path, the variables that it sets, and the settings that the driver checks.
+    """Return an Accelerate configuration's path, the variables that it sets, and the settings that the driver checks.
 
     Args:
         config: path of the configuration; "" for the one that Accelerate finds, if any.

@@ -47,8 +47,8 @@ def build_job(
         target: what each rank runs.
         folders: the project folder and the folder for files that ranks write, packed if they must be sent to other
             machines.
-        scheduler: runs the job. ``None`` if there is no Spark session yet; the fields of the job that depend on the
-            scheduler then have their defaults.
+        scheduler: runs the job. If it is ``None``, because there is no Spark session yet, the fields of the job that
+            depend on the scheduler have their defaults.
         environ: the driver's environment variables. ``forward_env`` says which of them ranks get.
         collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
 
@@ -86,10 +86,10 @@ def build_job(
 
 
 def check_path(launch: LaunchPath, options: Options) -> None:
-    """Check that the options suit the launch path.
+    """Check that the options suit the launch path (the way in which ranks are started).
 
     Raises:
-        ConfigurationError: an option does not suit the launch path.
+        ConfigurationError: ``stall_timeout`` is given, but the processes of this launch path are not ranks.
     """
     stall = options.deadlines.stall_timeout
     if launch.once and stall is not None:
@@ -117,10 +117,10 @@ def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str
 
 
 def check_packages(launch: LaunchPath) -> None:
-    """Check that this machine has the packages that ranks import.
+    """Check that this machine has the packages that ranks of this launch path must import.
 
     Raises:
-        ConfigurationError: a package is missing.
+        ConfigurationError: one of these packages is not installed.
     """
     for module, who in launch.needs.items():
         if modules.find(module) is None:
@@ -159,8 +159,8 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     """Return the folder or URL for the files that ranks write. ``view`` shows the progress of packing.
 
     If ranks run on other machines, the files that are already in the folder are packed and sent with the job. If they
-    are too large for that, nodes fetch them from the driver instead. If the folder is a URL, nodes fetch its files from
-    the URL.
+    are too large to be sent with the job, nodes fetch them from the driver. If ``output_dir`` is a URL, nodes fetch its
+    files from the URL.
 
     Raises:
         PayloadError: the files that are already in the folder exceed ``output_limit``.

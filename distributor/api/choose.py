@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def choose_session(
     local_mode: bool | None, use_gpu: bool = False, *, needed: bool = True
 ) -> tuple[SparkSession | None, bool]:
-    """Return the Spark session to train on, if any, and whether to train on this machine without Spark.
+    """Return the Spark session to train on (or ``None``), and whether to train on this machine without Spark.
 
     The result is ``(None, False)`` if the user asks for Spark, but there is no session and ``needed`` is false. If the
     session's master is ``local[...]``, Spark's tasks run on this machine but get no GPUs. Ranks that use GPUs then run
     on this machine without Spark.
 
     Args:
-        local_mode: as the user gives it.
+        local_mode: whether the user wants to train on this machine (``True``) or on Spark (``False``). ``None`` chooses
+            Spark if the active session is on a cluster.
         use_gpu: whether ranks use GPUs.
         needed: whether a missing session is an error if the user asks for Spark.
 
@@ -87,7 +88,7 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check early that there are enough GPUs, if it is already known where ranks train.
+    """Check that there are enough GPUs, if it is known where ranks train before a run starts.
 
     Raises:
         ResourceError: there are fewer GPUs than requested.
@@ -105,7 +106,7 @@ def check_gpus(local_mode: bool | None, resources: Resources) -> None:
 
 
 def active_session() -> SparkSession | None:
-    """Return the active session, if there is one; does not import pyspark."""
+    """Return the active Spark session; ``None`` if there is none. Does not import pyspark."""
     if sys.modules.get("pyspark") is None:
         return None
     from distributor.schedulers.spark import session as spark_session

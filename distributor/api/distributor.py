@@ -46,10 +46,10 @@ class Distributor:
 
     Args:
         num_processes: the world size, which is the number of ranks that train together. With a range such as
-            ``(4, 16)``, a run starts with as many ranks as free slots allow. After the loss of a node, it goes on with
-            the slots that are left, if ``max_restarts`` allows another attempt. Once a minute, it looks for free slots.
-            If there are some, it asks the ranks to stop together (``runtime.should_stop``), and goes on with more
-            ranks.
+            ``(4, 16)``, a run starts with as many ranks as free slots allow. After the loss of a node, the run goes on
+            with the slots that are left, if ``max_restarts`` allows another attempt. Once a minute, the run looks for
+            free slots. If there are some, the run asks its ranks to stop together (``runtime.should_stop``), and goes
+            on with more ranks.
         local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
             Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
             (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
@@ -206,12 +206,12 @@ class Distributor:
 
     @property
     def num_processes(self) -> int:
-        """The world size; with a range, its upper bound."""
+        """The world size (number of ranks); if a range was given, its upper bound."""
         return self._options.resources.num_processes
 
     @property
     def local_mode(self) -> bool | None:
-        """Where ranks train, as given to the constructor."""
+        """Where ranks train: the argument ``local_mode``, as given to the constructor."""
         return self._options.request.local_mode
 
     @property
@@ -264,7 +264,7 @@ class Distributor:
         self._wait(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
     def submit_module(self, module: str, /, *args: str) -> Run:
-        """Start training with a module and return the run's handle at once."""
+        """Start training with a module, as :meth:`run_module` does, but return the run's handle at once."""
         return self._begin(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
@@ -295,7 +295,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run) -> None:
-        """Stop a run after Ctrl-C or another exception from a signal handler, since no caller waits for it any more."""
+        """Stop a run, because Ctrl-C or another exception has interrupted its start or the wait for its end."""
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)

@@ -1,4 +1,4 @@
-"""Warnings, before a run starts, that the run would not do what its user expects. Pure."""
+"""Warnings, before a run starts, that the run would not do what its user expects. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 
     Args:
         job: the run's job.
-        environ: the variables that ranks inherit in addition to the job's own.
+        environ: the environment variables that ranks inherit in addition to those of the job.
 
     Example:
         >>> fsdp_on_cpus(job, {"ACCELERATE_USE_FSDP": "true"})  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Describes what a run trains, so that a later run of the same name can be compared with it."""
+"""Describes what a run trains, to compare it with what a later run of the same name trains."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def identify(
         name: the run's name.
         resume: whether the run continues an earlier training of that name.
         target: what ranks run.
-        train_object: the function, script or module that the user has passed.
-        args, kwargs: the arguments of the function or script.
+        train_object: the function, script or module as the user has passed it. A function's source code is part of the
+            identity.
+        args, kwargs: the arguments of a function.
 
     Example:
         >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown
@@ -61,7 +62,7 @@ def _source_of(function: Callable[..., Any]) -> bytes:
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by the names of their parameters, or by number if the function has no signature."""
+    """Return a function's arguments by the names of their parameters, or by number if it has no signature."""
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):

@@ -30,10 +30,10 @@ from distributor.values.options import (
 
 
 def check_launch(name: str, launch: Any) -> Launch:
-    """Return the launch path. ``launch`` is its name, or the launch path itself.
+    """Return the launch path (way to start ranks) that the user asks for. ``launch`` is its name or the object itself.
 
     Raises:
-        ConfigurationError: there is no such launch path.
+        ConfigurationError: ``launch`` is neither a name of a launch path nor such an object, with a method ``resolve``.
     """
     if isinstance(launch, str) and launch in names.NAMES:
         found: Launch = getattr(names, names.NAMES[launch])()
@@ -74,7 +74,8 @@ class Request(Group):
     """Where and how a run trains, and its name.
 
     Attributes:
-        local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
+        local_mode: whether to train on this machine. ``None`` trains on Spark if the active session is on a cluster,
+            otherwise on this machine.
         launch: how ranks are started, as the user asks for it. Its method ``resolve`` makes the launch path of a run.
         name: the user's name for the run, if it has one.
         callbacks: objects with methods that are called on the driver during the run.

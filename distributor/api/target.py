@@ -54,7 +54,7 @@ def find_target(
 
 
 def named_module(module: Any, args: Sequence[Any]) -> Module:
-    """Return a module to run, with its arguments. Does not check that the module exists.
+    """Return a module to run, with its arguments. This function does not check that the module exists.
 
     Raises:
         ConfigurationError: ``module`` is not a dotted name, or an argument is not a string, number, path or enum.
@@ -135,7 +135,7 @@ def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return a script's arguments as command-line strings. Numbers, paths and enums are converted with ``str``."""
+    """Return arguments of a script or module as command-line strings. Numbers, paths and enums pass through ``str``."""
     for index, arg in enumerate(args, start=1):
         is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is not a number
         if not is_number and not isinstance(arg, (str, os.PathLike, enum.Enum)):
@@ -169,7 +169,7 @@ def _is_python(source: bytes) -> bool:
 
 
 def _check_module(name: str, working_dir: Path | None) -> None:
-    """Check that ranks on this machine can run a module."""
+    """Check that ranks on this machine can run a module: that it exists, and is not a package without ``__main__``."""
     places = places_of(working_dir)
     folders = [str(folder) for folder in places.values()]
     found = modules.find(name, folders)

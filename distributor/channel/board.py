@@ -1,9 +1,9 @@
 """The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
-Before a rank goes on with a step, it *names* the step: it writes the step's number to the board. The agent writes the
-step at which the driver proposes to stop. Every process locks the file before it reads or writes (fcntl(2); the lock
-belongs to the process). If a rank and the agent write at almost the same time, the second of the two therefore sees
-what the first has written.
+Before a rank goes on with a step, it *names* the step: it writes the step's number to the board, a file that the ranks
+share with the agent. The agent writes the step at which the driver proposes to stop. Every process locks the file
+(fcntl(2)) before it reads or writes. If a rank and the agent write at almost the same time, the second of the two
+therefore sees what the first has written.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _NUMBER = struct.Struct("=q")
 
 @dataclass(frozen=True)
 class Head:
-    """The part of the board (a small file) that the agent writes and the ranks read.
+    """The part of the board (a file that a node's agent and ranks share) that the agent writes.
 
     Attributes:
         proposed: the step at which all ranks stop if all nodes agree; :data:`NONE` if none is proposed.
-        agreed: the step that all nodes have agreed upon; :data:`NONE` if there is none yet.
-        linked: whether the driver can be reached.
+        agreed: the step at which all nodes have agreed to stop; :data:`NONE` if there is none yet.
+        linked: whether the agent could send messages to the driver when it created the board. If not, ranks do not
+            turn SIGTERM into a stop of all ranks at a common step.
         ending: whether the agent is stopping the ranks.
     """
 
@@ -46,14 +47,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Seat:
-    """The part of the board (a small file) that one rank writes and the agent reads.
+    """The part of the board (a file that a node's agent and ranks share) that one rank writes.
 
     Attributes:
         step: the last step that the rank has passed to ``should_stop``; :data:`NONE` before the first.
         halted: the step at which ``should_stop`` told the rank to stop; :data:`NONE` if it has not.
         preempted: whether the rank got SIGTERM.
-        handles: whether the rank takes SIGTERM as a request to stop at a common step, and therefore does not end at
-            once when it gets the signal.
+        handles: whether the rank takes SIGTERM as a request to stop at a step common to all ranks, and therefore does
+            not end at once when it gets SIGTERM.
     """
 
     step: int = NONE
@@ -66,9 +67,9 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
     """Create or replace a board, the file that a node's ranks and its agent share.
 
     Args:
-        path: path of the board.
+        path: path of the board's file.
         ranks: number of ranks of the node.
-        linked: whether the driver can be reached.
+        linked: whether the agent, which calls this function, can send messages to the driver now.
 
     Raises:
         OSError: the board cannot be written.
@@ -82,11 +83,11 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
 class Board:
     """The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
-    Each rank and the agent have an object of this class, and use it to read and write the file. The object opens the
-    file at its first use.
+    Each rank and the agent read and write the board's file through an object of this class, which opens the file when
+    it first needs it.
 
     Args:
-        path: path of the board, which :func:`create` has written.
+        path: path of the board's file, which :func:`create` has written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +99,7 @@ class Board:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Lock the board's file in the ``with`` block, so that no other process reads or writes it.
+        """Lock the board's file in the ``with`` block, so that no other process reads or writes the file.
 
         Raises:
             BlockingIOError: another process holds the lock, and ``wait`` is ``False``.
@@ -112,7 +113,7 @@ class Board:
             fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
     def head(self) -> Head:
-        """Return what the agent has written to the board's file: the proposed step, the agreed step and more."""
+        """Return what the agent has written to the board's file, such as the step proposed for the stop."""
         proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._file.descriptor(), _HEAD.size, 0))
         return Head(proposed, agreed, bool(linked), bool(ending))
 

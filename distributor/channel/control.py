@@ -1,12 +1,12 @@
-"""The private connection (control line) between an agent and its owner.
+"""The private connection (control line) between an agent and its owner, the process that started it.
 
 An agent's owner is the process that started it: the Python worker of a Spark task or, in local mode, the driver. The
 control line between agent and owner is a socket pair. The agent inherits one end, and no other process can reach the
-line. It carries pickles of plain values, each preceded by its length. When the line closes, each side learns that the
-other is gone.
+line. The line carries pickles of plain values, each preceded by its length. When one process ends, the line closes, and
+the other process notices this.
 
-On Spark, the owner's side of this code runs in Python workers where this package is not installed. This module
-therefore imports nothing but the standard library.
+On Spark, this module also runs in Python workers where ``distributor`` is not installed. It therefore imports nothing
+but the standard library.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ UNFIT = b"unfit "
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the id of the user whose process is at the other end (unix(7), SO_PEERCRED)."""
+    """Return the id of the user whose process is at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)
 
 
 def send(sock: socket.socket, message: Any) -> None:
-    """Send one message."""
+    """Send one message over a socket, as a pickle."""
     data = pickle.dumps(message, protocol=5)
     sock.sendall(struct.pack("!Q", len(data)))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> Any:
-    """Receive one message; return ``None`` when the other side is gone."""
+    """Receive one message over a socket; return ``None`` when the process at the other end is gone."""
     header = _read_exactly(sock, 8)
     if header is None:
         return None

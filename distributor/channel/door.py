@@ -32,7 +32,8 @@ class Door:
     """The driver's listening socket for one run, with the connections whose first message has not been accepted yet.
 
     Args:
-        serve: serves each connection that has shown the token, and calls :meth:`admit` once the sender is known.
+        serve: serves each connection that has shown the run's token, and calls :meth:`admit` if the first message is
+            valid.
         tasks: number of tasks that may connect at the same time.
     """
 
@@ -47,12 +48,12 @@ class Door:
         self.address: str | None = None
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
-        """Listen on the first free port, and return the address, the certificate and the token for nodes.
+        """Listen on the first free port of ``ports``, and return the address, certificate and token that nodes need.
 
         Connections are accepted once :meth:`accept` runs.
 
         Args:
-            bind: the address to bind.
+            bind: the address at which the socket listens.
             advertise: the address to which nodes connect.
             ports: first and last port to try; ``None`` for any free port.
 
@@ -66,7 +67,7 @@ class Door:
         return Endpoint(advertise, port, certificate, self._token)
 
     async def accept(self, start: Start) -> None:
-        """Accept connections until this task is cancelled."""
+        """Accept connections until the current asyncio task is cancelled."""
         assert self._listening is not None
         while True:
             try:
@@ -81,7 +82,7 @@ class Door:
                 next(iter(self._strangers)).cancel()
 
     def admit(self) -> None:
-        """Stop counting the connection of the current asyncio task as a stranger: its first message was valid."""
+        """Stop counting the current asyncio task's connection as a stranger: it has sent a valid first message."""
         task = asyncio.current_task()
         if task is not None:
             self._strangers.pop(task, None)
@@ -91,7 +92,7 @@ class Door:
             self._listening.close()
 
     async def _meet(self, sock: socket.socket) -> None:
-        """Do the TLS handshake and check the token, each within :data:`_HELLO_TIMEOUT`, then serve the connection."""
+        """Do the TLS handshake of a new connection, check the token that it shows, and serve the connection."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -116,7 +117,7 @@ class Door:
 
 
 def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
-    """Return a socket that listens on the first free port."""
+    """Return a socket that listens on the first free port of ``ports``."""
     family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     failed: OSError | None = None
     for port in ports:

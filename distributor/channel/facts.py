@@ -17,9 +17,9 @@ class Facts:
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
     *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. Tasks that
-    Spark starts together get consecutive IDs, so the facts are complete only if these IDs are consecutive. If a version
-    of Spark gives other IDs, the facts are never complete, and all tasks exchange them through Spark's ``allGather``
-    instead.
+    Spark starts together get consecutive IDs, so the driver takes the facts as complete only if the IDs of all tasks
+    are consecutive. If a version of Spark gives other IDs, the facts are never complete. All tasks then exchange them
+    through Spark's ``allGather``, not through the driver.
 
     Args:
         tasks: number of tasks of the run.
@@ -46,7 +46,7 @@ class Facts:
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether the driver has the facts of all tasks, and has got exactly these facts from this task.
+        """Return whether the driver has the facts (address, GPUs and more) of all tasks, among them exactly ``told``.
 
         A task that connects again, because its connection broke, sends the same facts as before, and gets the driver's
         answer again. A task that Spark has started again sends other facts.
@@ -85,7 +85,7 @@ class Facts:
 
     @property
     def told(self) -> int:
-        """The number of connected tasks that have sent their facts.
+        """The number of connected tasks that have sent their facts (address, GPUs and more).
 
         Only tasks of the newest wave (those that Spark has started last) are counted, since earlier tasks may still be
         connected.
@@ -97,11 +97,11 @@ class Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """Stop waiting for missing facts, because some tasks cannot reach the driver."""
+        """Stop waiting for the facts of tasks that cannot reach the driver: all must use Spark's ``allGather``."""
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether :attr:`accept` has refused the tasks, and reset the answer to ``False``.
+        """Return whether :attr:`accept` has refused the tasks, and forget this refusal.
 
         Tasks are refused if the run must not begin on the executors on which Spark has placed them. Refused tasks end.
         The driver may then submit the Spark job again, and the new tasks send facts (address, GPUs and more) of their
@@ -111,18 +111,18 @@ class Facts:
         return refused
 
     def waiting(self) -> list[asyncio.StreamWriter]:
-        """Return the connections that have not been answered yet, and mark them as answered."""
+        """Return the connections of tasks that have got no answer to their facts yet, and mark them as answered."""
         waiting = [writer for writer in self._current() if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
 
     @property
     def settled(self) -> bool:
-        """Whether all tasks have sent their facts and were accepted or refused."""
+        """Whether all tasks have sent their facts (address, GPUs and more) and were accepted or refused."""
         return bool(self._complete) or self._refused
 
     def answer(self) -> Message | None:
-        """Return the message that answers every task, or ``None`` while facts are missing."""
+        """Return the driver's answer to all tasks, or ``None`` while the facts of some tasks are missing."""
         if self.given_up:
             return Gather()
         if self._refused:

@@ -1,6 +1,6 @@
-"""Frames, the units of data on the channel: a length, a kind, and JSON or raw log bytes.
+"""Frames, the units of data between a node and the driver: a length, a kind, and JSON or raw log bytes.
 
-A frame holds nothing that could execute, such as a pickle. Its length is bounded.
+A frame holds nothing that could run code when it is read, such as a pickle. Its length is bounded.
 
 ::
 
@@ -56,14 +56,14 @@ class ProtocolError(Exception):
 
 
 class CutError(ProtocolError):
-    """The connection ended inside a frame."""
+    """The connection ended before the whole frame, which holds a message or a piece of output, had arrived."""
 
 
 def pack(message: Message) -> bytes:
-    """Return a message as a JSON frame.
+    """Return a message as a frame whose body is JSON.
 
     Raises:
-        ProtocolError: the body would be longer than :data:`MAX_BODY`.
+        ProtocolError: the frame's body would be longer than :data:`MAX_BODY`.
     """
     body = json.dumps(messages.encode(message)).encode()
     if len(body) > MAX_BODY:
@@ -74,7 +74,7 @@ def pack(message: Message) -> bytes:
 
 
 def pack_log(log: Log) -> bytes:
-    """Return a piece of a log as a frame."""
+    """Return a piece of a rank's output as a frame."""
     head = _LOG.pack(log.rank, log.stream, log.offset)
     return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + head + log.data
 
@@ -119,7 +119,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
 
 def parse(body: bytes) -> Any:
-    """Parse a body as JSON (UTF-8). Lone surrogates, which UTF-8 cannot encode, are escaped.
+    """Parse the body of a frame as JSON (UTF-8). Lone surrogates, which UTF-8 cannot encode, are escaped.
 
     Raises:
         ValueError: the body is not JSON, would take too much time, memory or stack to parse, or contains NaN or a
@@ -149,7 +149,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Check the number and the nesting of a body's values without parsing them."""
+    """Check the number and the nesting of the JSON values in a frame's body without parsing them."""
     if len(body) <= _MAX_VALUES and body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
         return
     rest, texts = _TEXT.subn(b"", body, _MAX_VALUES)

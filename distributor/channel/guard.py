@@ -1,12 +1,12 @@
 """Decide which messages the driver accepts from processes that have the run's token.
 
-A process must show the run's token when it connects to the driver. Since any rank can read the token, it does not prove
-to which node the process belongs. The driver therefore accepts messages about a node and its ranks only from a process
-that has proved with the node's secret that it belongs to the node. If the driver refuses a message, it ends only the
-connection on which the message came.
+A process must show the run's token when it connects to the driver. Since any rank can read the token, the token does
+not prove to which node the process belongs. The driver therefore accepts messages about a node and its ranks only from
+a process that has proved with the node's secret that it belongs to the node. If the driver refuses a message, it ends
+only the connection on which the message came.
 
-This module has no side effects except that it logs refusals. It has nothing to do with the guard process, which is the
-parent process of an agent.
+This module has no side effects except that it logs refusals. It has nothing to do with the guard process, which cleans
+up after an agent.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ _SUCCEEDED = ("finished", "unreturned")
 
 
 class Guard:
-    """Checks messages against what is known about the run's nodes. Use it in the channel's thread only.
+    """Checks messages against what is known about the run's nodes. Use the guard in the channel's thread only.
 
-    Without arguments, it cannot check which nodes and ranks the run has.
+    A guard that is made without arguments cannot check whether the run has the nodes and ranks that messages name.
 
     Args:
-        label: the run's label in the log.
+        label: names the run in log messages.
         tasks: number of tasks of the run.
         world_size: number of ranks of the run; ``None`` if it is not known.
         placement: returns the placement (which rank runs on which node) once a node has reported it, until then
             ``None``.
-        received: returns how many bytes of a rank's stream have arrived.
+        received: returns how many bytes of an output stream have arrived, given the numbers of its rank and of the
+            stream.
         skips: whether nodes may leave out output if the driver is too slow.
     """
 
@@ -104,7 +105,7 @@ class Guard:
         return min(MAX_BODY, _FIRST + _FIRST_PER_TASK * self._tasks)
 
     def log(self, peer: str, why: str) -> None:
-        """Log that a connection was ended, and why. Only the first :data:`_MOST_LOGGED` ends are logged."""
+        """Log that the driver has ended a connection, and why. Only the first :data:`_MOST_LOGGED` ends are logged."""
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
             last = "; further ones are not logged" if self._refused == _MOST_LOGGED else ""
@@ -133,8 +134,8 @@ class Guard:
     def check_importing(self, told: messages.Importing) -> None:
         """Check a message that says which module a node is importing before its ranks start.
 
-        The message carries no secret that proves who sent it. It may come from the node's Spark task over a separate
-        connection, before the node's agent has connected.
+        An ``Importing`` message carries no secret that proves who sent it. The message may come from the node's Spark
+        task over a separate connection, before the node's agent has connected.
 
         Raises:
             ProtocolError: the message names a node that the run does not have, gives a number of nodes that the run
@@ -158,7 +159,7 @@ class Guard:
         self._importing.add(told.node)
 
     def check_value(self, value: messages.Value) -> None:
-        """Check that the agent of the rank's node has sent the announcement of a return value.
+        """Check that the announcement of a rank's return value comes from the agent of the rank's node.
 
         Raises:
             ProtocolError: the sender is not the agent of the rank's node.
@@ -171,7 +172,7 @@ class Guard:
         self._check_rank(value.node, value.rank)
 
     def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch | messages.Holding) -> int:
-        """Check that a message was sent by an agent of this run, and return the rank of its node.
+        """Check that a message was sent by an agent of this run, and return the agent's node rank.
 
         Raises:
             ProtocolError: the sender is not an agent of this run.
@@ -210,8 +211,8 @@ class Guard:
         """Register a node that has sent a hello, the first message of a node's connection.
 
         Raises:
-            ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
-                node.
+            ProtocolError: the run has no such node, the node's secret is not valid, or another process has registered
+                as this node.
         """
         _check_length("the name of a node that connects", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node that connects", hello.secret, _LONGEST_NAME)
@@ -227,16 +228,16 @@ class Guard:
         self._secrets[hello.node] = hello.secret
 
     def forget(self, node: str) -> None:
-        """Forget a lost node, since Spark may start another node with the same name and another secret."""
+        """Forget the secret of a lost node: Spark may start another node with the same name and another secret."""
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
         """Check a message of a node, and return whether to pass it on.
 
-        Only warnings may be left out: they are not passed on if they are too many or too long.
+        Messages that are allowed are passed on, except warnings of a node that are too many or too long.
 
         Raises:
-            ProtocolError: the node may not send this message.
+            ProtocolError: the node must not send this message, or the message has a value that is not allowed.
         """
         match message:
             case Log():
@@ -274,7 +275,8 @@ class Guard:
                 pass
             case _:
                 raise ProtocolError(
-                    f"the node sends a {type(message).__name__} message, but may not send one after its first message"
+                    f"the node sends a {type(message).__name__} message, but a message of this type is not allowed "
+                    "after the node's first message"
                 )
         return True
 
@@ -288,7 +290,7 @@ class Guard:
         return known and _equal(self._secrets.get(node, ""), secret)
 
     def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
-        """Return the placement, and its nodes by name."""
+        """Return the placement (which rank runs on which node), and the nodes by name."""
         placement = self._placement()
         if placement is not self._known[0]:
             nodes = () if placement is None else placement.nodes
@@ -296,7 +298,7 @@ class Guard:
         return self._known
 
     def _ranks(self, name: str) -> range | None:
-        """Return the ranks of a node; ``None`` while they are not known."""
+        """Return the ranks that run on a node; ``None`` while it is not known which ranks these are."""
         placement, nodes = self._nodes()
         if placement is None:
             return None
@@ -430,7 +432,7 @@ class Guard:
                 ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show a node's new or repeated warnings during the run: not if too many or too long.
+        """Return whether to show a node's warnings during the run: not if they are too many or too long.
 
         At most :data:`_MOST_WARNINGS` different warnings of a node are shown during the run. Other warnings are not
         lost, because the node's report at the end repeats all warnings. After a break of the connection, a node sends
@@ -450,7 +452,7 @@ class Guard:
 
 
 def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
-    """Check that the nodes have all ranks of the run, in order."""
+    """Check that the nodes of a placement have all ranks of the run, in order."""
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:

@@ -1,7 +1,8 @@
 """Receive, on the driver, the return values that agents send over separate connections.
 
-To send a value, an agent must show the secret of the rank's node, which ranks do not have. Before the driver unpickles
-the value, it compares the value's digest with the digest that arrives through Spark, unless Spark has failed.
+To send a rank's return value, an agent must show the secret of the rank's node, which ranks do not know. Before the
+driver unpickles the value, it compares the value's digest with the digest that arrives through Spark, unless the Spark
+job has failed.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Arrived:
 class Intake:
     """The return values of a run that have arrived or are arriving over the channel, at most one for each rank.
 
-    All methods except ``coming``, ``expect`` and ``get`` are called in the channel's thread.
+    All methods except ``coming``, ``expect`` and ``get`` are called in the thread that serves the channel.
 
     Args:
         limit: maximum total size of all return values, in bytes. The default is half of this machine's memory, since
-            unpickling makes a copy. A value beyond the limit is refused here, and its node sends it through Spark.
+            unpickling makes a copy. A value that would exceed the limit is refused, and its node sends it through
+            Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -63,7 +65,7 @@ class Intake:
 
     @property
     def received(self) -> int:
-        """Number of bytes of return values that have arrived."""
+        """Number of bytes of return values that have arrived, including those of incomplete values."""
         coming = (delivery.filled for delivery in self._coming.values())
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
@@ -84,9 +86,9 @@ class Intake:
         self._arrived.clear()
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
-        """Receive a return value over the connection that announced it. It replaces an earlier one of the same rank.
+        """Receive a return value over the connection on which it was announced. Drop an earlier value of the same rank.
 
-        If the value is refused, return without an answer. The caller then ends the connection.
+        If the value is not expected or is too large, send no answer. The caller then ends the connection.
 
         Raises:
             ConnectionError: the connection ended before all bytes of the value had arrived.
@@ -155,7 +157,7 @@ class _Delivery(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def digest(self) -> bytes:
-        """Return the digest of the bytes once all have arrived. Another thread computes it as bytes arrive.
+        """Return the digest of the value once all bytes have arrived. Another thread computes the digest meanwhile.
 
         Raises:
             ConnectionError: the connection ended before all bytes had arrived.
@@ -174,10 +176,10 @@ class _Delivery(asyncio.BufferedProtocol):
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash the bytes from ``start`` to ``end``, which have arrived. First, allocate memory for bytes to come.
+        """Hash the value's bytes from ``start`` to ``end``, which have arrived. First, allocate memory for later bytes.
 
-        The kernel allocates the memory in madvise(2). This call and the hash function release the GIL, so the channel's
-        thread can receive more bytes meanwhile.
+        The kernel allocates memory for later bytes in madvise(2). Both madvise(2) and the hash function release the
+        GIL, so the channel's thread can receive more bytes meanwhile.
         """
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)

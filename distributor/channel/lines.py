@@ -1,6 +1,6 @@
 """Connections to the driver, or to agents of other nodes, in code without an event loop.
 
-A connection uses TLS, and carries messages and the bytes that follow them.
+A connection uses TLS. It carries messages, some of which are followed by raw bytes, such as the content of a file.
 
 This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
 packages may be missing.
@@ -28,7 +28,7 @@ PIECE = 256 << 10
 
 
 def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSocket:
-    """Connect to a server of the run (the driver, or an agent), and show the token.
+    """Connect to a server of the run (the driver, or an agent), and show it the token of ``endpoint``.
 
     Raises:
         OSError: the server cannot be reached, or does not have the expected certificate.
@@ -47,14 +47,14 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
 def pack(message: Message) -> bytes:
     """Return a message as a frame, as ``channel.frames.pack`` does.
 
-    ``channel.frames.pack`` is not used here, because importing its module would load asyncio in Spark's workers.
+    This function exists because importing ``channel.frames`` would load asyncio in Spark's Python workers.
     """
     body = json.dumps(messages.encode(message)).encode()
     return struct.pack("!IB", len(body), 1) + body
 
 
 def read(line: socket.socket, limit: int | None = None) -> Message:
-    """Read the next message.
+    """Read the next message from a connection.
 
     Args:
         line: the connection.
@@ -71,7 +71,7 @@ def read(line: socket.socket, limit: int | None = None) -> Message:
 
 
 def exactly(line: socket.socket, size: int) -> bytes:
-    """Read the given number of bytes.
+    """Read ``size`` bytes from a connection.
 
     Raises:
         OSError: the connection has ended before all bytes had arrived.
@@ -82,7 +82,7 @@ def exactly(line: socket.socket, size: int) -> bytes:
 
 
 def fill(line: socket.socket, room: memoryview) -> None:
-    """Read bytes until ``room`` is full.
+    """Read bytes from a connection until ``room`` is full.
 
     Raises:
         OSError: the connection has ended before all bytes had arrived.

@@ -32,7 +32,7 @@ Offsets = dict[tuple[int, int], int]
 
 
 def over_tls(endpoint: Endpoint) -> Dial:
-    """Return a function that connects to the driver over TLS with the run's certificate and sends the token."""
+    """Return a function that connects to the driver over TLS with the run's certificate and sends the run's token."""
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = network.pinned_tls(endpoint.certificate)
@@ -58,27 +58,27 @@ class Receiver(Protocol):
         """Obey an order from the driver."""
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each log the driver has.
+        """Note how many bytes of each output stream of ranks the driver has.
 
-        ``again`` means that a broken connection has been restored. In that case, send the logs again from these
-        positions.
+        ``again`` means that a broken connection has been restored. In that case, send the output again from the
+        positions in ``offsets``.
         """
 
     def on_driver_lost(self) -> None:
-        """Note that the connection has broken and cannot be restored. The channel calls this method once."""
+        """Note that the connection to the driver is broken and cannot be restored. This method is called once."""
 
     def status(self) -> messages.Beat:
-        """Return the heartbeat to send now."""
+        """Return the heartbeat to send to the driver now."""
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """How often each side must hear from the other.
+    """How often an agent and the driver must hear from each other.
 
     Attributes:
         timeout: number of seconds without a message after which the driver counts as lost, if ``redial`` is true.
         interval: number of seconds between heartbeats.
-        redial: whether a broken connection can be restored. If not, the driver counts as lost when the connection
+        redial: whether a broken connection can be restored. If it cannot, the driver counts as lost when the connection
             breaks.
     """
 
@@ -88,15 +88,15 @@ class Rhythm:
 
 
 class Uplink:
-    """An agent's end of the channel.
+    """An agent's end of the channel, the connection to the driver.
 
-    With ``rhythm.redial``, a broken connection is restored, and both sides continue where they were.
+    With ``rhythm.redial``, a broken connection is restored, and the agent and the driver continue where they were.
 
     Args:
         dial: connects to the driver.
         hello: the first message of each connection; it says which node this is.
         receiver: gets the driver's orders.
-        rhythm: how often each side must hear from the other.
+        rhythm: how often the agent and the driver must hear from each other.
     """
 
     def __init__(self, dial: Dial, hello: messages.Hello, receiver: Receiver, rhythm: Rhythm) -> None:
@@ -127,12 +127,12 @@ class Uplink:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection on which the driver has answered."""
+        """Whether there is a connection to the driver on which the driver has answered."""
         return self._welcome.is_set() and not self._ended.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has broken and cannot be restored."""
+        """Whether the connection to the driver has broken and cannot be restored."""
         return self._ended.is_set() and self._bye is None
 
     def tell(self, message: Message) -> None:
@@ -145,7 +145,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each later connection with this message, and do not send earlier messages again."""
+        """Use a new first message for later connections, and do not repeat earlier messages of :meth:`tell` on them."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -153,10 +153,10 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log, and return once the driver is ready for more.
+        """Send a piece of a rank's output to the driver, and return once the driver is ready for more.
 
-        While the connection is down, wait until it is restored. The driver then says how much it has received. If bytes
-        before this piece are missing, the piece is not sent: the missing bytes must be sent again first.
+        While the connection is down, wait until it is restored. The driver then says how many bytes of the output it
+        has. If it lacks bytes before this piece, the piece is not sent: the missing bytes must be sent again first.
         """
         if not self._welcome.is_set():
             await self._welcome.wait()
@@ -170,8 +170,8 @@ class Uplink:
     async def close(self) -> messages.Farewell | None:
         """Tell the driver that no more messages follow, and return its answer.
 
-        Return ``None`` if the connection is lost, or if the driver does not confirm within :data:`_BYE_TIMEOUT` seconds
-        that it has received everything.
+        Return ``None`` if the connection to the driver is lost, or if the driver does not confirm within
+        :data:`_BYE_TIMEOUT` seconds that it has received everything.
         """
         if not self._ended.is_set():
             self.tell(messages.Bye())
@@ -228,7 +228,7 @@ class Uplink:
             self._ended.set()
 
     async def _come_back(self) -> asyncio.StreamReader | None:
-        """Reconnect; return ``None`` once the driver has been silent for too long."""
+        """Reconnect to the driver; return ``None`` once the driver has been silent for too long."""
         loop = asyncio.get_running_loop()
         self._breaks += 1
         while (left := self._heard + self._rhythm.timeout - loop.time()) > 0:

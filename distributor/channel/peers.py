@@ -1,13 +1,14 @@
 """The connection between nodes: ranks send copies of their states to other nodes, and fetch states from them.
 
 A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent serves connections
-from ranks of other nodes in threads of their own, because a connection may carry gigabytes. This module uses the
+from ranks of other nodes, each in a thread of its own, because a connection may carry gigabytes. This module uses the
 standard library only.
 
-A connection carries one request. The client shows the token that all nodes of the run share, and sends a
-:class:`~distributor.values.messages.Copy` or a :class:`~distributor.values.messages.Recall`, and the server answers
-``Proceed`` or ``Refused``. After ``Proceed``, the bytes follow: from the client for a ``Copy``, from the server for a
-``Recall``. Once the server has a whole copy, it answers ``Received``.
+A connection carries one request. The client, a rank, shows the token that all nodes of the run share. It sends a
+:class:`~distributor.values.messages.Copy` to announce its state, or a :class:`~distributor.values.messages.Recall` to
+ask for a state. The server, the agent of another node, answers ``Proceed`` or ``Refused``. After ``Proceed``, the bytes
+follow: from the client for a ``Copy``, from the server for a ``Recall``. Once the server has a whole copy, it answers
+``Received``.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class Incoming(Protocol):
 class Store(Protocol):
     """Keeps copies of the states (model, optimizer and more) that ranks of other nodes have saved as checkpoints.
 
-    Several threads may call the methods at the same time.
+    Several threads may call the methods of one store at the same time.
     """
 
     def reserve(self, copy: Copy) -> Incoming:
         """Make room for a copy of a rank's state. Raise an ``OSError`` if there is no room."""
 
     def path_of(self, path: str) -> str:
-        """Return ``path`` if ranks of other nodes may read the file. Raise an ``OSError`` if they may not."""
+        """Return ``path`` if ranks of other nodes may read this file, and raise an ``OSError`` if they may not."""
 
 
 class PeerServer(threading.Thread):
@@ -87,7 +88,7 @@ class PeerServer(threading.Thread):
         self._places = threading.BoundedSemaphore(_MOST_LINES)
 
     def run(self) -> None:
-        """Accept connections."""
+        """Accept connections from ranks of other nodes until :meth:`close`."""
         while True:
             self._places.acquire()
             try:
@@ -97,7 +98,7 @@ class PeerServer(threading.Thread):
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections. Requests that are being served go on until they or the process end."""
+        """Accept no more connections. Requests that are being served go on until they are done or the process ends."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
@@ -148,7 +149,7 @@ class _StoreError(Exception):
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that reads or writes states which this node keeps. If it fails, raise a ``_StoreError``.
+    """Call a function that reads or writes states on this node. If the function fails, raise a ``_StoreError``.
 
     A failure on this node, such as lack of memory for a copy, can thus be told from a failure of the connection to the
     other node, which raises an ``OSError``.
@@ -214,11 +215,11 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
         slot: the name that the file of tensors gets on the other node.
         record: describes the state that is sent: its checkpoint and tensors.
         objects: the rank's state apart from the tensors.
-        path: the file of tensors on this node.
-        parts: the parts of the file that are sent, each as an offset and a number of bytes.
+        path: the file on this node that contains the state's tensors.
+        parts: the parts of this file that are sent, each as an offset and a number of bytes.
 
     Raises:
-        OSError: the agent cannot be reached or has no room.
+        OSError: the agent cannot be reached or has no room for the state.
     """
     with connect(peer) as line, _Mapped(path) as file:
         line.settimeout(_SILENCE)
@@ -251,7 +252,7 @@ def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the answer of another node's agent to the request that was sent over this connection.
+    """Read the answer of another node's agent to the request that was sent over ``line``.
 
     Raises:
         OSError: the agent has refused the request, the connection has ended, or the answer is not of the given kind.

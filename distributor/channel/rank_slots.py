@@ -1,9 +1,9 @@
 """Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
 A rank must be able to report its end even if the disk is full, if it can open no more files, if user code has changed
-the root directory, or if the node's folder is gone. The memory for the report is therefore mapped before user code
-runs, and a rank needs nothing else in order to report. Slots can be large, since each page of a slot takes up memory
-only once it has been written.
+the root directory, or if the node's folder is gone. The memory for the report, the rank's *slot*, is therefore mapped
+before user code runs, and a rank needs nothing else in order to report. Slots can be large, since each page of a slot
+takes up memory only once it has been written.
 
 Source: memfd_create(2), mmap(2).
 """
@@ -47,7 +47,7 @@ class Slots:
             raise
 
     def read(self, local_rank: int) -> bytes | None:
-        """Return what a rank has written; ``None`` if it has written nothing."""
+        """Return what a rank has written into its slot; ``None`` if the rank has written nothing."""
         start = local_rank * SIZE
         (length,) = _LENGTH.unpack(os.pread(self.descriptor, _LENGTH.size, start))
         if not 0 < length <= ROOM:
@@ -61,8 +61,8 @@ class Slots:
 def _memory(name: str) -> int:
     """Create anonymous memory that processes can share (memfd_create(2)), and return its file descriptor.
 
-    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. This function then calls the C
-    library instead. ``name`` serves only to recognize the memory in /proc.
+    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. In such a Python, this
+    function calls the C library. ``name`` serves only to recognize the memory in /proc.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
@@ -86,7 +86,7 @@ class Slot:
         self._owner = os.getpid()
 
     def write(self, data: bytes) -> bool:
-        """Replace the contents of the slot.
+        """Replace the contents of the rank's slot by ``data``.
 
         Returns:
             Whether the data was written. Data longer than :data:`ROOM` is not written, and a fork of the rank writes

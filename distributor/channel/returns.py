@@ -1,8 +1,8 @@
 """Keep, on the driver, the results that nodes send over the channel once all their ranks have succeeded.
 
 On Spark, each node's results reach the driver in two ways: over the channel (the node's own connection to the driver),
-and as results of the Spark job. If the job fails after training has ended, for example because Spark loses an executor,
-the driver uses the results from the channel.
+and as results of the Spark job. If the Spark job fails after training has ended, for example because Spark loses an
+executor, the driver uses the results from the channel.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Depository(Protocol):
         """Send a node the files that earlier runs have left in ``output_dir`` on the driver."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Record that a node's ranks have removed a file, and answer."""
+        """Record that a node's ranks have removed a file, and answer the node."""
 
 
 class Returns:
-    """The results of a run's nodes that have come over the channel. Use it in the channel's thread only.
+    """The results of a run's nodes that have come over the channel. Use this object in the channel's thread only.
 
     Args:
         intake: receives, over separate connections, return values that are too large for a node's final message.
@@ -56,11 +56,11 @@ class Returns:
         return bool(self._finished)
 
     def note(self, node: str, finished: Finished) -> None:
-        """Record the results of a node."""
+        """Record the results that a node has sent."""
         self._finished[node] = finished
 
     async def clear(self) -> None:
-        """Forget all results."""
+        """Forget the results of all nodes."""
         self._finished.clear()
         self.intake.clear()
 

@@ -80,8 +80,8 @@ class Listener(Protocol):
 class _Peer:
     """A node from which the driver has accepted a hello, the first message of a node's connection.
 
-    ``writer`` is its newest connection, ``heard`` the time of its last message. ``leaving`` is the timer after which a
-    node whose connection has ended counts as lost.
+    ``writer`` is the node's newest connection, ``heard`` the time of the node's last message. ``leaving`` is the timer
+    after which a node whose connection has ended counts as lost.
     """
 
     writer: asyncio.StreamWriter
@@ -96,7 +96,7 @@ class _Peer:
 
 @dataclass
 class _Standing:
-    """The driver's latest orders, which a node also gets if it connects later.
+    """The driver's latest orders to nodes, which a node gets even if it connects later.
 
     ``stop`` is the order to stop the ranks. ``next`` is the order to begin another attempt, or to end.
     """
@@ -108,7 +108,7 @@ class _Standing:
 class ChannelServer:
     """The driver's end of the channel, which serves all nodes of one run.
 
-    Use it as a context manager: leaving the context ends every connection and the thread.
+    Use the server as a context manager: leaving the context ends every connection and the server's thread.
 
     Args:
         listener: receives the nodes' messages.
@@ -163,7 +163,7 @@ class ChannelServer:
 
     @property
     def exchanged(self) -> bool:
-        """Whether tasks have got the facts (address, GPUs and more) of all tasks from the driver.
+        """Whether tasks may have got the facts (address, GPUs and more) of all tasks from the driver.
 
         A task that has got the facts of all tasks from the driver does not wait for the other tasks in Spark's
         ``allGather``.
@@ -198,8 +198,8 @@ class ChannelServer:
         """Start to listen for nodes.
 
         Args:
-            bind: the address to bind. Schedulers pass the driver's address in Spark, or ``spark.driver.bindAddress`` if
-                it is set.
+            bind: the address at which the server listens. Schedulers pass the driver's address in Spark, or
+                ``spark.driver.bindAddress`` if it is set.
             advertise: the address to which nodes connect.
             ports: first and last port to try; any free port by default.
 
@@ -220,7 +220,7 @@ class ChannelServer:
         return self._guard.seal
 
     def returned(self, patience: float) -> outcome.Collected | None:
-        """Wait for the results that come over the channel, and return them once they are complete.
+        """Wait for the nodes' results that come over the channel, and return them once those of all nodes are complete.
 
         Args:
             patience: number of seconds to wait while nothing arrives.
@@ -236,7 +236,7 @@ class ChannelServer:
         self._call(self.returns.clear()).result()
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve a node over a connected socket, which the server then owns. The node inherits the other end."""
+        """Serve a node over one end of a socket pair, and close this end later. The node inherits the other end."""
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
@@ -247,7 +247,7 @@ class ChannelServer:
     def await_loss(self, node: str) -> None:
         """Wait until the channel's thread has told the listener that a node is lost.
 
-        Call this once the node's process has ended. The wait lasts at most :data:`_NOTICE` seconds.
+        Call this method once the node's process has ended. The wait lasts at most :data:`_NOTICE` seconds.
         """
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
@@ -263,7 +263,7 @@ class ChannelServer:
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Return whether the function set with :meth:`accept_if` has refused the tasks, and reset the answer.
+        """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget this refusal.
 
         The function refuses tasks if the run must not begin on the executors on which Spark has placed them. Refused
         tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that Spark
@@ -276,7 +276,8 @@ class ChannelServer:
 
         Args:
             reason: the reason, for people to read.
-            grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
+            grace: whether ranks get a grace period before they are killed; ``False`` also ends a grace period that has
+                already begun.
             hasty: whether another attempt waits for the ranks to end. If so, nodes kill each rank as soon as it is not
                 writing a file.
         """
@@ -286,7 +287,7 @@ class ChannelServer:
     def begin(self, attempt: int, port: int) -> None:
         """Order all nodes to begin another attempt, including nodes that connect again later.
 
-        This revokes an earlier order to stop.
+        The order to begin revokes an earlier order to stop.
 
         Args:
             attempt: number of the attempt.
@@ -314,7 +315,7 @@ class ChannelServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task until it ends or the server closes."""
+        """Run a coroutine as an asyncio task until the coroutine ends or the server closes."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -430,7 +431,7 @@ class ChannelServer:
     ) -> None:
         """Keep the facts of a task (address, GPUs and more) while the task is connected.
 
-        Answer the task once the facts of all tasks have arrived, or once it is clear that some cannot arrive.
+        Answer the task once the facts of all tasks have arrived, or once it is clear that some facts cannot arrive.
 
         Raises:
             ProtocolError: the task sends more data after its facts.
@@ -459,10 +460,10 @@ class ChannelServer:
     def _give_facts_up(self) -> None:
         """Tell all tasks to exchange their facts through Spark's ``allGather``, or stop the run.
 
-        This is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a task
-        has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But if the
-        driver has already had the facts of all tasks, the run has begun, and Spark has lost a task and started tasks
-        again. In this case, stop the run: only the driver decides whether its ranks start again, not Spark.
+        This method is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a
+        task has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But
+        if the driver has already had the facts of all tasks, the run has begun, and Spark has lost a task and started
+        tasks again. In this case, stop the run: only the driver decides whether the run's ranks start again, not Spark.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
@@ -481,8 +482,8 @@ class ChannelServer:
         The connection takes the place of an older connection of the node.
 
         Raises:
-            ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
-                node.
+            ProtocolError: the run has no such node, the node's secret is not valid, or another process has registered
+                as this node.
         """
         node = message.node
         try:
@@ -521,9 +522,9 @@ class ChannelServer:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
 
     def _expects_nothing(self) -> bool:
-        """Return whether no results can arrive.
+        """Return whether no more results of nodes can arrive.
 
-        This is so if the run is stopped, or if no node is connected and none has sent results.
+        No more results can arrive if the run is stopped, or if no node is connected and no node has sent results.
         """
         return self._standing.stop is not None or not (self._peers or self.returns)
 
@@ -572,7 +573,7 @@ class ChannelServer:
         """End all asyncio tasks except those that are named ``staying``, and stop listening.
 
         Tell nodes that are still connected that the job has ended. Otherwise, they would try to reconnect until Spark
-        kills their tasks, and the next job would wait for their slots.
+        kills their tasks, and the next job would wait for the slots of these tasks.
         """
         self._order_stop(messages.Stop("the job has ended"))
         self._order_next(messages.End())
@@ -590,9 +591,9 @@ class ChannelServer:
 
 
 async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
-    """Wait until the other sides have closed their connections, for at most :data:`_DISMISSAL` seconds.
+    """Wait until the nodes have closed their connections, for at most :data:`_DISMISSAL` seconds.
 
-    Then end all connections.
+    After :data:`_DISMISSAL` seconds, end the connections that are still open.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + _DISMISSAL
@@ -603,7 +604,7 @@ async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
+    """Close a connection once the other side has read all that was sent, or after :data:`_LINGER` seconds.
 
     Until the connection is closed, it counts as a stranger if it has sent no valid first message. The number of
     strangers is limited (see ``Door``).

@@ -1,15 +1,15 @@
 """Connect to the driver in code without an event loop.
 
-Over such a connection, a task sends facts about its node and gets those of all tasks, or a node sends a rank's return
-value or a file that its ranks have written.
+Over a connection to the driver, a task sends facts about its node and gets the facts of all tasks, or a node sends a
+rank's return value or a file that its ranks have written.
 
-The *facts* of a task describe its node: address, port, GPUs, CPUs and more. They are exchanged once, before any task
-starts its work. Over the channel, the driver answers as soon as it has received the facts of all tasks, whereas Spark's
-own ``allGather`` polls once a second.
+The *facts* of a task describe its node: address, port, GPUs, CPUs and more. The facts are exchanged once, before any
+task starts its work. Over the channel, the connection to the driver, the driver answers as soon as it has received the
+facts of all tasks, whereas Spark's own ``allGather`` polls once a second.
 
-Either all tasks use the channel, or all use ``allGather``, because ``allGather`` waits for all tasks. A task that
-cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver then lacks the facts of that
-task, and tells the other tasks to use ``allGather`` too.
+Either all tasks exchange facts over the channel to the driver, or all use Spark's ``allGather``, because ``allGather``
+waits for all tasks. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The
+driver then lacks the facts of that task, and tells the other tasks to use ``allGather`` too.
 
 This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
 packages may be missing.
@@ -94,11 +94,11 @@ def exchange(
 
 
 def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
-    """Send messages to the driver and wait until it has read them.
+    """Send messages to the driver and wait until the driver has read them.
 
     Args:
-        endpoint: the driver.
-        told: the messages to send.
+        endpoint: where the driver listens.
+        told: the messages to send, in this order.
         timeout: seconds that each network operation may take.
 
     Raises:
@@ -115,8 +115,8 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
     """Send a rank's return value to the driver.
 
     Args:
-        endpoint: the driver.
-        value: the announcement, which says whose value it is, and how large.
+        endpoint: where the driver listens.
+        value: announces the return value: which rank's it is, and how large.
         content: the pickled value, or the path of a file that holds it.
         patience: number of seconds without progress after which the driver counts as lost.
 
@@ -151,8 +151,8 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
     """Tell the driver about a new or removed file, and send a new file's bytes if the driver asks for them.
 
     Args:
-        endpoint: the driver.
-        told: the message about the file.
+        endpoint: where the driver listens.
+        told: says which file is new or was removed.
         source: the file's path on this machine; ``None`` if the driver needs no bytes.
         patience: number of seconds without progress after which the driver counts as lost.
 
@@ -178,8 +178,8 @@ def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, w
     """Get the files that earlier runs have left in ``output_dir`` on the driver.
 
     Args:
-        endpoint: the driver.
-        told: the request for the files.
+        endpoint: where the driver listens.
+        told: the request for the files, with the node's name and secret.
         folder: the folder to which the files are written.
         patience: number of seconds without progress after which the driver counts as lost.
         wanted: returns whether to write the file with the given relative path. Other files are received and dropped.
@@ -220,7 +220,7 @@ def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the driver's answer to the message that was sent over this connection.
+    """Read the driver's answer to the message that was sent over ``line``, a connection to the driver.
 
     Raises:
         StoppedError: the run was stopped.
@@ -263,9 +263,9 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Wait for the driver's answer without a time limit, since other tasks may start late.
+    """Wait for the driver's answer to a task's facts without a time limit, since other tasks may start late.
 
-    If the driver's machine fails, TCP keepalive detects this within about ``patience`` seconds.
+    If the driver's machine fails, TCP keepalive detects the failure within about ``patience`` seconds.
     """
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -25,7 +25,7 @@ def make_peer_key() -> PeerKey:
 
 
 def server_context(certificate: str, private: str) -> ssl.SSLContext:
-    """Return a TLS server context for a certificate and its key, both as PEM."""
+    """Return a TLS server context for a certificate and its private key, both as PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
         file.write((certificate + private).encode())
@@ -35,7 +35,7 @@ def server_context(certificate: str, private: str) -> ssl.SSLContext:
 
 
 def _make_key() -> tuple[str, str]:
-    """Return a certificate and its key as PEM."""
+    """Return a new self-signed certificate and its private key, both as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -48,7 +48,7 @@ class Catalog:
         self._number = 0  # number of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
-        """Read the manifests of all committed checkpoints, the newest first. Their other files are not checked."""
+        """Read the manifests (records) of all committed checkpoints, the newest first. Other files are not checked."""
         index = self._read_index()
         listed = [name for name, _ in self._place.folders()]
         found = [manifest for folder in {*index.folders, *listed} if (manifest := self.read(folder)) is not None]
@@ -57,7 +57,7 @@ class Catalog:
         return list(self._known)
 
     def read(self, folder: str) -> Manifest | None:
-        """Return the manifest in a folder; ``None`` if the folder is not a committed checkpoint."""
+        """Return the manifest (record) of the checkpoint in a folder; ``None`` if it is not committed."""
         data = self._place.read(f"{folder}/{MANIFEST}")
         manifest = None if data is None else records.read_manifest(data)
         return manifest if manifest is not None and manifest.folder == folder else None
@@ -89,7 +89,7 @@ class Catalog:
         return records.best(whole, self._checkpoints)
 
     def commit(self, draft: Draft) -> Manifest:
-        """Commit a checkpoint. Then remove the checkpoints that the options do not keep, and uncommitted ones.
+        """Commit a checkpoint. Then remove checkpoints that ``keep=`` and ``best=`` do not protect, and abandoned ones.
 
         Raises:
             OSError: the checkpoint could not be committed. Earlier checkpoints are unchanged.
@@ -123,7 +123,7 @@ class Catalog:
         self._sequence = index.sequence
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Remove checkpoints. Remove each manifest before the files, so that no manifest names a missing file."""
+        """Remove checkpoints: of each, the manifest (record) first, so that no manifest names a missing file."""
         for folder in folders:
             self._place.remove_file(f"{folder}/{MANIFEST}")
             self._place.remove_folder(folder)

@@ -51,7 +51,7 @@ class Store(Protocol):
 
 
 class Exchange:
-    """Sends bytes from one rank to the others, and receives theirs. Only one thread at a time may use it.
+    """Sends bytes from one rank to the other ranks, and receives bytes from them. Only one thread at a time may use it.
 
     Args:
         store: the store that the ranks share; ``None`` if there is one rank.
@@ -78,15 +78,17 @@ class Exchange:
     def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
         """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
 
-        Only rank 0 waits; the other ranks return an empty list at once. If rank 0 raises a ``ConfigurationError``, the
-        other ranks raise the same error in :meth:`share`, which they call next to get the answer of rank 0.
+        Only rank 0 waits for values; the other ranks return an empty list at once. If rank 0 raises a
+        ``ConfigurationError``, the other ranks raise the same error in :meth:`share`, which they call next to get the
+        answer of rank 0.
 
         Args:
             key: name of this exchange, the same on all ranks. Each exchange needs a new name.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
             patient: whether to wait for the values of other ranks without a time limit. The wait then fails only if
-                such a rank ends without sending its value. This is for steps that may take long, such as writing files.
+                such a rank ends without sending its value. ``True`` is for steps that may take long, such as writing
+                files.
 
         Raises:
             ConfigurationError: a rank makes a different call, has ended without this call, or has not made this call
@@ -151,13 +153,13 @@ class Exchange:
             self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
 
     def agree(self, key: str, value: str) -> str:
-        """Return the value that the first rank to make this call has passed. The ranks do not wait for each other."""
+        """Return the value that the first rank to call this for ``key`` has passed. No rank waits for another rank."""
         if self._store is None:
             return value
         return bytes(self._store.compare_set(key, "", value)).decode()
 
     def agreed(self, key: str) -> str | None:
-        """Return the value that was set with :meth:`agree`; ``None`` if no rank has called it."""
+        """Return the value that was set for ``key`` with :meth:`agree`; ``None`` if no rank has set one."""
         if self._store is None or not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()
@@ -236,11 +238,11 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
     Args:
         rank: this rank.
         world_size: number of ranks.
-        token: this rank's token; only that of rank 0 is used.
+        token: a random text; only that of rank 0 is used.
         what: the user's call, for errors.
 
     Returns:
-        The exchange, and the token of rank 0.
+        The connection to the other ranks, and the token (random text) of rank 0.
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.

@@ -41,7 +41,7 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
     """Return a new folder for this rank's files, and an error text; ``None`` instead of the text if there is no error.
 
-    The user's code writes the rank's files into the new folder. If checkpoints are kept in a folder and not at a URL,
+    The user's code writes this rank's files into a new folder. If checkpoints are kept in a folder and not at a URL,
     the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
     without copying. If it cannot be created there, return a temporary folder, and an error text that says why.
     """
@@ -59,7 +59,7 @@ def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
 
 
 def _tell_failed(session: Session, save: Save) -> None:
-    """Tell the other ranks that this rank has failed in the ``with`` block, without waiting for them."""
+    """Tell the other ranks, without waiting for them, that this rank's ``with`` block for the checkpoint has failed."""
     exchange, part = session.exchange, Part(failed=True)
     with suppress(Exception):  # the user's own error is raised, and not one of this function
         if exchange.rank == 0:
@@ -84,7 +84,7 @@ def _commit(session: Session, save: Save, own: Path, problem: str | None) -> Non
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
-    """Send this rank's report to all other ranks, and return the reports of all ranks."""
+    """Send the report about this rank's part of a save to all other ranks, and return the reports of all ranks."""
     key = f"{save.key}/1"
     told = session.exchange.gather(key, part.encode(), save.what)
     everything = _packed([Part.decode(each) for each in told])
@@ -96,7 +96,7 @@ def _packed(parts: Sequence[Part]) -> bytes:
 
 
 def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) -> str | None:
-    """Move or upload files into the checkpoint's folder. Return the error text if this fails; otherwise ``None``."""
+    """Move or upload this rank's files to the checkpoint's folder. Return an error text; ``None`` if this succeeds."""
     try:
         for shard in files:
             session.place.upload(str(own / shard.name), f"{save.folder}/{shard.name}")

@@ -1,4 +1,4 @@
-"""Decide which of a rank's states in memory is overwritten, and which state all ranks load. Pure functions.
+"""Decide which of a rank's saved states in memory is overwritten, and which state all ranks load. Pure functions.
 
 A *state* is what a rank passes to ``save_checkpoint``. Each rank keeps its two newest states in two files in shared
 memory, the *slots* (see :mod:`distributor.checkpoint.memory`).
@@ -23,7 +23,7 @@ class Piece:
 
     Attributes:
         name: the tensor's name.
-        dtype: its type, such as ``"float32"``.
+        dtype: the tensor's type, such as ``"float32"``.
         shape: the shape of the part of the tensor that this rank has.
         whole: the shape of the whole tensor.
         is_whole: whether the rank has the whole tensor, and not only its part of a DTensor, which is split over the
@@ -87,9 +87,9 @@ def padded(size: int) -> int:
 def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
     """Plan a new file that holds only the given tensors of an old file.
 
-    ``pieces`` says which tensors are copied from the old file to the new one, and where they are in the old file.
-    Return the pieces with their offsets in the new file, and the parts of the old file to copy one after the other.
-    Each part is an offset and a number of bytes.
+    ``pieces`` says which tensors are copied from an old file to a new one, and where they are in the old file. Return
+    the pieces with their offsets in the new file, and the parts of the old file to copy one after the other. Each part
+    is an offset and a number of bytes.
     """
     moved, parts, end = [], [], 0
     for piece in pieces:
@@ -107,8 +107,8 @@ class Holding:
         node: rank of the node.
         rank: the rank whose state it is.
         path: path of the file of tensors on the node.
-        objects: size of the file that holds the rank's state apart from tensors.
-        generation: describes the tensors in the file.
+        objects: size of a second file, which holds the rank's state apart from tensors.
+        generation: describes the tensors in the file at ``path``.
     """
 
     node: int
@@ -137,12 +137,12 @@ class Source:
 
 
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
-    """Return the newest state of which the nodes together hold all parts, and where each rank finds its parts.
+    """Return the newest state of which the nodes' memory holds all parts, and where each rank finds its parts.
 
-    If several ranks have the same tensor in full, such as a weight under DDP, the states of some of them may lack it. A
-    rank first takes the tensors in its own state. It takes each missing tensor from the state of another rank, if
-    possible from a state that its own node keeps. If several such states contain the tensor, it takes the tensor from
-    the state of the lowest rank.
+    If several ranks have the same tensor in full, such as a weight under DDP, the states of some of them may lack it.
+    When a rank loads a state, it first takes the tensors in its own state. It takes each missing tensor from the state
+    of another rank, if possible from a state that its own node keeps. If several such states contain the tensor, it
+    takes the tensor from the state of the lowest rank.
 
     Args:
         holdings: all states of ranks, and copies of them, that any node keeps in shared memory.
@@ -222,8 +222,8 @@ def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
     """Return which of a rank's two slots (files of states) to overwrite: an empty one, or the one with the older state.
 
-    If ranks have loaded a state from memory, the slot with this state stays. The other slot is overwritten, even if its
-    state is later: not all ranks have that state, so it can never be loaded.
+    If ranks have loaded a state from memory, the slot (file) with this state stays. The other slot is overwritten, even
+    if its state is later: not all ranks have that state, so it can never be loaded.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1
@@ -251,10 +251,10 @@ def common(held: Sequence[Sequence[str]]) -> str | None:
 
 
 def is_newer(kept: str, committed: str | None) -> bool:
-    """Return whether the state in memory is at least as new as the last committed checkpoint.
+    """Return whether a state in memory is at least as new as the last committed checkpoint.
 
-    Memory holds states of this run only. A checkpoint of another run is older, because it was committed before this run
-    began.
+    Memory holds only states that this run has saved. A checkpoint of another run is older, because it was committed
+    before this run began.
 
     >>> is_newer("step-5-3f-0-5", "step-4-3f-0-4"), is_newer("step-5-3f-0-5", "step-6-3f-0-6")
     (True, False)

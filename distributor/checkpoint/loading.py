@@ -96,7 +96,7 @@ def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
 
 
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
-    """Return a checkpoint for the user. If checkpoints are kept at a URL, download its files to this machine."""
+    """Return a committed checkpoint for the user. If it is kept at a URL, download its files to this machine."""
     path = _folder(session, manifest)
     if session.place.root is None:
         for shard in manifest.shards:
@@ -114,10 +114,10 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     """Return the path of a shard (a file of a checkpoint) on this machine.
 
-    If checkpoints are kept at a URL, the first rank of the node that needs the shard downloads it.
+    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it.
 
     Raises:
-        OSError: the shard cannot be downloaded, or its bytes differ from the saved ones.
+        OSError: the file cannot be downloaded, or its bytes differ from the saved ones.
     """
     target = _folder(session, manifest) / shard.name
     if session.place.root is not None:
@@ -232,7 +232,7 @@ def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool
 
 
 def _any_problem(session: Session, own: bytes, what: str) -> bool:
-    """Return whether any rank cannot read its part of the chosen checkpoint. If so, rank 0 logs a warning."""
+    """Return whether any rank cannot read its part of a checkpoint. If so, rank 0 logs a warning."""
     key, call, exchange = session.next_key(), "load_checkpoint", session.exchange
     told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take long
     answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
@@ -255,7 +255,7 @@ class _Loading:
         self._shards = {shard.name: shard for shard in manifest.shards}
 
     def damaged(self, some: Iterable[Shard]) -> str:
-        """Return the first of the given shards that is not as it was saved, and why; ``""`` if all are intact."""
+        """Return the first of some shards (files) that is not as it was saved, and why; ``""`` if all are intact."""
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
@@ -266,7 +266,7 @@ class _Loading:
         return ""
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-        """Read the state of this rank. For a module, values are read into the tensors that the module already has.
+        """Read this rank's state from the checkpoint. A module's values are read into the tensors that it already has.
 
         Raises:
             ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.

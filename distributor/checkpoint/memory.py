@@ -1,11 +1,11 @@
 """The newest states of a node's ranks (what they save), in files in shared memory that outlive the ranks.
 
-Each rank has two *slots*, which are files, and writes them in turn. So one of them is always complete. A slot is valid
-once it has a record, a file that names the checkpoint and the tensors.
+Each rank has two *slots*, which are files, and saves to them in turn. So while one slot is written, the other one stays
+complete. A slot is valid once it has a record, a second file that names the slot's checkpoint and tensors.
 
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
 keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node. A rank's
-record lists the tensors that this rank keeps.
+record is a file that lists the tensors that this rank keeps.
 
 A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Since each
 rank keeps two states, there is always a checkpoint that all ranks have in memory, once all have copied their first
@@ -53,7 +53,7 @@ class Memory:
             tensors in it together.
         rank: this rank.
         world_size: number of ranks.
-        peers: the connections to other nodes, which keep copies of the states; ``None`` if they keep no copies.
+        peers: the connections to other nodes, which keep copies of the states; ``None`` if other nodes keep no copies.
     """
 
     def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
@@ -96,7 +96,7 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Make the new state valid, once its tensors have been copied into the memory from :meth:`begin`.
+        """Make the state that :meth:`begin` has begun valid, once its tensors have been copied into the slot (file).
 
         Args:
             objects: the rank's state apart from the tensors.
@@ -110,13 +110,13 @@ class Memory:
             self._warn(error)
 
     def revoke(self, checkpoint: str) -> None:
-        """Make the state of a checkpoint invalid, so that it is not loaded."""
+        """Make this rank's state of a checkpoint in memory invalid, so that the state is not loaded."""
         for slot in self._slots:
             if slot.holds(checkpoint):
                 slot.clear()
 
     def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
-        """Send this rank's state to the node that keeps its copy. If this fails, log a warning.
+        """Send this rank's state to the node that keeps a copy of it. If sending fails, log a warning.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -134,7 +134,7 @@ class Memory:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
-        """Return the states that this rank can load from the memory of its own node, with all their tensors."""
+        """Describe the states that this rank can load, with all their tensors, from the memory of its own node."""
         found = []
         for generation in (slot.generation for slot in self._slots):
             if generation is not None and generation.world_size == self._world_size:
@@ -149,7 +149,7 @@ class Memory:
         return found
 
     def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
-        """Return this rank's state of a checkpoint.
+        """Return this rank's state of a checkpoint, read from memory.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -249,27 +249,27 @@ class _Slot:
             self.generation = read(self._record.read_bytes())
 
     def holds(self, checkpoint: str) -> bool:
-        """Return whether the slot has the rank's state of a checkpoint."""
+        """Return whether the files of this slot hold the rank's state of a checkpoint."""
         return self.generation is not None and self.generation.checkpoint == checkpoint
 
     def clear(self) -> None:
-        """Make the state in the slot invalid. The file of tensors stays, for the next state."""
+        """Make the state in this slot's files invalid. The file of tensors stays, for the next state."""
         self._record.unlink(missing_ok=True)
         self.generation = None
 
     def remove(self) -> None:
-        """Make the state in the slot invalid, and remove the file of tensors, which frees memory."""
+        """Make the state in this slot's files invalid, and remove the file of tensors, which frees memory."""
         self.clear()
         self._mapped = None
         self.path.unlink(missing_ok=True)
 
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
-        """Return the memory to copy each tensor to. If the tensors have the sizes of the last state, reuse its memory.
+        """Return the memory to copy a new state's tensors to: that of the last state if its tensors had the same sizes.
 
         Args:
             pieces: where each tensor is in the file.
             size: size of the file, in bytes.
-            limit: maximum size of all files of tensors in the folder together, in bytes.
+            limit: maximum size of all files of tensors in the node's folder together, in bytes.
 
         Raises:
             OSError: there is not enough shared memory.
@@ -282,12 +282,12 @@ class _Slot:
         return self._mapped[1]
 
     def views(self, pieces: tuple[Piece, ...]) -> Room:
-        """Return the tensors in the file, by name, without copying them."""
+        """Return the tensors in the slot's file of tensors, by name, without copying them."""
         size = os.stat(self.path).st_size
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Write the state's objects, and then its record, which makes it valid. Its tensors must be copied first."""
+        """Write a state's objects, and then its record (description), which makes it valid. Copy its tensors first."""
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 

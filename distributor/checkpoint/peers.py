@@ -23,7 +23,7 @@ class Peers:
     """Sends one rank's state to another node, and reads states from other nodes.
 
     Args:
-        folder: the folder of the rank's node in shared memory.
+        folder: the folder in shared memory in which the rank's node keeps states.
         session: what the rank uses to save and load checkpoints.
     """
 
@@ -62,7 +62,7 @@ class Peers:
             raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
-        """Return the states that nodes of this run keep on this machine, including nodes of the run's earlier jobs."""
+        """Return the states that nodes of this run, also of its earlier jobs, keep in memory on this machine."""
         found = []
         for folder in state_folders.find(self._run_id):
             for record in sorted(Path(folder.path).glob("*.record")):

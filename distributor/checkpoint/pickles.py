@@ -1,8 +1,9 @@
 """Read pickles of torch's checkpoint plans and metadata, and refuse any other class.
 
-Torch reads these pickles with ``pickle.load``, which runs whatever code a pickle names. This is not safe here. Metadata
-is read from checkpoints, which may come from anywhere. Plans are read from the rendezvous store, to which any process
-that can reach the store may write. Source: https://docs.python.org/3/library/pickle.html#restricting-globals
+Torch reads its pickled plans and metadata with ``pickle.load``, which runs whatever code a pickle names. Running such
+code is not safe here. Metadata is read from checkpoints, which may come from anywhere. Plans are read from the
+rendezvous store, to which any process that can reach the store may write. Source:
+https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan which rank writes which tensors. Plans and files have the format of ``torch.distributed.checkpoint`` (DCP).
+"""Plan which rank writes which tensors of a checkpoint, and write them as ``torch.distributed.checkpoint`` (DCP) does.
 
 If several ranks have the same tensor in full, such as a weight under DDP, the rank with the lowest number writes it. A
 DTensor is split over the ranks, and each rank writes its own part.
@@ -27,7 +27,11 @@ from distributor.checkpoint.state import DTensor, local_part
 
 
 class Planner:
-    """Settles with the other ranks which tensors one rank writes. The rank sends its plan only when it has changed.
+    """Agrees with the other ranks which tensors this rank writes to a checkpoint.
+
+    At each save, every rank tells rank 0 which tensors it has, and rank 0 answers with the tensors that the rank must
+    write. A rank sends its list (its *plan*) only if it has changed since the rank's previous save. If no list has
+    changed, all ranks write the same tensors as before.
 
     Args:
         exchange: sends bytes to the other ranks and receives theirs.
@@ -70,8 +74,8 @@ class Planner:
     def omitted(self) -> frozenset[str]:
         """The names of the tensors that are left out of the copy of this rank's state that another node keeps.
 
-        The copy of this rank's state need not hold tensors that a rank with a lower number, on any node, has in full
-        too. A rank that loads the copy takes these tensors from the states of lower ranks.
+        The copy of this rank's state on another node need not hold tensors that a rank with a lower number, on any
+        node, has in full too. A rank that loads the copy takes these tensors from the states of lower ranks.
         """
         return self._omitted
 
@@ -161,7 +165,7 @@ def _compare(samples: Sequence[Mapping[str, str]]) -> None:
 
 
 def _compare_sizes(plans: Sequence[SavePlan]) -> None:
-    """Check that a tensor has the same size and type on all ranks that have it in full.
+    """Check that a tensor has the same size and type on all ranks that have it or a part of it.
 
     Raises:
         ValueError: sizes or types differ.
@@ -220,7 +224,7 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     """Write the tensors of a plan into a folder.
 
     Returns:
-        The files, and the place of each part of a tensor in them, for :func:`write_metadata`.
+        The files, and where each part of a tensor is in them, for :func:`write_metadata`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -240,7 +244,7 @@ class _MeasuredFiles(FileSystem):
     """A file system with which torch writes a checkpoint. It computes the size and digest of each new file.
 
     Args:
-        folder: the folder to which torch writes this rank's files of the checkpoint.
+        folder: the folder to which torch writes this rank's files of the checkpoint. Names of files are relative to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -271,7 +275,7 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of the named tensors; for each other one, return a stand-in of its size and type without data.
+        """Return copies of the named tensors; for each other tensor, a stand-in of its size and type without data.
 
         Args:
             tensors: tensors by name.
@@ -303,13 +307,13 @@ class Copies:
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same size and type that takes no memory."""
+    """Return a tensor of the same size and type as the given one, but without data, so that it takes no memory."""
     source = local_part(tensor)
     return _like(tensor, torch.empty(source.shape, dtype=source.dtype, device="meta"))
 
 
 def _like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is split over the ranks like the given one, but has another local part."""
+    """Return a tensor that is split over the ranks like ``tensor``, but has ``local`` as this rank's part."""
     if not isinstance(tensor, DTensor):
         return local
     make: Any = DTensor  # DTensor.from_local would move the part to the mesh's device

@@ -41,7 +41,7 @@ class Save:
 
 
 def check_step(call: str, step: int) -> None:
-    """Check the step that a user has passed to a call.
+    """Check the step of the training that a user has passed to a call such as ``save_checkpoint``.
 
     Raises:
         ConfigurationError: ``step`` is not a whole number of at least 0.
@@ -51,14 +51,14 @@ def check_step(call: str, step: int) -> None:
 
 
 def begin(session: Session, call: str, step: int) -> Save:
-    """Return the description of the next save."""
+    """Return the description of the next save, with a new key and the name of a new folder."""
     key = session.next_key()
     folder = session.new_folder(int(step), key)
     return Save(f"{call}(step={step})", int(step), key, folder, _numbers(reports.latest()))
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite values, because JSON has no others."""
+    """Return the values that are finite numbers, because JSON has neither infinity nor NaN."""
     return {name: value for name, value in values.items() if abs(value) < float("inf")}
 
 
@@ -90,7 +90,7 @@ class Part:
 
 
 def said(error: Exception) -> str:
-    """Return an error as text, for the field ``problem`` of a :class:`Part`."""
+    """Return an error as text, for the field ``problem`` of a :class:`Part` (a rank's report about a save)."""
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
@@ -106,12 +106,12 @@ def check(parts: Sequence[Part], what: str) -> None:
 
 
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
-    """Send rank 0 the report about this rank's part. Rank 0 commits the checkpoint, or removes it if a part has failed.
+    """Report this rank's part of a save to rank 0, which commits the checkpoint, or removes it if any part has failed.
 
     Args:
         session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
-        save: the save.
-        part: what this rank has done.
+        save: describes the save.
+        part: this rank's report about its part.
         complete: writes further files before the commit, on rank 0; ``None`` if there are none.
 
     Returns:

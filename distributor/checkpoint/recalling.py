@@ -1,6 +1,6 @@
 """Let all ranks agree on which of the saved states in memory they load.
 
-Each rank tells rank 0 which states it can load. Rank 0 chooses a state, and its answer names the state.
+Each rank tells rank 0 which states it can load from memory. Rank 0 chooses a state, and its answer names the state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def tell(memory: Memory | None) -> bytes:
     """Return what this rank sends to rank 0: the names of the states that it can load from memory.
 
     If nodes keep copies of states, restarted ranks may load states from other nodes. Each rank then sends its seat,
-    which says how to reach its node, and local rank 0 also sends descriptions of all states on its machine.
+    which says how to reach its node, and no names of states. Local rank 0 of each node also sends descriptions of all
+    states on its machine.
     """
     if memory is None:
         return b"{}"

@@ -1,14 +1,13 @@
-"""The records of checkpoints: the manifest of each, and an index of all. Pure functions of bytes.
+"""The records of checkpoints: the manifest of each checkpoint, and an index of all of them. Pure functions of bytes.
 
 A checkpoint is a folder of files, which are called shards. Its manifest names each shard with its size and digest. The
 manifest is written last, and the checkpoint is committed once the manifest exists.
 
-The index names the folders of committed checkpoints, because the listings of some stores may be out of date. Two files
-hold the index. They are written in turn, so that one of them is always complete.
+The index names the folders of committed checkpoints, because the lists of folders that some storage systems return may
+be out of date. Two files hold the index. They are written in turn, so that one of them is always complete.
 
 Each record (a manifest or an index) ends with a digest of itself, by which a reader detects a record that was written
-only in part. Checkpoints can therefore be kept in a store without atomic renames, atomic overwriting or reliable
-listings of folders.
+only in part. Checkpoints can therefore be kept in a storage system without atomic renames or atomic overwriting.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Index:
 
 
 def pack(record: Manifest | Index) -> bytes:
-    """Return a record as two lines: JSON, and its SHA-256.
+    """Return a record (a manifest or an index) as two lines: JSON, and the SHA-256 of the JSON.
 
     >>> pack(Index(1, ("a",))).splitlines()[0]
     b'{"format": 1, "sequence": 1, "folders": ["a"]}'

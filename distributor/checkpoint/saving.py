@@ -112,7 +112,7 @@ class _Task:
             _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
 
     def run(self) -> None:
-        """Write this rank's part, and commit the checkpoint with the other ranks.
+        """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks.
 
         Raises:
             ConfigurationError: ranks make different calls, or a rank has ended without this call.
@@ -154,7 +154,7 @@ class _Task:
         return (self.kept.session.staging if root is None else root) / self.save.folder
 
     def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
-        """Write this rank's files. Return them, and DCP's record of where each part of a tensor is in them."""
+        """Write this rank's files. Return them, and torch's description of where each part of a tensor is in them."""
         folder.mkdir(parents=True, exist_ok=True)
         missing = {item.index.fqn for item in plan.items} - {
             name for name, tensor in self.tensors.items() if tensor.device.type != "meta"
@@ -170,7 +170,7 @@ class _Task:
         return [*files, shards.measured(folder / name, name)], results
 
     def _complete(self, parts: Sequence[Part]) -> list[Shard]:
-        """On rank 0, write the file in which DCP describes the checkpoint. Return this file."""
+        """On rank 0, write and return the file in which ``torch.distributed.checkpoint`` describes the checkpoint."""
         folder = self._folder()
         plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]

@@ -14,7 +14,7 @@ class Seat(NamedTuple):
             never have the same name.
         node: rank of the node.
         host: name of the node's host.
-        address: address at which the node's agent receives copies; ``""`` if it receives none.
+        address: address at which the node's agent receives copies of states; ``""`` if it receives none.
         port: port at which the node's agent receives copies.
     """
 
@@ -30,8 +30,8 @@ def peer_of(seat: Seat, seats: Iterable[Seat]) -> Seat | None:
 
     Return ``None`` if there is only one node.
 
-    The copies are kept on the next node that is on another host, so that they survive the loss of a host. If all nodes
-    are on one host, the copies are kept on the next node. Node 0 follows the last node.
+    Copies of a node's states are kept on the next node that is on another host, so that the copies survive the loss of
+    a host. If all nodes are on one host, the copies are kept on the next node. Node 0 follows the last node.
 
     >>> seats = [Seat("a", 0, "one"), Seat("b", 1, "one"), Seat("c", 2, "two")]
     >>> [peer_of(seat, seats).node for seat in seats]

@@ -24,7 +24,7 @@ def found_in(folder: Path) -> dict[str, Shard]:
     Each symbolic link in the folder is first replaced by a copy of the file to which it leads.
 
     Raises:
-        OSError: a file cannot be read, or the disk has no room for the copy of a file that replaces a symbolic link.
+        OSError: a file cannot be read, or the disk is too full to replace a symbolic link by a copy of its file.
     """
     names = list(_names(folder))
     for name in names:
@@ -103,7 +103,7 @@ class MeasuredFile:
         return Shard(self._name, self._size, self._found.hexdigest())
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of ``data``."""
+        """Write all of ``data`` to the file."""
         left = memoryview(data).cast("B")
         while left:
             left = left[self._file.write(left) :]
@@ -113,7 +113,7 @@ class MeasuredFile:
         return memoryview(data).nbytes
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -123,7 +123,7 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _follow(self) -> None:
-        """Read and hash what has been written, and advise the kernel to begin to write it to the disk."""
+        """Read and hash what has been written to the file, and advise the kernel to begin to write it to the disk."""
         piece = bytearray(_PIECE)
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):

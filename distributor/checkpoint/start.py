@@ -46,7 +46,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """On node 0, write the file that the other nodes then look for. Return an error text; ``""`` if this succeeds."""
+    """On node 0, write a file beside the checkpoints, for other nodes to find. Return an error text or ``""``."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -59,9 +59,10 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """On a node other than node 0, look for the file that node 0 has written. Then check that this node can write.
+    """On a node other than node 0, look beside the checkpoints for the file of node 0, and then write one there.
 
-    Return an error text if the file does not appear on this node, or this node cannot write there; otherwise ``""``.
+    Return an error text if node 0's file does not appear on this node, or if this node cannot write to the folder or
+    URL of checkpoints; otherwise ``""``.
     """
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"

@@ -1,9 +1,11 @@
 """Convert the state of a training to named tensors, and restore it from them.
 
-- A module's tensors are named ``<entry>.<name in its state_dict>``, without the prefixes of DDP and ``torch.compile``.
-  So a checkpoint of a DDP model can be loaded into the bare model, or into a model that ``fully_shard`` has split.
-- An optimizer's tensors are named ``<entry>.state.<parameter>.<name>``, where ``<parameter>`` is the name of a module's
-  parameter as above. This requires that the modules of the state have all parameters of the optimizer.
+- A module's tensors are named ``<entry>.<name>``: the module's key in the dict that the user saves, and the tensor's
+  name in ``state_dict()`` without the prefixes of DDP and ``torch.compile``. So a checkpoint of a DDP model can be
+  loaded into the bare model, or into a model that ``fully_shard`` has split.
+- An optimizer's tensors are named ``<entry>.state.<parameter>.<key>``, where ``<parameter>`` is the name of a module's
+  parameter as above, and ``<key>`` is for example ``exp_avg``. For this, the modules in the dict must have all
+  parameters of the optimizer.
 - Everything else is an *object* of the rank: random states, plain values, and the ``state_dict()`` of any other entry
   that has one. Each rank writes its own objects to a separate file.
 """
@@ -121,7 +123,7 @@ def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
 
 
 def _is_saved_as_tensor(name: str, value: object) -> bool:
-    """Return whether a module's value is saved as a tensor. Extra state is not, because its size may change."""
+    """Return whether a value in a module's state_dict is saved as a tensor. Extra state is not: its size may change."""
     return isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
 
 
@@ -147,7 +149,7 @@ def _plain(module: torch.nn.Module) -> Callable[[str], str]:
 
 
 def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> list[list[str]] | None:
-    """Return the names of an optimizer's parameters by group; ``None`` if one belongs to no module in ``entries``."""
+    """Return the names of an optimizer's parameters by group; ``None`` if ``entries`` lacks a parameter's module."""
     names: dict[int, str] = {}
     for entry, module in entries.items():
         if isinstance(module, torch.nn.Module):
@@ -222,7 +224,7 @@ def refused_by_weights_only(objects: bytes) -> str | None:
 
 
 def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, Any]:
-    """Return the objects in a file.
+    """Return a rank's objects (its state apart from tensors) from a file.
 
     Raises:
         ConfigurationError: the objects have classes that torch's ``weights_only`` does not allow.
@@ -239,14 +241,14 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
 
 
 def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors to read a checkpoint into: those of the modules, and new ones for the optimizers' states.
+    """Return the tensors to read a checkpoint into: those of modules, and new ones for optimizers' states.
 
     Args:
         entries: the entries of the training, such as models and optimizers.
         saved: the size and type of each tensor in the checkpoint (``TensorStorageMetadata``), by name.
 
     Raises:
-        ConfigurationError: the checkpoint lacks a tensor, or has it with another size.
+        ConfigurationError: the checkpoint lacks a tensor of a module, or has it with another size.
     """
     found: dict[str, torch.Tensor] = {}
     for entry, value in entries.items():
@@ -313,9 +315,10 @@ def _for_optimizer(
 
 
 def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
-    """Put the state that was read from a checkpoint into the entries of the training.
+    """Put the state that was read from a checkpoint into the user's entries, such as models and optimizers.
 
-    A plain value replaces the value in ``entries``. Random states are set if the checkpoint has them for this rank.
+    A plain value, such as a number, replaces the value in ``entries``. Random states are set if the checkpoint has them
+    for this rank.
     """
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):
@@ -374,7 +377,7 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the saved groups of an optimizer for ``load_state_dict``, and each parameter's index in them by its name.
+    """Return an optimizer's saved parameter groups for ``load_state_dict``, and each parameter's index by its name.
 
     A checkpoint has the names of the parameters of each group, but ``load_state_dict`` needs their indexes.
     """

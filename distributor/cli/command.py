@@ -223,7 +223,7 @@ def _misplaced(arguments: Sequence[str]) -> str:
 
 
 def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_ports: str | None) -> bool:
-    """Return whether to train on Spark; refuse options that contradict each other."""
+    """Return whether to train on Spark. Refuse options that contradict each other, such as --local and --master."""
     if local and master:
         raise click.UsageError(f"--local and --master {master} exclude each other: leave one of them out")
     if master:
@@ -236,7 +236,7 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:
-    """Train, and stop the session if there is one."""
+    """Train, and then stop the Spark session, if ``session`` is not ``None``."""
     try:
         if isinstance(target, Module):
             distributor.run_module(target.name, *args)
@@ -283,7 +283,8 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
     """End the JVM and this process on a signal while Spark starts. The start takes long if the master does not answer.
 
-    An exception raised here would interrupt py4j in the middle of a call, and print pages of Java stack traces.
+    An exception raised in this signal handler would interrupt py4j in the middle of a call, and print pages of Java
+    stack traces.
     """
     spark_session.end_java()
     os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))

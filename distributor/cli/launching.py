@@ -63,7 +63,9 @@ _PATHS = {
 
 
 def choose(name: str | None, options: dict[str, Any]) -> Launch:
-    """Return the launch path that the command line selects, and remove all launch paths' options from ``options``.
+    """Return the launch path (the way to start ranks) that the command line selects.
+
+    The options of all launch paths are removed from ``options``.
 
     Args:
         name: the name that the user gave with ``--launch``, if any.

@@ -45,7 +45,7 @@ def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the API's arguments for the values of options. Options that are not in the API are left out.
+    """Return the API's arguments for the values of the command's options. Options that the API lacks are left out.
 
     Raises:
         UsageError: a value does not have the form that its option takes.
@@ -94,7 +94,7 @@ def _type(kind: Kind) -> Any:
 
 
 class _Range(click.ParamType[int | tuple[int, int]]):
-    """A whole number, or two with a colon between them."""
+    """The type of an option's value that is a whole number, or two whole numbers with a colon between them."""
 
     name = "range"
 

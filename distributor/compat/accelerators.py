@@ -20,8 +20,8 @@ def is_a(accelerator: str, device: str) -> bool:
     """Return whether a device is of a GPU type.
 
     Args:
-        accelerator: the type, such as ``"H100"``.
-        device: torch's name of the device.
+        accelerator: the GPU type to look for, such as ``"H100"``.
+        device: torch's name of the device, such as ``"NVIDIA A10G"``.
 
     Example:
         >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
@@ -33,10 +33,10 @@ def is_a(accelerator: str, device: str) -> bool:
 
 
 def mismatch(accelerator: str, device: str | None) -> str | None:
-    """Return why a rank must not train on a device; ``None`` if it may.
+    """Return, as an error text, why a rank must not train on a device; ``None`` if the rank may train on it.
 
     Args:
-        accelerator: the type that the user asks for.
+        accelerator: the GPU type that the user asks for.
         device: torch's name of the rank's GPU; ``None`` if the rank has no GPU.
     """
     if device is None:
@@ -56,7 +56,7 @@ def check_here(accelerator: str, local_rank: int) -> None:
     """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
 
     Args:
-        accelerator: the requested type, such as ``"H100"``.
+        accelerator: the requested GPU type, such as ``"H100"``.
         local_rank: this process's local rank, which is the number of its GPU.
 
     Raises:
@@ -90,13 +90,13 @@ class OnAccelerator:
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Return ``launch`` resolved, with the check of GPUs added. Raises the errors of ``launch.resolve``."""
+        """Return the launch path of ``launch``, with a check of each GPU. Raises the errors of ``launch.resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """A launch path that wraps another launch path, and makes each rank check its GPU before the user's code begins."""
+    """A launch path (a way to start ranks) that wraps another one. Each rank checks its GPU before the user's code."""
 
     path: LaunchPath
     accelerator: str
@@ -140,10 +140,10 @@ class CheckedPath:
         return self.path.advise(failure, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the wrapped launch path's plan of one node, and add the check of GPUs, which each rank calls first.
+        """Return the wrapped launch path's plan of one node (what the node does), with the check of GPUs added.
 
-        A plan can name only one function that ranks call first. Here, this function is the check of GPUs, so the plan
-        of the wrapped launch path must not name any.
+        A plan can name only one function that ranks call before the user's code. Here, this function is the check of
+        GPUs, so the plan of the wrapped launch path must not name one.
         """
         plan = self.path.plan(site)
         assert plan.first is None

@@ -60,17 +60,17 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance; ``None`` if this number is not fixed."""
+        """The number of processes on each instance (machine); ``None`` if this number is not fixed."""
 
     def processes(self, instance_count: int) -> int:
         """Return the number of processes of a job with ``instance_count`` instances."""
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path that starts the processes."""
+        """Return the launch path, a value for ``launch=``, that starts the job's processes."""
 
 
 class _Counts:
-    """A base class that checks each number assigned to an attribute, since users may change attributes later."""
+    """A base class that checks each number that is assigned to an attribute, also after the object was made."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -102,7 +102,7 @@ class PyTorchDistribution(_Counts):
 
     @property
     def per_instance(self) -> int:
-        """The number of processes on each instance."""
+        """The number of processes on each instance (machine)."""
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:
@@ -116,10 +116,11 @@ class PyTorchDistribution(_Counts):
 
 @dataclass(init=False)
 class MpiDistribution(PyTorchDistribution):
-    """Processes that read their rank from Open MPI's and Azure's variables. MPI itself is not started.
+    """Processes that read their rank from Open MPI's environment variables. MPI itself is not started.
 
-    Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 as
-    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are as for :class:`PyTorchDistribution`.
+    Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 in
+    Azure's variables ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same as for
+    :class:`PyTorchDistribution`.
 
     Example:
         >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -127,7 +128,7 @@ class MpiDistribution(PyTorchDistribution):
     """
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path that sets MPI's variables."""
+        """Return the launch path that sets Open MPI's environment variables."""
         return MpiEnv()
 
 
@@ -185,7 +186,7 @@ class TensorFlowDistribution(_Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class RayDistribution:
-    """A Ray cluster of all instances; the function runs on the first instance, as Ray's driver.
+    """A Ray cluster of all instances; the user's function runs on the first instance, as Ray's driver.
 
     Each instance adds the CPUs of one Spark task and, if the run uses GPUs, one GPU to the cluster. For other amounts,
     pass, for example, ``run(..., options={"gpus_per_process": 4})``.
@@ -193,7 +194,7 @@ class RayDistribution:
     Args:
         port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
         include_dashboard: accepted without effect, with a warning if it is ``True``, since there is no dashboard.
-        address: refused, since the run starts its own cluster.
+        address: address of an existing Ray cluster; refused, since the run starts a cluster of its own.
         head_node_additional_args, worker_node_additional_args: refused, since the run decides how Ray starts.
 
     Raises:
@@ -346,11 +347,11 @@ def command(
     """Describe a job, as ``azure.ai.ml.command`` does. ``run`` starts the job.
 
     Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell runs it. The value of an
-            input replaces ``${{inputs.NAME}}``.
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. The value of an input
+            replaces ``${{inputs.NAME}}``.
         code: the project folder, which becomes the ranks' current directory.
-        inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
-            they are, and must exist on all nodes.
+        inputs: values of the command's inputs, by name: text, numbers, or objects with a ``path``, such as Azure's
+            ``Input``. Paths are taken as they are, and must exist on all nodes.
         distribution: how many processes each instance has, and how they are started. Default: one process, started as
             with torchrun. May be a dict with a ``type``, such as ``{"type": "pytorch"}``.
         instance_count: number of instances.

@@ -34,11 +34,11 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     Args:
         command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a backslash at the end of a line
             continues the line.
-        inputs: the values of ``${{inputs.NAME}}``.
+        inputs: the values that replace ``${{inputs.NAME}}``, by ``NAME``.
 
     Raises:
         ConfigurationError: the command does not begin with ``python SCRIPT`` or ``python -m MODULE``, needs a shell,
-            names an output, or names an input that ``inputs`` lacks.
+            names an output (``${{outputs.NAME}}``), or names an input that ``inputs`` lacks.
 
     Example:
         >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})

@@ -16,7 +16,7 @@ from distributor.values.checks import check_count
 
 
 class AssetTypes:
-    """Kinds of inputs. The kind has no effect here: each input is a path."""
+    """Kinds of inputs, for ``Input(type=...)``. The kind has no effect here: each ``Input`` is a path."""
 
     CUSTOM_MODEL = "custom_model"
     MLFLOW_MODEL = "mlflow_model"
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(init=False)
 class ResourceConfiguration:
-    """The number of instances of a job.
+    """The number of instances (machines) of a job.
 
     Args:
         instance_count: number of instances; ``None`` (default): the job's own ``instance_count``.

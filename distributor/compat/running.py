@@ -1,4 +1,4 @@
-"""Turn calls such as Horovod's ``run`` into runs of ``Distributor``, on the slots and GPUs that are available."""
+"""Turn calls such as Horovod's ``run`` into runs of ``Distributor``, on the task slots and GPUs that are available."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Request:
 
     Attributes:
         asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
-        parameter: the name of the parameter that holds the number of processes.
-        processes: number of processes; ``None``: one for each GPU, or for each slot if there are no GPUs.
+        parameter: the name of the call's parameter for the number of processes, for messages.
+        processes: number of processes; ``None``: one for each GPU, or for each task slot if there are no GPUs.
         local_mode: where to train, as :class:`~distributor.Distributor` takes it.
-        otherwise: advice for the error message if ``local_mode`` is ``False`` and there is no session.
+        otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active.
         use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
         accelerator: the type of the ranks' GPUs; ``None`` for any.
         per_node: maximum number of ranks on one executor. If the run trains on this machine, there is no maximum.
@@ -65,13 +65,14 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
 
     Args:
         request: what the user's call asks for.
-        trial: the number of ranks on CPUs to train with instead; ``None`` to train as asked.
+        trial: the number of ranks on CPUs to train with, whatever the call asks for; ``None`` to train as it asks.
         look: a function that takes ``local_mode``, and returns where the run would train.
 
     Raises:
-        ConfigurationError: the request needs a Spark session, but none is active; or it needs the number of slots,
-            which is not known.
-        ResourceError: the request needs more GPUs than are available, or needs all GPUs or slots, but there are none.
+        ConfigurationError: the request needs a Spark session, but none is active; or it needs all task slots or GPUs,
+            whose number is not known.
+        ResourceError: the request needs more GPUs than are available, or needs all GPUs or task slots, but there are
+            none.
 
     Example:
         >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
@@ -167,7 +168,7 @@ def _distributor(request: Request) -> EveryRank:
 
 
 def check_trial(request: Request, trial: int) -> None:
-    """Check that the launch path can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
+    """Check that the launch path of a request can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
 
     Raises:
         ConfigurationError: the launch path cannot start ``trial`` ranks, for instance because a TensorFlow cluster

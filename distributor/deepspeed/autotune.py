@@ -39,13 +39,13 @@ class Experiment:
     """One configuration that was tried, and its outcome.
 
     Attributes:
-        values: the values that were tried, by path (``"zero_optimization.stage"``).
+        values: the values that were tried, by the path of their setting (``"zero_optimization.stage"``).
         state: ``"finished"``, ``"out of memory"``, ``"too slow"`` (it took longer than ``timeout``), ``"refused"`` (the
             configuration is wrong) or ``"failed"``.
-        metric: the value that the function measured; ``None`` unless the experiment finished.
+        metric: the value that the training function measured; ``None`` unless the experiment finished.
         seconds: duration of the whole run.
         reason: the first line of the error message; empty if the experiment finished.
-        config: the configuration with these values set. Its "auto" settings are kept, so that it suits any number of
+        config: the configuration with ``values`` set. Its "auto" settings are kept, so that it suits any number of
             ranks.
     """
 
@@ -62,7 +62,7 @@ class Tuning:
     """The result of :func:`autotune`; ``print`` it for a table.
 
     Attributes:
-        metric: name of the metric.
+        metric: name of the metric that the experiments measured.
         experiments: all experiments with their outcomes, in the order in which they ran.
         best: the experiment with the best metric; ``None`` if no experiment finished with a finite metric.
     """
@@ -111,8 +111,8 @@ def autotune(
 ) -> Tuning:
     """Run a short training for each configuration of a search space and compare their measurements.
 
-    An experiment that runs out of memory, fails or takes too long becomes one row of the table, and the next one
-    starts.
+    An experiment (a short training) that runs out of memory, fails or takes too long becomes one row of the result's
+    table, and the next experiment starts.
 
     Args:
         fn: a short training function: it trains some steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
@@ -125,12 +125,12 @@ def autotune(
         mode: whether the largest (``"max"``) or smallest (``"min"``) value is best. The default is ``"min"`` for
             ``latency``, ``loss``, ``memory``, ``seconds`` and ``time``, and ``"max"`` for all other metrics.
         timeout: number of seconds that one experiment may take, including its start (default: no limit).
-        args, kwargs: arguments of the function.
+        args, kwargs: arguments of ``fn``.
         on_experiment: called with each experiment as it ends, to show progress.
 
     Raises:
-        ConfigurationError: ``space`` is wrong, the function cannot be shipped or does not return the metric, or there
-            are too few GPUs or slots.
+        ConfigurationError: ``space`` is wrong, ``fn`` cannot be shipped or does not return the metric, or there are too
+            few GPUs or slots.
         RunCancelledError: an experiment was cancelled from outside; the remaining experiments do not run.
         KeyboardInterrupt: on Ctrl-C, after this function has cancelled the current experiment.
 
@@ -162,7 +162,7 @@ def autotune(
 
 
 def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the combinations of values to try.
+    """Return the combinations of values that a search space describes, each as a mapping from paths to values.
 
     >>> combinations({"a": [1, 2], "b.c": [3]})
     [{'a': 1, 'b.c': 3}, {'a': 2, 'b.c': 3}]
@@ -215,7 +215,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """Return the first experiment with the best finite metric; ``None`` if no experiment has a finite metric."""
+    """Return the first experiment with the largest finite metric (smallest if ``less``); ``None`` if none is finite."""
     finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None

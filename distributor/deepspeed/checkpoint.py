@@ -1,6 +1,6 @@
 """Checkpoints of a DeepSpeed engine that can be loaded with another number of ranks.
 
-Every rank must call each of these functions.
+Every rank must call each of the functions ``save``, ``load`` and ``fp32_state_dict``.
 
     from distributor import deepspeed_checkpoint
 
@@ -58,8 +58,8 @@ def save(
 
     First, each rank writes its part, a *shard*, to ``folder/tag``. From the shards, rank 0 then makes a *universal
     checkpoint* in ``folder/tag_universal``, which takes as much disk space as the shards. Any number of ranks can load
-    it, and ``folder/tag`` may then be removed. If the same tag was saved before, the earlier universal checkpoint can
-    be loaded until the new one is complete.
+    the universal checkpoint, so ``folder/tag`` may be removed afterwards. If the same tag was saved before, the earlier
+    universal checkpoint can be loaded until the new one is complete.
 
     Without ZeRO, no universal checkpoint (DeepSpeed's form for any number of ranks) is made, because none is needed:
     any number of ranks can load ``folder/tag`` itself.
@@ -74,7 +74,7 @@ def save(
             CUDA does not support well.
 
     Returns:
-        The tag.
+        The tag under which the checkpoint was saved.
 
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
@@ -120,10 +120,11 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         folder, tag: the same as in :func:`save`; the default tag is the latest.
 
     Returns:
-        The ``client_state``.
+        The ``client_state`` that :func:`save` got; ``{}`` if it got none.
 
     Raises:
-        ConfigurationError: the checkpoint does not exist, it has another ZeRO stage, or DeepSpeed cannot load it.
+        ConfigurationError: the checkpoint does not exist, it has another ZeRO stage than the engine, or DeepSpeed
+            cannot load it.
 
     Example:
         >>> state = load(engine, folder)  # doctest: +SKIP
@@ -178,7 +179,10 @@ def _check_whole(engine: Any) -> None:
 
 
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Gather the wanted parameters in full, and the rest of the state dict, on rank 0. All ranks must call this."""
+    """Return, on rank 0, the state dict of the engine's module, with only the parameters that ``wanted`` selects.
+
+    All ranks must call this function, which gathers each parameter in full. ``keep`` returns the tensor to keep.
+    """
     import torch
     import torch.distributed as dist
 
@@ -204,7 +208,7 @@ def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], An
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """Return a copy on the CPU, in fp32 if the tensor has floating-point numbers."""
+    """Return a copy of a tensor on the CPU, in fp32 if the tensor has floating-point numbers."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).to("cpu", copy=True)
 
@@ -262,7 +266,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """Return what :func:`save` added to a universal checkpoint; ``None`` if DeepSpeed's own tools made it."""
+    """Return the data that :func:`save` added to a universal checkpoint; ``None`` if DeepSpeed's own tools made it."""
     import torch
 
     if not (folder / _REST).exists():
@@ -280,7 +284,7 @@ def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
     """Restore the data that DeepSpeed does not load from a universal checkpoint.
 
     The settings of each optimizer group are restored too, because DeepSpeed may give every group the settings of the
-    first one.
+    first group.
     """
     import torch
     import torch.distributed as dist
@@ -353,7 +357,7 @@ def _together(action: Callable[[], None]) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """Make a universal checkpoint from the shards of a tag. Replace an earlier one once the new one is complete."""
+    """Make a universal checkpoint from a tag's shards (ranks' parts). Once complete, it replaces an earlier one."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

@@ -161,7 +161,7 @@ def check(config: Config, world_size: int) -> None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str | None:
-    """Return the name that was probably meant; ``None`` if the name is known, or resembles no known name."""
+    """Return the known name that ``name`` probably means; ``None`` if ``name`` is known or resembles no known name."""
     if name in known:
         return None
     if name in _OTHER_NAMES:
@@ -238,7 +238,7 @@ def positive(name: str, value: Any) -> int:
     """Return a value from JSON if it is a positive integer.
 
     Raises:
-        ConfigurationError: the value is not a positive integer; the message contains the name.
+        ConfigurationError: the value is not a positive integer; the message contains ``name``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
@@ -246,7 +246,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def zero_stage(config: Config) -> int:
-    """Return the ZeRO stage; 0 if the configuration has none.
+    """Return the ZeRO stage of a configuration; 0 if it has none.
 
     Raises:
         ConfigurationError: the configuration names a stage that does not exist.
@@ -265,14 +265,14 @@ def zero_stage(config: Config) -> int:
 
 
 def precision(config: Config) -> str:
-    """Return the precision: ``"fp16"``, ``"bf16"`` or ``"fp32"``."""
+    """Return the precision of a configuration: ``"fp16"``, ``"bf16"`` or, if neither is enabled, ``"fp32"``."""
     return next((name for name in ("fp16", "bf16") if _enabled(config, name)), "fp32")
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
     """Return the C++ and CUDA extensions that a run with this configuration loads.
 
-    Each is named by its builder, a class in ``deepspeed.ops.op_builder``.
+    Each extension is named by its builder, a class in ``deepspeed.ops.op_builder``.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 
@@ -330,7 +330,7 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _offload(config: Config, name: str) -> str:
-    """Return the device to which a section offloads: ``"none"``, ``"cpu"`` or ``"nvme"`` (not checked here)."""
+    """Return the device to which ZeRO's section ``name`` offloads, unchecked: ``"none"``, ``"cpu"`` or ``"nvme"``."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return "none"
@@ -444,11 +444,11 @@ def _divide(train: int, by: int, words: str) -> int:
 
 
 def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
-    """Replace an "auto" with a value.
+    """Replace a setting of a configuration with a value if the setting is "auto".
 
     Args:
         config: the configuration, which is changed.
-        path: path of the setting.
+        path: path of the setting, such as ``"optimizer.params.lr"``.
         value: the value that replaces "auto".
         said: whether the user gave the value, with the argument ``auto=``. Such a value must not contradict a value in
             the configuration.

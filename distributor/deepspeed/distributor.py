@@ -48,7 +48,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
 
     Raises:
         ConfigurationError: an argument or the configuration is wrong; the message shows the value and says what to do.
-        ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises it instead.
+        ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises this error instead of
+            the constructor.
 
     Example:
         >>> def train():

@@ -110,7 +110,7 @@ def _build(builder: Any) -> None:
 
 
 def missing_tool(cuda: bool) -> str | None:
-    """Return which tool a build lacks on this machine and how to get it, or ``None``.
+    """Return which tool a build lacks on this machine, and how to get the tool; ``None`` if no tool is missing.
 
     Args:
         cuda: whether the build has CUDA parts.
@@ -181,7 +181,7 @@ def cache_folder(gpus: str = "") -> str:
 
 
 def _private_parent() -> str:
-    """Return a private folder in the temporary directory. Raise an error if another user has created that folder."""
+    """Return a private folder for caches in the temporary directory. Raise an error if another user has created it."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
     try:
         folders.make_private(folder)
@@ -216,7 +216,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """If ninja, which builds need, is not on the PATH but beside Python's program, add that folder to the PATH."""
+    """If ninja, which builds need, is not on the PATH but beside Python's program, add Python's folder to the PATH."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:
@@ -252,7 +252,7 @@ class Baton:
     Args:
         path: path of torch's lock file, in the folder of one extension.
         timeout: number of seconds that :meth:`wait` waits at most.
-        clock: returns the time in seconds.
+        clock: a function that returns the time in seconds.
     """
 
     def __init__(self, path: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -278,7 +278,7 @@ class Baton:
         """Wait until no process builds the extension.
 
         Raises:
-            TimeoutError: the timeout has passed.
+            TimeoutError: another process has been building for longer than the timeout.
         """
         start, said = self._clock(), False
         while (lock := self._try(fcntl.LOCK_SH)) is None:

@@ -18,7 +18,7 @@ from distributor.values.checks import check_seconds
 
 @dataclass(frozen=True)
 class DeepSpeed:
-    """The launch path that trains with DeepSpeed.
+    """The launch path (way to start ranks) that trains with DeepSpeed.
 
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;

@@ -16,7 +16,7 @@ Config = dict[str, Any]
 
 
 def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
-    """Read a configuration as plain data.
+    """Read a DeepSpeed configuration as plain data, such as dicts, lists and numbers.
 
     Args:
         source: a dict, or the path of a JSON or YAML file (``.yaml``, ``.yml``) on the driver. JSON may have comments
@@ -111,7 +111,7 @@ def copy_of(config: Mapping[str, Any]) -> Config:
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return a copy of a value, which must consist of JSON values only."""
+    """Return a copy of a value of DeepSpeed's configuration. The value must consist of JSON values only."""
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):

@@ -182,7 +182,7 @@ def _lines(value: Mapping[str, Any], path: str, depth: int, end: str = "") -> It
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory that a stage needs for parameters, gradients and optimizer states, without activations.
+    """The memory that a ZeRO stage needs for parameters, gradients and optimizer states, without activations.
 
     Attributes:
         stage: ZeRO stage.
@@ -205,7 +205,8 @@ class Suggestion:
 
     Attributes:
         parameters: number of parameters of the model.
-        estimates: one for each stage and offload, from the quickest to the one that needs the least GPU memory.
+        estimates: one for each stage without offload, and for stages 2 and 3 with offload to the CPU, from the quickest
+            to the one that needs the least GPU memory.
         best: the first estimate that fits; ``None`` if no estimate fits, or the GPU memory is not known.
     """
 
@@ -275,8 +276,8 @@ def suggest_zero(
         num_gpus_per_node: number of GPUs, and of ranks, per node.
         nnodes: number of nodes.
         gpu_memory: memory of each GPU, in bytes or as ``"80g"``. Without it, no stage is suggested.
-        host_memory: memory of each node, in the same form. Without it, every stage is assumed to fit into a node's
-            memory.
+        host_memory: memory of each node, in bytes or as ``"500g"``. Without it, every stage is assumed to fit into a
+            node's memory.
         largest_layer_parameters: number of parameters of the largest layer, which stage 3 keeps whole. By default,
             it is read from the module; if only a number of parameters is given, 1/40 of it is assumed.
         activation_share: fraction of a GPU's memory to leave for activations and fragmentation.

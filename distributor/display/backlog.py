@@ -25,7 +25,7 @@ Blocks = list[tuple[Key, bytes]]
 
 
 class Backlog:
-    """Splits output into lines and keeps them until they are shown. Not thread-safe.
+    """Splits the ranks' output into lines and keeps the lines until they are shown. Not thread-safe.
 
     Args:
         limit: number of bytes that may wait; output beyond it is skipped.
@@ -44,7 +44,7 @@ class Backlog:
         self.size = 0
 
     def __bool__(self) -> bool:
-        """Return whether whole lines wait."""
+        """Return whether whole lines wait to be shown."""
         return bool(self._queue)
 
     @property
@@ -62,7 +62,7 @@ class Backlog:
         return self.size > self._limit // 4
 
     def write(self, key: Key, data: bytes) -> bool:
-        """Take a piece of output and return whether there is anything new to show."""
+        """Take a piece of a rank's output and return whether there is anything new to show."""
         partial, news = self._partial.setdefault(key, bytearray()), False
         before = len(partial)
         ended, newline, rest = data.rpartition(b"\n")
@@ -99,7 +99,7 @@ class Backlog:
         self._skip(key, "node", lines)
 
     def take(self) -> tuple[Blocks, int]:
-        """Take the next part of the waiting output, and return its blocks of lines and their size in bytes.
+        """Take the next part of the waiting output, and return this part's blocks of lines and their size in bytes.
 
         A note on skipped lines is returned just before the next line of the same stream. If no such line has arrived,
         the note is returned when no other output waits.
@@ -141,7 +141,7 @@ class Backlog:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Queue a partial line and ``rest`` (its end, and any lines that follow) if there is room; else skip them."""
+        """Queue a partial line and ``rest`` (its end, and any lines after it), or skip all this if there is no room."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)

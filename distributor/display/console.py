@@ -1,7 +1,8 @@
 """Shows the ranks' output on the driver: whole lines, each with its rank and host, and a progress bar below them.
 
 The thread that receives output splits it into lines, and another thread shows them. A slow or blocked display thus
-holds up neither the channel nor the ranks. If the display cannot keep up, lines are skipped, and a note says how many.
+holds up neither the connections to nodes nor the ranks. If the display cannot keep up, lines are skipped, and a note
+says how many.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Console:
     """Shows the ranks' lines, stdout on ``sys.stdout`` and stderr on ``sys.stderr``.
 
     Args:
-        host_of: returns the host of a rank, for the prefix.
+        host_of: returns the host of a rank, for the prefix of its lines.
         ranks: the ranks whose lines are shown; ``None`` (default) for all.
-        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). A line waits for those of
-            the other ranks for at most half a second.
-        world_size: the number of ranks (default 1). A line that all ranks have written does not wait any longer.
+        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). A line waits for the same
+            line of other ranks for at most half a second.
+        world_size: the number of ranks (default 1). With ``fold``, a line that all ranks have written waits no longer.
         prefix: begin each line with its rank and host (default).
         escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.
         limit: number of bytes that may wait to be shown (default 8 MiB); what exceeds it is skipped.
@@ -62,12 +63,12 @@ class Console:
         self._printer = Printer(host_of, prefix=prefix, fold=folded, all_escapes=escapes)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Take a piece of output. Never waits for the display.
+        """Take a piece of a rank's output, and return without waiting until it is shown.
 
         Args:
             rank: the rank that wrote the output.
             stream: 1 for stdout, 2 for stderr.
-            data: the bytes as the rank wrote them; a piece may begin and end anywhere in a line.
+            data: the bytes as the rank wrote them; the piece may begin and end anywhere in a line.
         """
         if not data or (self._ranks is not None and rank not in self._ranks):
             return

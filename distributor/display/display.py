@@ -79,7 +79,7 @@ class Display:
             return self._view is not None and not self._shown_end and self._view.show_again(snapshot)
 
     def look(self) -> None:
-        """Update the view with the current state of the run, unless another thread hangs while doing so."""
+        """Update the view with the current state of the run, unless another thread hangs while it updates the view."""
         if self._view is None or not self._looking.acquire(timeout=_PATIENCE):
             return
         try:
@@ -113,7 +113,7 @@ def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, fo
     """Return the receiver of the ranks' output.
 
     Args:
-        host_of: returns the host of a rank, for the start of its lines.
+        host_of: returns the host of a rank, for the prefix of its lines.
         world_size: number of ranks.
         output: the ranks whose lines are shown, and how.
         folder: the folder for files with the whole output; ``None`` (default) for no files.

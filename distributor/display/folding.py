@@ -48,9 +48,9 @@ class Fold:
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
         """Add a rank's line to the entries, the lines that wait to be shown, each with the ranks that have written it.
 
-        Ranks that write the same text share one entry. The rank's line joins the first entry that has its text and
-        comes after the entry of the rank's previous line on this stream, so that the rank's lines stay in order. If
-        there is no such entry, a new entry is added at the end.
+        Ranks that write the same text share one entry (a line that waits). The rank's line joins the first entry that
+        has its text and comes after the entry of the rank's previous line on this stream, so that the rank's lines stay
+        in order. If there is no such entry, a new entry is added at the end.
         """
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
@@ -64,9 +64,9 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Remove and yield entries that are due to be shown, oldest first, up to the first entry that is not due.
+        """Remove and yield the waiting lines (entries) that are due to be shown, up to the first that is not due.
 
-        An entry is due if all ranks have written its line, if it is no newer than ``until``, or if too much text waits.
+        A line is due if all ranks have written it, if it is no newer than ``until``, or if too much text waits.
         """
         while self.entries:
             head = self.entries[0]

@@ -22,7 +22,7 @@ class Printer:
     """Shows output on ``sys.stdout`` and ``sys.stderr``. Only one thread may use it. A slow output blocks that thread.
 
     Args:
-        host_of: returns the host of a rank, for the prefix.
+        host_of: returns the host of a rank, for the prefix of its lines.
         prefix: begin each line with its rank and host.
         fold: lines that wait for equal lines of other ranks; ``None`` to show each line at once.
         all_escapes: show all escape sequences of ranks, not only colours.
@@ -47,7 +47,7 @@ class Printer:
         """Show whole lines, then the progress bars and the footer below them.
 
         Args:
-            blocks: whole lines.
+            blocks: whole lines, in blocks of one rank and stream each.
             bars: the current states of progress bars.
             footer: lines to show below the progress bars, such as the run's status.
             ending: whether this is the last call. Lines that wait for equal lines of other ranks are then shown too.

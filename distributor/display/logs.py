@@ -27,7 +27,7 @@ _RECENT = 64 << 10
 
 
 class Logs:
-    """Receives pieces of the ranks' output. A piece may arrive again, for example after the channel broke.
+    """Receives pieces of the ranks' output. A piece may arrive again, for example after a connection broke.
 
     Args:
         console: shows the lines.
@@ -49,7 +49,7 @@ class Logs:
         self.last_lines: dict[int, str] = {}
 
     def take(self, log: Log) -> None:
-        """Take a piece, and skip bytes that have already arrived: nodes may send some again after the channel broke."""
+        """Take a piece of a rank's output. Skip bytes that have arrived before: nodes may send some again."""
         with self._lock:
             key = (log.rank, log.stream)
             expected = self._offsets.get(key, 0)
@@ -65,10 +65,10 @@ class Logs:
             self._note_last_line(key, data)
 
     def release(self, told: Iterable[int]) -> None:
-        """Show the text that Python printed for uncaught exceptions. It is held back until the attempt has ended.
+        """Show the text that ranks printed for uncaught exceptions, which is held back until the attempt has ended.
 
         Args:
-            told: ranks with exceptions that the run's error already contains. These are not shown twice.
+            told: ranks whose exceptions the run's error already contains. Their text is not shown here.
         """
         with self._lock:
             for rank in sorted(self._held.keys() - set(told)):
@@ -76,7 +76,7 @@ class Logs:
             self._held.clear()
 
     def begin_again(self) -> None:
-        """Prepare for the run's next job, whose ranks write new streams. The log files continue with their output."""
+        """Prepare for the run's next job, whose ranks write new streams. Log files continue with the new output."""
         with self._lock:
             for key, offset in self._offsets.items():
                 self._before[key] = self._before.get(key, 0) + offset

@@ -1,6 +1,6 @@
 """Shows a run as HTML: its live status, and its handle in a notebook.
 
-Plain HTML with inline styles, so it needs no extension and no script, and stays in an exported notebook.
+The HTML is plain and has inline styles, so it needs no extension and no script, and stays in an exported notebook.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class NotebookView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Show a progress bar where the run's status will appear."""
+        """Show a progress bar for the packing of a project folder, where the run's status will appear."""
 
         def packed(done: int, total: int) -> None:
             part = round(100 * done / max(1, total))
@@ -85,7 +85,7 @@ class NotebookView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Write the status into the output of the cell."""
+        """Write the run's status into the output of the cell that started the run."""
         self._display(render(snapshot))
         return Shown()
 
@@ -165,7 +165,7 @@ def _head(snapshot: Snapshot) -> str:
 
 
 def _reported(snapshot: Snapshot, told: str) -> str:
-    """Return the latest reports as HTML, after a progress bar if the total number of steps is known."""
+    """Return the ranks' latest reports as HTML, after a progress bar if the total number of steps is known."""
     progress, bar = snapshot.progress, ""
     if progress is not None and progress.total and not snapshot.ended:
         bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '
@@ -205,7 +205,7 @@ def _placement(snapshot: Snapshot) -> str:
 
 
 def _timings(snapshot: Snapshot) -> str:
-    """Return a bar of phases, each as wide as the time it took, with their names below."""
+    """Return a bar of the run's phases, each as wide as the time it took, with their names below, as HTML."""
     phases = {name: seconds for name, seconds in snapshot.timings.items() if name in _PHASES}
     whole = sum(phases.values()) or 1.0
     bars, names = [], []

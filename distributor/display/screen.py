@@ -28,7 +28,7 @@ class Screen:
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
-        """Print whole lines. On a screen, first erase the progress bar or status below them; the caller redraws it."""
+        """Print whole lines. First erase the progress bar or status below the lines, if any; the caller redraws it."""
         if self._drawn is not None and can_redraw(out):
             self.erase()
         self._write(out, text)
@@ -81,7 +81,7 @@ class Screen:
             self._drawn = None
 
     def flush(self) -> None:
-        """Flush what was printed."""
+        """Flush the output to which lines were last printed."""
         if self._unflushed is not None:
             with suppress(Exception):
                 self._unflushed.flush()
@@ -118,7 +118,7 @@ def can_redraw(out: TextIO | None) -> bool:
 
 
 def is_notebook(out: TextIO | None) -> bool:
-    """Return whether an output is a notebook's."""
+    """Return whether an output is that of a notebook cell."""
     return type(out).__module__.startswith("ipykernel")
 
 

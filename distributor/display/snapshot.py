@@ -33,9 +33,9 @@ class Snapshot:
         placement: which rank runs where, once that is known.
         lines: the last line of each rank that has written one.
         progress: how far the training has come, if ranks report steps.
-        metrics: the newest value of each name that ranks have reported.
+        metrics: the newest value of each metric that ranks have reported, by the metric's name.
         timings: seconds by phase, once the run has ended.
-        error: why the run failed.
+        error: the exception with which the run ended; ``None`` if there is none.
         raised: whether a caller waits for the run's result, and so gets ``error`` as an exception.
     """
 
@@ -101,7 +101,7 @@ def timed(snapshot: Snapshot) -> str:
 
 
 def far(progress: Progress) -> str:
-    """Describe the progress of a training: its step, its speed and the time left.
+    """Describe the progress of a training: its last step, its speed and the time left.
 
     >>> far(Progress(120, 1000, 12.34))
     'step 120 of 1000, 12.3 steps/s, 1 min 11 s left'
@@ -138,7 +138,7 @@ def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
 
     Args:
         lines: the last line of each rank, by rank.
-        most: the maximum number of entries; if there are more, the last entry stands for the rest.
+        most: the maximum number of entries; if there are more, the last entry stands for all further ranks.
 
     >>> folded({0: "epoch 3", 1: "epoch 3", 2: "epoch 2"}, 4)
     [('ranks 0-1', 'epoch 3'), ('rank 2', 'epoch 2')]

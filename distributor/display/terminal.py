@@ -1,4 +1,4 @@
-"""A live status below the output in a terminal. Rich renders it; the module ``console`` keeps it below the output.
+"""A live status below the output in a terminal. Rich renders the status; the module ``console`` keeps it there.
 
 Rich's own ``Live`` is not used: it takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks
 write.
@@ -54,7 +54,7 @@ class TerminalView:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return what to show: the status while a caller waits for the run; at its end, a line with its duration.
+        """Return what to show: the status while a caller waits for the run; at the run's end, a line with its duration.
 
         While no caller waits (``awaited`` is ``False``), show nothing until the run ends. A run that has failed gets no
         line at its end, because its error says why it failed.

@@ -1,4 +1,4 @@
-"""Receives the new files of ranks on the driver. Nodes send each file over its own connection while the run goes on."""
+"""Receives the new files of ranks on the driver. During the run, nodes send each file over a separate connection."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ T = TypeVar("T")
 
 
 class Deposits:
-    """Receives the files that nodes send.
+    """Receives, on the driver, the new files of ranks that nodes send for ``output_dir``.
 
-    Call the methods in the thread of the channel, which receives all messages of nodes. Call ``settle`` only after that
-    thread has ended.
+    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, the one that receives all messages of nodes.
+    Call ``settle`` only once nodes can send no more files over the channel.
 
     Args:
-        store: where files are kept.
-        limit: maximum size of all files together, in bytes.
+        store: keeps the files in ``output_dir``, a folder or a URL.
+        limit: maximum size of all files in ``store`` together, in bytes.
         silence: number of seconds without a byte after which a node counts as lost.
-        before: sizes of the files that are in the store before the run, in bytes, by name.
+        before: sizes of the files that are in ``store`` before the run, in bytes, by name.
     """
 
     def __init__(self, store: Store, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
@@ -57,7 +57,7 @@ class Deposits:
         self._refused: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Prepare for the nodes of another job, whose channel has its own event loop and so needs a new lock."""
+        """Make a new lock for the run's next job, because a lock serves one event loop, and each job has its own."""
         self._changing = asyncio.Lock()
 
     @property
@@ -67,10 +67,11 @@ class Deposits:
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Receive a file of a node over the connection on which the node has announced it.
+        """Receive a file of a node over the connection on which the node has announced the file.
 
         Raises:
-            OSError: the connection ended before the whole file had arrived, or the content is not what was announced.
+            OSError: the connection ended before the whole file had arrived, or the content is not what the node
+                announced.
         """
         entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
         growth = self._versions.growth(entry.path, node, version)
@@ -100,7 +101,7 @@ class Deposits:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> str | None:
-        """Receive a file. Return why it cannot be kept; ``None`` if it is kept."""
+        """Receive a file from a node, and keep it. Return why the file cannot be kept; ``None`` if it is kept."""
         path = deposit.entry.path
         try:
             if deposit.uploaded is None and self._versions.knows(path, version):
@@ -120,10 +121,10 @@ class Deposits:
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files in ``output_dir``. If a file becomes shorter while it is sent, end the connection.
+        """Send a node the files in ``output_dir``, with which its ranks start.
 
         Raises:
-            OSError: a file cannot be read, or the connection has ended.
+            OSError: a file cannot be read or has become shorter while it was sent, or the connection has ended.
         """
         assert isinstance(self._store, Folder)
         folder = str(self._store.path)
@@ -142,7 +143,7 @@ class Deposits:
         _answer(writer, Received())
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Remove a node's version (content) of a file, because the node has removed the file."""
+        """Stop keeping a node's version (content) of a file, because the node's ranks have removed the file."""
         await self._change(told.path, node, None, None)
         self._refused.pop(told.path, None)
         _answer(writer, Received())
@@ -175,9 +176,9 @@ class Deposits:
             )
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file (its contents on the nodes) are kept, and under which names.
+        """Change which versions of a file (the file's contents on the nodes) are kept, and under which names.
 
-        Make one change at a time, because the name of each version depends on the other versions.
+        Make one change at a time, because the name of each version depends on the other versions of the file.
         """
         async with self._changing:
             await _in_thread(self._change_now, path, node, version, came)
@@ -199,7 +200,7 @@ class Deposits:
                 self._store.discard(came)
 
     def settle(self, brought: Iterable[Brought]) -> None:
-        """Keep the files that came through Spark, in the order of their nodes."""
+        """Keep the files that nodes could send only with the results of Spark tasks, in the order of node ranks."""
         for file in sorted(brought, key=lambda file: file.node):
             entry = file.entry
             version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
@@ -231,7 +232,7 @@ class Deposits:
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings about files for the user, once the run has ended."""
+        """Warnings for the user, at the end of the run, about files that differ between nodes or could not be kept."""
         told = []
         if conflicts := self._versions.conflicts:
             told.append(
@@ -251,10 +252,10 @@ def _answer(writer: asyncio.StreamWriter, message: Message) -> None:
 
 
 async def _piece(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Return the next bytes of a file, up to ``most``.
+    """Return the next ``most`` bytes of a file that a node sends.
 
     Raises:
-        ConnectionError: the connection has ended.
+        ConnectionError: the connection has ended before all these bytes arrived.
     """
     data = bytearray()
     while len(data) < most:
@@ -277,7 +278,7 @@ def _named(paths: Sequence[str]) -> str:
 
 
 async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread, and wait until it ends, even if the wait is cancelled."""
+    """Call a function in a thread, and wait until the function ends, even if the caller is cancelled meanwhile."""
     future = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
     try:
         return await asyncio.shield(future)
@@ -289,13 +290,13 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 def held_now(kept: OutputDir | None) -> OutputDir | None:
     """Return an updated copy of ``kept``, the description of ``output_dir``, for the next job of a run.
 
-    The ranks of the next job start with the files that ``output_dir`` contains now. So the copy has the total size that
-    these files have now. If ``kept`` contains the files as a zip, which is sent with the job, the copy contains a new
-    zip, or none if the files have become too large. If ``output_dir`` is a URL, nodes read the files there, so return
-    ``kept`` unchanged.
+    The ranks of the next job start with the files that ``output_dir`` contains now. So the new description contains the
+    total size that these files have now. If ``kept`` contains a zip of the files, which is sent with the job, the new
+    description contains a new zip, or none if the files have become too large for one. If ``output_dir`` is a URL,
+    nodes read the files there, so return ``kept`` unchanged.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file in ``output_dir`` cannot be read.
     """
     if kept is None or is_url(kept.where):
         return kept
@@ -311,7 +312,7 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 def keep(job: Job) -> Iterator[Deposits | None]:
     """Make ``output_dir`` ready to receive the new files of a job's ranks during the ``with`` block.
 
-    Yield the object that receives the files from the nodes; ``None`` if the job has no ``output_dir``.
+    Yield the object that receives the ranks' new files from the nodes; ``None`` if the job has no ``output_dir``.
 
     If ``output_dir`` is a URL, write a marker file there, by which nodes check that they write to the same place as the
     driver. Remove this file at the end of the ``with`` block.

@@ -1,6 +1,6 @@
 """The places that keep new files of ranks: a folder on the driver, or a URL that all nodes can reach.
 
-All functions and methods block.
+All methods in this module block until they have changed or read the files.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from distributor.values.files import Entry, incoming, remove
 
 
 class Store(Protocol):
-    """A place that keeps files under relative names with slashes. All methods may raise an ``OSError``."""
+    """A place that keeps new files of ranks under relative names with slashes. ``apply`` may raise an ``OSError``."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
         """Perform steps (copies, moves and removals of files) in order.
 
         Args:
-            steps: the steps.
+            steps: which files to copy, to move and to remove.
             came: temporary name of the file that has just arrived from a node; ``None`` if no file has.
         """
 
     def discard(self, name: str) -> None:
-        """Remove the file with the given name, if there is one."""
+        """Remove the file with the given name, if it exists. Ignore every ``OSError``."""
 
 
 class Folder:
-    """A folder on this machine, which is created when the first file arrives.
+    """A folder on this machine that keeps new files of ranks. It is created when the first file arrives.
 
     Args:
-        path: the folder.
+        path: the folder, which users pass as ``output_dir``.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of all files in bytes, by name, without files that have arrived only in part."""
+        """Return the sizes of the folder's files in bytes, by name, without files that have arrived only in part."""
         return tree.sizes(str(self.path))
 
     def open(self, name: str) -> int:
-        """Create an empty file, and return its descriptor."""
+        """Create an empty file to write to, and return the file's descriptor."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def finish(self, name: str, entry: Entry) -> None:
-        """Set the mode and the modification time of a file that has arrived."""
+        """Give a file that has arrived the mode and the modification time that it had on its node, as in ``entry``."""
         path = self.path / name
         with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
             os.chmod(path, entry.mode)
@@ -82,10 +82,10 @@ class Folder:
 
 
 class Url:
-    """A folder behind a URL. Nodes write files to it themselves; the driver only copies, moves and removes them.
+    """A folder behind a URL. Nodes write files there themselves; the driver only copies, moves and removes the files.
 
     Args:
-        remote: the folder.
+        remote: access to the folder.
     """
 
     def __init__(self, remote: Remote) -> None:

@@ -1,7 +1,7 @@
-"""Claims a run's name, renews the claim while the run lasts, and notices if another run takes the name.
+"""Claims a run's name (reserves it), renews the claim during the run, and notices if another run takes the name.
 
-At most one run at a time may use a name. A *claim* is a small record in the place for checkpoints that says which run
-uses the name. The driver writes the claim.
+At most one run at a time may use a name (``name=``). A *claim* is a small record, in the folder or URL for checkpoints,
+that says which run uses the name. The driver writes the claim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Times:
 
     Attributes:
         renew: time between two renewals of a claim.
-        expire: time without a renewal after which the holder of a claim counts as ended.
+        expire: time without a renewal after which the run that holds a claim counts as ended.
         settle: time from writing a new claim until it is read again, in case another run writes one at the same moment.
         look: time between two checks of a claim that another run holds.
     """
@@ -44,11 +44,11 @@ class Times:
 
 
 class Tenure:
-    """A run's right to its name, which no other run may use meanwhile. :func:`hold` creates this object.
+    """A run's right to its name, which no other run may use until this run ends. :func:`hold` creates this object.
 
     Args:
-        job: the run's job. If the run has a name, its checkpoints go to ``job.checkpoints.dir``, the folder of the
-            training that the run begins or continues under this name.
+        job: the run's job. If the run has a name, the run's checkpoints go to ``job.checkpoints.dir``, the folder of
+            the training that the run begins or continues under this name.
         keeper: reads and writes the claim (the record that reserves the name); ``None`` for a run without a name.
     """
 
@@ -59,10 +59,10 @@ class Tenure:
     def advance(self, job: Job) -> Job:
         """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints.
 
-        Return a copy of ``job`` with this permission. For a run without a name, only return ``job``.
+        Return a copy of ``job`` whose ranks may commit checkpoints. For a run without a name, return ``job`` itself.
 
         Raises:
-            OSError: the place for checkpoints cannot be used.
+            OSError: the folder or URL for checkpoints cannot be used.
         """
         if self._keeper is None or job.fence is None:
             return job
@@ -70,14 +70,14 @@ class Tenure:
         return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def settle(self, *, finished: bool) -> None:
-        """Release the run's name at the end of the run, so that another run may use it. Without a name, do nothing.
+        """Release the run's name, if it has one, at the end of the run, so that another run may use the name.
 
         Args:
             finished: whether the training has ended with success.
 
         Raises:
-            RunCancelledError: another run has taken this run's name. After that, ranks of this run could not commit
-                checkpoints, so the last ones may be missing.
+            RunCancelledError: the training has ended with success, but another run had taken this run's name. Since
+                then, ranks of this run could not commit checkpoints, so this run's last checkpoints may be missing.
         """
         if self._keeper is not None:
             self._keeper.release(finished=finished)
@@ -87,8 +87,8 @@ class Keeper:
     """Reads, writes and renews one claim, the record that reserves a name for a run.
 
     Args:
-        place: the place where the claim is kept.
-        job: the run's job.
+        place: the folder or URL where the claim is kept.
+        job: the job of the run for which the name is reserved.
         times: how often to renew and to check the claim, and when a claim expires.
     """
 
@@ -102,7 +102,7 @@ class Keeper:
         self._writing = threading.Lock()
 
     def read(self) -> Claim | None:
-        """Return the claim (the record that reserves the name) as it is now; ``None`` if there is none."""
+        """Return the claim (the record that reserves the run's name) as it is now; ``None`` if there is no claim."""
         return claims.find(self._place.read)
 
     def _write(self, claim: Claim) -> None:
@@ -112,17 +112,17 @@ class Keeper:
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
         """Wait until the last run with this run's name has ended, then claim the name for this run.
 
-        Return the new claim, the record that reserves the name.
+        Return the new claim, the record that reserves the run's name.
 
         Args:
             identity: what the run trains.
             wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
 
         Raises:
-            ConfigurationError: the run cannot continue the earlier training of this name.
+            ConfigurationError: the run cannot continue the earlier training under its name.
             StartError: another run is using this run's name.
-            RunCancelledError: the run was cancelled while it waited.
-            OSError: the place for checkpoints cannot be used.
+            RunCancelledError: the run was cancelled while it waited for the last run.
+            OSError: the folder or URL for checkpoints cannot be used.
         """
         here = _here(self._job.run_id)
         found = self._await_end(here, wanted)
@@ -138,9 +138,9 @@ class Keeper:
         return claim
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
-        """Wait until the last run with this run's name has ended, or has not renewed its claim for a while.
+        """Wait until the last run with this run's name has ended, or has not renewed its claim to the name for a while.
 
-        Return that run's claim, the record that reserves the name; ``None`` if no run has had this name.
+        Return the last run's claim, the record that reserves the name for it; ``None`` if no run has had this name.
         """
         first: Claim | None = None
         since = time.monotonic()
@@ -168,7 +168,7 @@ class Keeper:
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
         """Renew the claim (the record that reserves the run's name) until :meth:`release` is called.
 
-        If another run has taken the name, call ``lost`` and return.
+        If another run has taken the run's name, call ``lost`` with a sentence about this, and return.
         """
         warned = False
         while not self._ended.wait(self._times.renew):
@@ -188,17 +188,17 @@ class Keeper:
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Record in the claim that the run has begun another job, whose first attempt is ``attempt``.
+        """Record in the claim to the run's name that the run has begun another job, whose first attempt is ``attempt``.
 
-        The claim is the record that reserves the run's name. Ranks of earlier jobs read there that they may not commit
-        checkpoints any more; see :meth:`Tenure.advance`.
+        The claim is the record that reserves the run's name. Ranks of the run's earlier jobs read in the claim that
+        they may not commit checkpoints any more; see :meth:`Tenure.advance`.
         """
         with self._writing:
             if self._claim is not None and self._other() is None:  # otherwise the run ends
                 self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
-        """Return, in words, who uses this run's name now if this run has lost it; otherwise ``None``."""
+        """Return, in words, who uses this run's name now if this run has lost its name; otherwise ``None``."""
         found = self.read()
         if found is not None and found.run == self._job.run_id:
             return None
@@ -208,7 +208,7 @@ class Keeper:
     def release(self, *, finished: bool) -> None:
         """Release the run's name, so that another run may use it; see :meth:`Tenure.settle`.
 
-        Stop renewing the claim (the record that reserves the name), and write to it that no run uses the name now.
+        Stop renewing the claim (the record that reserves the name), and write to the claim that no run uses the name.
         """
         self._ended.set()
         with self._writing:
@@ -236,14 +236,14 @@ def hold(
     """Reserve a run's name for the run during the ``with`` block. Do nothing for a run without a name.
 
     Args:
-        job: the job.
+        job: the run's job, which contains the name.
         wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
-        lost: called in a thread if another run takes the name, with a sentence about it.
+        lost: called in a separate thread if another run takes the name, with a sentence that says which run.
         times: how often to renew and to check the claim (the record that reserves the name), and when it expires.
 
     Raises:
         ConfigurationError, RunCancelledError: as for :meth:`Keeper.take`.
-        StartError: another run is using the job's name, or the place for checkpoints cannot be used.
+        StartError: another run is using the run's name, or the folder or URL for checkpoints cannot be used.
     """
     if job.identity is None or job.checkpoints is None:
         yield Tenure(job)
@@ -272,7 +272,7 @@ def _here(run: str) -> Holder:
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
-    """Return whether a holder's process is known to have ended, which only its own machine can check."""
+    """Return whether the driver of a run that holds a name is known to have ended: only its own machine can tell."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
 

@@ -1,8 +1,8 @@
-"""Decides which name each version of a file gets. This module itself changes no files.
+"""Decides under which name each version of a file (its content on a node) is kept. The caller changes the files.
 
-Nodes may write different bytes to the same relative path. The version of the node with the lowest rank keeps the name.
-The names of other versions end with ``.node-1``, ``.node-2``, ..., the ranks of their nodes. A node's version is not
-kept if it is the same as that of the lowest rank.
+Nodes may write different bytes to the same relative path. The version of the node with the lowest rank keeps this path
+as its name. The names of other versions end with ``.node-1``, ``.node-2``, ..., the ranks of their nodes. A node's
+version is not kept if it is the same as that of the node with the lowest rank.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Remove:
 
 
 def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
-    """Return which versions of the file at ``path`` must be kept, each under the name that it gets.
+    """Return which versions of a file (its contents on the nodes) must be kept, each under the name that it gets.
 
     Args:
-        path: the file's path.
+        path: the file's path in the ranks' current directory.
         held: each node's version (the file's content on this node), by node rank.
 
     >>> list(names("log.txt", {2: Version("b", 1), 0: Version("a", 1), 1: Version("a", 1)}))
@@ -56,10 +56,11 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return the steps (moves, copies and removals) that turn the files in ``output_dir`` from ``before`` to ``after``.
+    """Return the steps (moves, copies, removals) that turn the kept versions of a file from ``before`` to ``after``.
 
-    The step that overwrites the file at ``path`` comes after all copies, because its old content may have to be copied
-    to another name first, as in this example.
+    ``before`` and ``after`` contain versions (contents) of the file by their names in ``output_dir``. The step that
+    overwrites the file at ``path`` comes after all copies, because this file's old content may have to be copied to
+    another name first, as in this example.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -75,8 +76,8 @@ class Versions:
     """The versions (contents) of all files that the nodes of a run have sent.
 
     Args:
-        before: sizes in bytes of the files that were in ``output_dir`` before the run, by name. A version that gets
-            the name of such a file replaces it.
+        before: sizes in bytes of the files that were in ``output_dir`` before the run, by name. A version that gets the
+            name of such a file replaces that file.
     """
 
     def __init__(self, before: Mapping[str, int] | None = None) -> None:
@@ -86,24 +87,24 @@ class Versions:
         self.size = sum(self._sizes.values())
 
     def kept(self, path: str) -> dict[str, Version]:
-        """Return the versions of a file that are kept, each under its name."""
+        """Return the versions of a file (its contents on the nodes) that are kept, each under its name."""
         return names(path, self._held.get(path, {}))
 
     def knows(self, path: str, version: Version) -> bool:
-        """Return whether a version of a file is already kept."""
+        """Return whether a version (content) of a file is already kept."""
         return version in self.kept(path).values()
 
     def growth(self, path: str, node: int, version: Version) -> int:
-        """Return by how many bytes a node's version of a file would change the size of all files."""
+        """Return by how many bytes a node's new version (content) of a file would change the size of all kept files."""
         after = names(path, {**self._held.get(path, {}), node: version})
         gone = sum(self._sizes.get(name, 0) for name in self.kept(path).keys() | after.keys())
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Record that a file has changed on a node. Return what the caller must then change in ``output_dir``.
+        """Record that a file has changed on a node. Return what the caller must therefore change in ``output_dir``.
 
         Args:
-            path: the file's path.
+            path: the file's path in the ranks' current directory.
             node: the node's rank.
             version: the file's new content on this node; ``None`` if the node has removed the file.
         """
@@ -126,8 +127,8 @@ class Versions:
         """Undo a call of :meth:`change`, because ``output_dir`` could not be changed accordingly.
 
         Args:
-            path: the file's path.
-            saved: what :meth:`saved` returned before that call.
+            path: the file's path in the ranks' current directory.
+            saved: what :meth:`saved` returned before that call of :meth:`change`.
         """
         held, sizes = saved
         changed = dict.fromkeys(self.kept(path), None)
@@ -143,5 +144,5 @@ class Versions:
 
     @property
     def conflicts(self) -> list[str]:
-        """The paths of files that differ between nodes."""
+        """The paths of files whose contents differ between nodes."""
         return sorted(path for path in self._held if len(self.kept(path)) > 1)

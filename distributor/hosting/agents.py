@@ -17,15 +17,16 @@ from distributor.machine import bootstrap, processes
 class Agent:
     """A started agent, the process that runs one node.
 
-    The agent's parent is either a guard or a warm process. A guard is a child of this process. If the agent is killed,
-    the guard kills the processes that the agent has left. A warm process has imported torch in advance, and forks
-    agents.
+    The agent's parent is either a guard or a warm process. A guard is a child of the process that has this object. If
+    the agent is killed, its guard kills the processes that the agent has left. A warm process has imported torch in
+    advance, and forks agents.
 
     Args:
-        pid: process id of the agent, or of its guard if it has one.
-        descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
-        child: the agent's guard as a child of this process, if there is one.
-        note: a warning for the user, or ``None``.
+        pid: process id of the agent, or of its guard if the agent has one.
+        descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes the
+            descriptor.
+        child: the agent's guard, a child of this process; ``None`` if a warm process forked the agent.
+        note: a warning for the user about the start of the agent, or ``None``.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class Agent:
         self._child = child
 
     def kill(self) -> None:
-        """Send SIGKILL to the agent, unless it has ended."""
+        """Kill the agent with SIGKILL, unless the agent has ended. If the agent has a guard, the guard kills it."""
         if self._child is not None:
             self._child.terminate()  # the guard kills the agent, and all that the agent leaves behind
         elif self._descriptor >= 0:
             processes.kill_by(self._descriptor, self.pid)
 
     def wait(self) -> None:
-        """Wait until the agent has ended. Call this once, and no other method afterwards."""
+        """Wait until the agent has ended. Call this method once, and no other method afterwards."""
         if self._child is not None:
             self._child.wait()
         while self._descriptor >= 0 and not processes.readable([self._descriptor], 3600.0):
@@ -55,14 +56,15 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start a guard as a child of this process. The guard starts the agent, and kills what the agent leaves behind.
+    """Start a guard as a child of this process. The guard starts an agent, and kills what this agent leaves behind.
 
-    Return the agent, and this process's end of the socket pair by which it controls the agent (the *control line*).
+    Return the agent, the process that runs one node; and the *control line*, this process's end of a socket pair by
+    which this process controls the agent.
 
     Args:
         root: the folder or zip from which the package can be imported.
         inherit: sockets that the agent gets, by name; they stay open in this process.
-        note: a warning for the user.
+        note: a warning for the user about the start, which the returned agent keeps.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,4 +1,4 @@
-"""Runs the agent of a node and gets its report. A Spark task and local mode both use this module."""
+"""Runs the agent of a node and gets the agent's report. Spark tasks and local mode use this module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distributor.values.plan import AgentOrder
 class HostedNode:
     """The handle of a node in the process that owns the node's agent: a Spark task's worker or the driver.
 
-    :func:`host_node` creates it.
+    :func:`host_node` creates this object.
 
     Attributes:
         folder: the node's private folder.
@@ -49,7 +49,7 @@ class HostedNode:
         return self._agent
 
     def converse(self, order: AgentOrder) -> NodeResult | None:
-        """Tell the agent what to run, and return its result; ``None`` if the agent died before it sent one."""
+        """Tell the agent what to run, and return the agent's result; ``None`` if the agent died before sending it."""
         assert self._line is not None
         try:
             control.send(self._line, vars(order))
@@ -60,7 +60,7 @@ class HostedNode:
         return result if isinstance(result, NodeResult) else None
 
     def end(self) -> None:
-        """Close the connection to the agent, which makes the agent clean up and end, and wait for its end."""
+        """Close the connection to the agent, so that the agent cleans up and ends. Wait until the agent has ended."""
         if self._line is not None:
             self._line.close()
         if self._agent is not None:
@@ -69,11 +69,11 @@ class HostedNode:
 
 @contextmanager
 def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
-    """Host one node of a run, and remove all of its processes and files at the end.
+    """Host one node of a run during the ``with`` block. At the end, remove all of the node's processes and files.
 
     Args:
         job_id: identifier of the job.
-        leader: partition of the task that hosts the node.
+        leader: partition of the Spark task that hosts the node; in local mode, the node's first rank.
 
     Example:
         >>> with host_node("3f2a", 0) as node:  # doctest: +SKIP
@@ -102,17 +102,17 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session. Return the agent, and a socket by which this process controls it.
+    """Start an agent in its own process session. Return the agent, and a socket by which to control the agent.
 
     The agent has this process's environment, current directory, standard output and standard error.
 
     Args:
         root: the folder or zip from which the package can be imported.
         inherit: sockets that the agent gets, by name; they stay open in this process.
-        owner: pid of the process that a warm process serves; the warm process ends with it.
+        owner: pid of the executor or driver that a warm process serves. The warm process ends when its owner ends.
         warmth: what the job requires of a warm process; with ``None``, the agent is started without a warm process.
         task_cpus: number of CPUs of one task.
-        wanted: returns whether the agent is still wanted; called while a warm process imports.
+        wanted: returns whether the agent is still wanted; called while a warm process imports modules.
         importing: called with the name of each module that the warm process imports, and with "" when the warm
             process has answered.
     """

@@ -12,9 +12,9 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
     """Yield the bytes of ``content`` from position ``offset`` on, in pieces of at most ``chunk`` bytes.
 
     Args:
-        content: the bytes, or the path of a file that contains them.
+        content: the bytes themselves, or the path of a file that contains the bytes.
         chunk: maximum number of bytes of a piece.
-        offset: position of the first byte.
+        offset: position of the first byte to yield.
     """
     with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         file.seek(offset)
@@ -23,7 +23,7 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
 
 
 def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the ranks' output that was not sent over the channel, as tuples of rank, stream, offset and piece."""
+    """Yield output of ranks that did not reach the driver during the run: tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
         for piece in pieces(file.path, chunk, offset):

@@ -1,11 +1,11 @@
 """Gets an agent for a Spark task's Python worker, or for the driver, from a warm process.
 
 A warm process has imported torch in advance, and forks agents, the processes that each run one node. It serves the
-Spark tasks of one executor, or one driver. They find it through a private folder. The folder's name is a digest of the
-executor or driver and of everything that a fork inherits: the Python interpreter, this package, the environment, the
-limits. If any of these differs, the run gets another warm process. If no warm process answers, one is started. If that
-fails, the caller starts the agent as a new process. This module uses the standard library only, because it is pickled
-by value into Spark's workers.
+Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The
+folder's name is a digest of the executor or driver and of everything that a fork inherits: the Python interpreter, this
+package, the environment, the limits. If any of these differs, the run gets another warm process. If no warm process
+answers, one is started. If the start fails, the caller starts the agent as a new process. This module uses the standard
+library only, because it is pickled by value into Spark's workers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def from_warm(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
-    """Return an agent that a warm process has forked, and this process's end of the socket pair that controls it.
+    """Return an agent that a warm process has forked, and this process's end of a socket pair that controls the agent.
 
     Return ``None`` if no warm process forks an agent, or if the agent is no longer wanted. If the warm process says
     that it must not be forked, start the agent as a new process, and keep the reason in the agent's ``note``, a warning
@@ -108,8 +108,8 @@ def from_warm(
 def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
     """Return the environment with absolute folders in ``PYTHONPATH``.
 
-    The warm process runs in another directory, where relative folders would be wrong. An empty entry of ``PYTHONPATH``
-    stands for the current directory, as in Python.
+    The warm process, which gets this environment, runs in the directory ``/``, where relative folders would be wrong.
+    An empty entry of ``PYTHONPATH`` stands for the current directory, as in Python.
     """
     path = environ.get("PYTHONPATH")
     if not path:
@@ -118,10 +118,10 @@ def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
-    """Return the folder through which this process finds a suitable warm process; create it if it is missing.
+    """Return the folder through which this process finds a suitable warm process. Create the folder if it is missing.
 
-    A warm process has imported torch in advance, and forks agents. The name of its folder depends on the executor or
-    driver that it serves (``owner``), and on all that a fork of it inherits, such as ``environ``.
+    A warm process has imported torch in advance, and forks agents. The folder's name depends on the executor or driver
+    that the warm process serves (``owner``), and on all that forks of the warm process inherit, such as ``environ``.
 
     Raises:
         OSError: the folder cannot be created, or other users have access to it.
@@ -179,7 +179,7 @@ def _locked(folder: str) -> Iterator[str]:
 def _reach(
     folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
 ) -> tuple[socket.socket, bool]:
-    """Connect to the warm process that listens on a socket in a folder. If there is none, start it.
+    """Connect to the warm process that listens on a socket in a folder. If no process listens there, start one.
 
     Return the connection, and whether the warm process was started just now.
 
@@ -219,7 +219,8 @@ def _connect(folder: str) -> socket.socket:
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
     """Start a warm process, which imports torch and then forks agents for clients.
 
-    Clients can connect to the socket in ``folder`` at once. They wait until the warm process is ready.
+    Clients (processes that want agents) can connect to the socket in ``folder`` at once. They wait until the warm
+    process is ready.
     """
     # Remove the files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
@@ -290,7 +291,7 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Ask a warm process to fork an agent. Return its answer, and the agent's process descriptor (-1 without an agent).
+    """Ask a warm process for an agent. Return the answer, and the agent's process descriptor (-1 without an agent).
 
     The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
     answer within :data:`_PATIENCE` seconds once it is ready.

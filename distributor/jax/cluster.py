@@ -1,4 +1,4 @@
-"""Tell JAX about the other ranks: ``jax.distributed.initialize()`` asks a ``ClusterEnv`` of this package first."""
+"""Tell JAX about the other ranks, with a ``ClusterEnv`` that ``jax.distributed.initialize()`` asks before JAX's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def register(coordinator: str, address: str, world_size: int, first_rank: int, u
 
     Args:
         coordinator: address and port of JAX's coordinator, which runs in rank 0.
-        address: this node's address.
+        address: this node's address, at which collectives on CPUs listen.
         world_size: number of ranks.
         first_rank: the node's first rank.
         use_gpu: whether each rank has a GPU.
@@ -71,7 +71,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
 
 def _listen_on(module: ModuleType, address: str) -> None:
-    """Make collectives on CPUs listen on the node's address, and not on the one to which the host's name resolves."""
+    """Make collectives on CPUs listen on the node's address, not on the address to which the host's name resolves."""
     for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
         make = getattr(where, "make_gloo_tcp_collectives", None)
         if make is not None:

@@ -1,7 +1,7 @@
 """Launch paths: ways to start ranks, such as torchrun's or Ray's. Their code has no side effects.
 
-This package runs on the driver and on nodes, and may import ``machine``. Users pass an object of one of these classes
-to ``Distributor``, as the argument ``launch=``:
+This package runs on the driver and on nodes, and may import ``machine``. Users pass an object of a launch path's class
+to ``Distributor``, as the argument ``launch=``. The classes:
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 

@@ -17,7 +17,7 @@ class AccelerateRanks(BasePath):
     """The launch path for Accelerate. Ranks start as with torchrun, with Accelerate's settings in the environment.
 
     Attributes:
-        config: path of the configuration on the driver; "" if there is none.
+        config: path of Accelerate's configuration file on the driver; "" if there is none.
         variables: names and values of the environment variables that ``accelerate launch`` would set.
     """
 

@@ -1,6 +1,6 @@
 """The launch path for DeepSpeed: ranks as with torchrun, and settings for DeepSpeed, Accelerate and Transformers.
 
-Spark provides the nodes, so this path needs no ``deepspeed`` runner, no hostfile and no SSH.
+Spark provides the nodes, so this launch path needs no ``deepspeed`` runner, no hostfile and no SSH.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeepspeedRanks(BasePath):
             user's training settings.
         stage: the ZeRO stage of the configuration.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-        extensions: the builders of the C++ or CUDA extensions that ranks load.
+        extensions: names of the builders of the C++ or CUDA extensions that ranks load.
         extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
         script_arguments: which arguments scripts and modules get. ``"deepspeed"``: ``--deepspeed --deepspeed_config
             PATH``. ``"trainer"``: ``--deepspeed PATH``, which Hugging Face's Trainer takes. ``False``: none.
@@ -102,7 +102,7 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append the arguments that name the configuration to a script's arguments. A function has no command line.
+    """Append the arguments that name DeepSpeed's configuration to a script's own. A function has no command line.
 
     The kind ``"deepspeed"`` is for scripts whose parser has the options of ``deepspeed.add_config_arguments``. The kind
     ``"trainer"`` is for scripts that parse ``transformers.TrainingArguments``. Such scripts get the path of the
@@ -117,7 +117,7 @@ def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, s
 
 
 def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
-    """Return advice if a rank failed because of its arguments."""
+    """Return advice if a rank failed because of the script's command-line arguments, otherwise ""."""
     if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
         return (
             "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
@@ -144,7 +144,7 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
 
 
 def _on_batch_sizes(text: str, job: Job) -> str:
-    """Return advice if DeepSpeed has refused batch sizes."""
+    """Return advice if DeepSpeed has refused the configuration's batch sizes, otherwise ""."""
     if (found := _BATCH_SIZES.search(text)) is None:
         return ""
     total, micro, steps, ranks = map(int, found.groups())

@@ -1,6 +1,7 @@
 """Decide which rank runs where, from the facts of all tasks (addresses, ports, GPUs, CPUs).
 
-Each node computes the placement itself. These functions have no side effects, so that every node gets the same answer.
+Each node computes the placement (which rank runs where) itself. The functions of this module have no side effects, so
+that every node gets the same placement.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
 
 def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
-    """Return facts in the order of their partitions. With ``by_host``, facts of the same host follow each other."""
+    """Return tasks' facts in the order of partitions. With ``by_host``, facts of the same host follow each other."""
     ordered = sorted(facts, key=lambda fact: fact.partition)
     if not by_host:
         return ordered

@@ -60,7 +60,8 @@ class TensorFlow(BasePath):
         """Check the options of this launch path, and return the path.
 
         Raises:
-            ConfigurationError: a value is wrong, or there are too few processes.
+            ConfigurationError: an option's value is wrong, or there are too few processes for the servers and the
+                evaluator.
         """
         servers, evaluator = self.parameter_servers, check_flag("evaluator", self.evaluator)
         if isinstance(servers, bool) or not isinstance(servers, int) or servers < 0:
@@ -78,7 +79,8 @@ class TensorFlow(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        Without GPUs, a variable hides TensorFlow's own messages, such as errors about the missing CUDA driver.
+        If the run uses no GPUs, one variable hides TensorFlow's own messages, such as errors about the missing CUDA
+        driver.
         """
         return {} if use_gpu else {"TF_CPP_MIN_LOG_LEVEL": "3"}
 

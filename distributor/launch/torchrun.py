@@ -16,7 +16,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class Torchrun(BasePath):
-    """The default launch path. Ranks get torchrun's environment variables, and meet at torch's store on node 0."""
+    """The default launch path. Ranks get torchrun's environment variables, and meet at node 0's rendezvous store."""
 
     name: ClassVar[str] = "torchrun"
     restarts: ClassVar[bool] = True
@@ -29,9 +29,9 @@ class Torchrun(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        On CPUs, ranks get the variable that ``accelerate launch --cpu`` sets (``accelerate/utils/launch.py``). Without
-        it, Accelerate and Transformers would train in each rank alone. The DeepSpeed path does not set it, because
-        these libraries would then not use DeepSpeed.
+        On CPUs, ranks get the variable ``ACCELERATE_USE_CPU`` that ``accelerate launch --cpu`` sets
+        (``accelerate/utils/launch.py``). Without it, Accelerate and Transformers would train in each rank alone. The
+        DeepSpeed launch path does not set it, because these libraries would then not use DeepSpeed.
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 

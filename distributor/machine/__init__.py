@@ -1,4 +1,5 @@
 """Facts about this machine: processes, network, devices.
 
-Runs everywhere; imports only the standard library, ``values``, ``text`` and ``errors``.
+This package runs on the driver and on all nodes. It imports only the standard library, and ``values``, ``text`` and
+``errors`` of this library.
 """

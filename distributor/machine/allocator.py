@@ -1,4 +1,4 @@
-"""Makes the C library's allocator in CPU ranks keep freed memory for the next step, and use huge pages.
+"""Makes the C library's allocator in CPU ranks keep freed memory for the next training step, and use huge pages.
 
 By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
 buffers of a training step are such blocks, so each step requests the same pages from the kernel again, 4 KiB at a time,
@@ -31,7 +31,7 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def is_left_alone(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment already configures the allocator, which then stays unchanged.
+    """Return whether ``environ`` already configures the C library's allocator, which then stays unchanged.
 
     >>> is_left_alone({"MALLOC_ARENA_MAX": "2"}), is_left_alone({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
     (True, True)
@@ -46,7 +46,7 @@ def is_left_alone(environ: Mapping[str, str]) -> bool:
 
 
 def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make a process started with this environment, and all its forks, use huge pages.
+    """Return the variables that, added to ``environ``, make a process started with it, and all forks, use huge pages.
 
     >>> huge_pages({"GLIBC_TUNABLES": "glibc.rtld.nns=8"})
     {'GLIBC_TUNABLES': 'glibc.rtld.nns=8:glibc.malloc.hugetlb=1'}
@@ -71,7 +71,7 @@ def _address(library: ctypes.CDLL) -> int | None:
 def keep_memory(environ: Mapping[str, str]) -> bool:
     """Make this process's allocator keep freed memory, and return whether this has worked.
 
-    Do nothing if the environment configures the allocator, or if the allocator is not glibc's.
+    Do nothing if ``environ`` already configures the allocator, or if the allocator is not glibc's.
     """
     if is_left_alone(environ) or not is_glibcs():
         return False

@@ -24,7 +24,7 @@ def overwrite_argument(old: str, new: str) -> None:
 
 
 def overwrite_environ(old: str, new: str) -> None:
-    """Make the kernel show ``new`` in place of ``old`` in this process's environment (``NAME=value``).
+    """Make the kernel show ``new`` in place of ``old`` (``NAME=value``) in this process's environment.
 
     Other processes then read ``new`` in ``/proc/PID/environ``. This process's own ``os.environ`` does not change.
     ``new`` must not be longer than ``old``.
@@ -91,7 +91,7 @@ def is_part(pid: int, part: str) -> bool:
 def command(root: str, part: str, *args: str) -> list[str]:
     """Return the command line that runs ``main(*args)`` of a part of this package, such as ``agent``.
 
-    The package is imported from ``root``.
+    This package is imported from ``root``, a folder or a zip file.
     """
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
@@ -109,8 +109,8 @@ UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 def title(part: str, argument: object = PLACEHOLDER) -> str:
     """Return the command-line arguments that identify a process of this package.
 
-    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, such as
-    the pid of the process's owner. NULs pad them to a length that is the same for all processes, so that a fork can
-    show its own arguments in place of those that it has inherited.
+    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, for a
+    launcher the pid of its agent. NULs pad these arguments to a length that is the same for all processes, so that a
+    fork can show its own arguments in place of those that it has inherited.
     """
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

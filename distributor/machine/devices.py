@@ -1,8 +1,9 @@
 """The GPUs of a machine and how ranks see them, without importing torch.
 
 A visible-devices variable is a *mapping*: with ``CUDA_VISIBLE_DEVICES=4,6`` the process's device 1 is the machine's
-device 6. If an executor has such a variable, the GPU numbers that Spark assigns to its tasks are positions in it.
-Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables, CUDA_VISIBLE_DEVICES).
+device 6. If an executor has such a variable, the GPU numbers that Spark assigns to the executor's tasks are positions
+in the variable's list. Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables,
+CUDA_VISIBLE_DEVICES).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
-    """Return the visible-devices setting of an environment, or ``None`` if there is none."""
+    """Return the visible-devices setting of an environment, or ``None`` if the environment has none."""
     return next((environ[name] for name in VISIBLE_DEVICES if name in environ), None)
 
 
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
     """Return an identifier of the scope within which a device number always means the same device.
 
-    The identifier consists of ``machine`` and, if it is set, the value of ``ROCR_VISIBLE_DEVICES``: AMD numbers only
-    the devices that this variable leaves visible.
+    The identifier consists of ``machine`` and, if ``ROCR_VISIBLE_DEVICES`` is set, the value of this variable: AMD
+    numbers only the devices that this variable leaves visible.
     """
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 
@@ -39,7 +40,7 @@ def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
 def parse_visible(setting: str | None) -> tuple[str, ...] | None:
     """Return the device names of a visible-devices setting, in order.
 
-    ``None`` means that the setting is unset, so that all devices are visible.
+    Return ``None`` if the setting is ``None``: all devices are then visible.
 
     As in CUDA, everything from the first invalid entry on is ignored: ``"0,-1,1"`` shows only device 0.
 
@@ -59,8 +60,8 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Return Spark's resource addresses as names for a visible-devices variable.
 
-    A number is a position in ``visible``, the executor's own visible-devices setting, and is replaced by the device at
-    that position. A name (UUID, MIG) stays unchanged.
+    An address that is a number is a position in ``visible``, the executor's own visible-devices setting, and is
+    replaced by the device at that position. An address that is a name (UUID, MIG) stays unchanged.
 
     Raises:
         ResourceError: an address is a number, but ``visible`` has no entry at this position.
@@ -89,7 +90,7 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
     """Return the GPUs that a process with this environment would see here, named as in ``CUDA_VISIBLE_DEVICES``.
 
     Args:
-        environ: usually ``os.environ``.
+        environ: the environment of the process, usually ``os.environ``.
         count: counts the machine's GPUs; the default asks the GPUs' driver (``nvidia-smi -L``, or AMD's kernel driver).
     """
     visible = parse_visible(visible_devices(environ))
@@ -126,7 +127,7 @@ def _count_amd(topology: str) -> int:
 def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
     """Return the visible-devices variables for a node's ranks, with its GPUs in order of local rank.
 
-    If the ranks use no GPUs, the variables show none.
+    If the ranks use no GPUs, the variables make no GPU visible.
 
     >>> rank_visibility(["4", "6"], True)["CUDA_VISIBLE_DEVICES"], rank_visibility([], False)["CUDA_VISIBLE_DEVICES"]
     ('4,6', '')

@@ -1,8 +1,8 @@
-"""Private folders in the temporary directory, which are removed even if their owner was killed.
+"""Private folders in the temporary directory, which are removed even if the process that owns them was killed.
 
-As long as a folder's owner lives, it keeps a file in the folder locked. The kernel releases the lock when the owner
-ends, even if it is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses
-the standard library only, because Spark's Python workers run part of it, and may lack other packages.
+As long as a folder's owner, a process, lives, it keeps a file in the folder locked. The kernel releases the lock when
+the owner ends, even if the owner is killed. The next process that calls :func:`remove_stale` then removes the folder.
+This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
 def make(job_id: str) -> str:
-    """Create a private folder for one node of a run and return its path. The node's agent removes it."""
+    """Create a private folder for one node of a run and return its path. The node's agent removes the folder."""
     return tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-")
 
 
@@ -60,7 +60,7 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
 def make_private(folder: str) -> None:
     """Create a folder that only this user can access, unless it exists.
 
-    Its name is not random, so another user may already have created a folder of this name.
+    The folder's name is not random, so another user may already have created a folder of this name.
 
     Raises:
         OSError: the folder cannot be created.
@@ -86,26 +86,26 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 
 @contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a file, and create the file if it does not exist. Other processes wait for the lock."""
+    """Lock a file in the ``with`` block, and create it if it does not exist. Other processes wait for the lock."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str], *, to_the_end: bool = False) -> None:
-    """Record files and folders outside a folder, so that any process that removes the folder removes them too.
+    """Record paths outside a private folder, so that any process that removes the folder removes these paths too.
 
     Args:
         folder: the private folder in which the paths are recorded.
         paths: the files and folders outside ``folder``.
-        to_the_end: whether they are removed only together with ``folder``, and not after each attempt.
+        to_the_end: whether the paths are removed only together with ``folder``, and not after each attempt.
     """
     if paths:
         Path(folder, ELSEWHERE_TO_THE_END if to_the_end else _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 
 
 def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
-    """Remove the files and folders that :func:`note_elsewhere` recorded for one attempt."""
+    """Remove the files and folders that :func:`note_elsewhere` recorded for removal after each attempt."""
     _remove_listed(Path(folder, _ELSEWHERE))
 
 
@@ -118,7 +118,7 @@ def _remove_listed(names: Path) -> None:
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder, and the files and folders that :func:`note_elsewhere` recorded for it."""
+    """Remove a private folder, and the files and folders outside that :func:`note_elsewhere` recorded in it."""
     remove_elsewhere(folder)
     _remove_listed(Path(folder, ELSEWHERE_TO_THE_END))
     shutil.rmtree(folder, ignore_errors=True)

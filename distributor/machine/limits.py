@@ -19,7 +19,7 @@ class Limits:
     """The limits of a process on one machine.
 
     Attributes:
-        shared_memory: bytes of /dev/shm; ``None`` if there is none.
+        shared_memory: bytes of /dev/shm; ``None`` if the machine has no /dev/shm.
         locked_memory: bytes that may be locked (``ulimit -l``); ``None`` if unlimited.
         address_space: bytes that may be mapped (``ulimit -v``); ``None`` if unlimited.
         infiniband: whether there is an InfiniBand or RoCE device.

@@ -28,9 +28,9 @@ _SIOCGIFADDR = 0x8915
 def listen(address: str) -> socket.socket:
     """Return a TCP socket that listens on a free port of an address.
 
-    The socket stays open until the rendezvous store takes over its descriptor, so no other process can take the port
-    after other nodes have learned it. If the address does not belong to this machine (behind NAT, in a container with a
-    forwarded name), the socket listens on all interfaces.
+    The socket stays open until torch's rendezvous store takes over its descriptor, so no other process can take the
+    port after other nodes have learned the port. If the address does not belong to this machine (behind NAT, in a
+    container with a forwarded name), the socket listens on all interfaces.
     """
     listener = _stream_socket(address)
     try:
@@ -47,8 +47,8 @@ def reserve(address: str) -> socket.socket:
 
     All interfaces are reserved because a server may listen at another address than the given one. Ray, for example,
     never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free port.
-    The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since this
-    socket is bound to the port but does not listen on it (socket(7)).
+    The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since the
+    reserving socket is bound to the port but does not listen on it (socket(7)).
 
     Args:
         address: the node's address. It only decides whether the port is reserved for a server that uses IPv4 or one
@@ -131,9 +131,10 @@ def address_towards(host: str) -> str | None:
 def node_address(executor_host: str, driver_host: str) -> str:
     """Return the address at which other nodes should reach this machine.
 
-    Executors fetch data from each other at the address that Spark shows, so this function returns Spark's address if it
-    belongs to this machine. Spark's address may instead be the outside address of a NAT, or a name that resolves to
-    loopback here. In these cases, the function returns the local address from which this machine reaches the driver.
+    Executors fetch data from each other at the addresses that Spark shows for them, so this function returns Spark's
+    address if it belongs to this machine. Spark's address may instead be the outside address of a NAT, or a name that
+    resolves to loopback here. In these cases, the function returns the local address from which this machine reaches
+    the driver.
 
     Args:
         executor_host: Spark's name of this executor's host: a host name or an address; IPv6 addresses may be in
@@ -167,7 +168,7 @@ def is_own(address: str) -> bool:
 def interface_towards(
     own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the network interface over which a node talks to the other nodes, and a warning if it needs several.
+    """Return the network interface over which a node talks to the other nodes, and a warning if several are needed.
 
     Args:
         own: the node's address.
@@ -201,8 +202,8 @@ def interface_towards(
 def interface_of_route(address: str) -> str | None:
     """Return the network interface over which the kernel would send to an IP address.
 
-    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own, which
-    gloo needs. ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
+    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own,
+    although gloo needs one. ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
     """
     family = family_of(address)
     try:
@@ -227,7 +228,7 @@ def interface_of_route(address: str) -> str | None:
 
 
 def _has_address(interface: str, family: int) -> bool:
-    """Return whether an interface has an IPv4 address, or an IPv6 address that is not link-local."""
+    """Return whether an interface has an IPv4 address or, for ``AF_INET6``, an IPv6 address that is not link-local."""
     if family == socket.AF_INET6:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
             return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))

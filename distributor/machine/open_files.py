@@ -30,11 +30,12 @@ class State(NamedTuple):
 
 
 def regular(pid: int, apart: str) -> dict[str, State]:
-    """Return the regular files that a process has open for writing. Shared memory does not count.
+    """Return the regular files that a process has open for writing, except those in ``/dev``, such as shared memory.
 
     Args:
         pid: the process; one that has ended has no files.
-        apart: the real path of a folder. Its files are left out.
+        apart: the real path of a folder (without symbolic links) whose files do not count, such as the node's private
+            folder. The result leaves out all files below it.
     """
     found: dict[str, State] = {}
     for path, descriptor in _open(pid):
@@ -48,7 +49,7 @@ def regular(pid: int, apart: str) -> dict[str, State]:
 def _open(pid: int) -> Iterator[tuple[str, str]]:
     """Yield the path of each file that a process has open for writing, and the path of its descriptor.
 
-    There are none if the process has ended or belongs to another user.
+    Yield nothing if the process has ended or belongs to another user.
     """
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):

@@ -12,7 +12,8 @@ class OwnFile:
 
     Args:
         path: path of the file.
-        flags: how to open it, as for ``os.open``. Programs that this process starts do not inherit the descriptor.
+        flags: how to open the file, as for ``os.open``. Programs that this process starts do not inherit the file's
+            descriptor.
     """
 
     def __init__(self, path: Path, flags: int) -> None:

@@ -23,7 +23,7 @@ class Place(Protocol):
 
     @property
     def root(self) -> Path | None:
-        """The folder, if ranks can write to it directly; ``None`` if files must be uploaded."""
+        """The path of a place that is a folder; ``None`` for a URL, to which files must be uploaded."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, so that it survives a loss of power once this method has returned."""
@@ -38,7 +38,7 @@ class Place(Protocol):
         """Return the top-level folders, each with the time of its last change if known. The list may be out of date."""
 
     def upload(self, source: str, name: str) -> None:
-        """Bring a local file to the place. If the place is a folder, the file is moved, and otherwise copied."""
+        """Bring a local file to the place. If the place is a folder, the file is moved; if a URL, copied."""
 
     def settle(self, name: str) -> None:
         """Make the names of all files in a folder survive a loss of power."""
@@ -57,7 +57,7 @@ def open_place(where: str, writer: str = "") -> Place:
     """Return the place at a path or URL.
 
     Args:
-        where: the path or URL.
+        where: the path of a folder, or a URL.
         writer: identifies this process, if others write files with the same names at the same time.
 
     Raises:
@@ -67,7 +67,7 @@ def open_place(where: str, writer: str = "") -> Place:
 
 
 class Folder:
-    """A folder, usually on a file system that all nodes share.
+    """A place that is a folder, usually on a file system that all nodes share.
 
     Args:
         path: the folder, which is created when something is written to it.
@@ -147,7 +147,7 @@ def _changed(path: str) -> float:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power. Some network file systems refuse, and need no such call."""
+    """Make the names in a folder survive a loss of power. Network file systems that refuse fsync(2) do not need it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

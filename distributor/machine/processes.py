@@ -2,7 +2,7 @@
 
 The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. So do
 their children, even if they move to another session or process group. This module finds the processes of a node by that
-variable. It uses the standard library only.
+variable. The module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def adopt_orphans() -> None:
 def pidfd_open(pid: int) -> int:
     """Return a descriptor that becomes readable when a process ends (pidfd_open(2)).
 
-    A Python that was built with old headers, like conda's, lacks ``os.pidfd_open``. This function then makes the system
-    call directly.
+    A Python that was built with old headers, like conda's, lacks ``os.pidfd_open``. In such a Python, this function
+    makes the system call directly.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -64,7 +64,7 @@ def pidfd_open(pid: int) -> int:
 
 
 def kill_by(descriptor: int, pid: int) -> None:
-    """Send SIGKILL to the process of a process descriptor, unless it has ended."""
+    """Send SIGKILL to the process of a descriptor from :func:`pidfd_open`, unless the process has ended."""
     with suppress(ProcessLookupError):
         if hasattr(signal, "pidfd_send_signal"):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -157,7 +157,7 @@ def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
 def kill_node(
     node_id: str, ancestor: int | None = None, deadline: float = 10.0, keep: Collection[int] = ()
 ) -> list[int]:
-    """Send SIGKILL to all remaining processes of a node, and repeat this until none is left.
+    """Send SIGKILL to all processes of a node that still run, and repeat this until none is left.
 
     Args:
         node_id: the ID that marks the processes in their environment.
@@ -177,7 +177,7 @@ def kill_node(
 
 
 def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
-    """Send SIGKILL to the processes that a function finds, until it finds none. Return the pids of those still left."""
+    """Kill the processes that ``find`` returns, for up to ``deadline`` seconds, and return the pids still left."""
     start = time.monotonic()
     while True:
         left = sorted(find())
@@ -194,7 +194,8 @@ def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
 def _is_tracker(pid: int) -> bool:
     """Return whether a process is one of Python's resource trackers.
 
-    A resource tracker removes the shared memory of its processes once all of them have ended, and then ends too.
+    A resource tracker removes shared memory once all Python processes that use the tracker have ended. It then ends
+    too.
     """
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as shown:
         return b"multiprocessing.resource_tracker" in shown.read()
@@ -262,7 +263,7 @@ def has_ended(pid: int, started: str) -> bool:
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended or is a zombie."""
+    """Return a process's fields of /proc/PID/stat from its state on; ``None`` if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:  # a process's name may be any bytes
             fields = stat.read().rpartition(")")[2].split()
@@ -272,7 +273,7 @@ def stat(pid: int) -> list[str] | None:
 
 
 def state(pid: int) -> str | None:
-    """Return a process's state as in proc(5): ``R``, ``S``, ``D``, ``T``, ...; ``None`` if it has ended."""
+    """Return a process's state as in proc(5): ``R``, ``S``, ``D``, ``T``, ...; ``None`` if the process has ended."""
     fields = stat(pid)
     return None if fields is None else fields[0]
 
@@ -280,7 +281,7 @@ def state(pid: int) -> str | None:
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """Return the CPU time in seconds of each process and its descendants, by pid of the process.
 
-    The time includes that of children which have ended and been reaped.
+    The CPU time of a process includes that of its children which have ended and been reaped.
     """
     children = _children()
     used = {}
@@ -333,8 +334,8 @@ _INHERITED = re.compile(
 def inherited() -> dict[str, str]:
     """Return what a process started by this thread inherits, except environment, current directory and descriptors.
 
-    These are ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and namespaces
-    (proc(5)).
+    A process inherits ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and
+    namespaces (proc(5)).
     """
     found = {}
     with open("/proc/thread-self/status", errors="replace") as status:

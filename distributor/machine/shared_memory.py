@@ -30,7 +30,7 @@ class Segments:
         self._found |= mapped(pids) - self._before
 
     def remove(self) -> None:
-        """Remove the recorded files, unless a process still has them mapped."""
+        """Remove the files that :meth:`look` has recorded, except those that a process still has mapped."""
         if self._found:
             for name in self._found - mapped(int(name) for name in os.listdir("/proc") if name.isdecimal()):
                 unlink(name)

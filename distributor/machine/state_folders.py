@@ -1,6 +1,7 @@
 """The folders in shared memory in which the nodes of a run keep the newest states of ranks.
 
-A rank's *state* is what it passes to ``save_checkpoint``: its tensors, in a file of their own, and other objects.
+A rank's *state* is what the rank passes to ``save_checkpoint``: tensors, kept in a file of their own, and other
+objects.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class StateFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks of the job, on all nodes, have saved a state.
+        """Whether all ranks of the folder's job, on all nodes, have saved a state.
 
         A record is a file that describes a saved state, and makes it valid. A rank begins its second save only after
-        all ranks have ended their first. If this folder has records of a first and of a second save, every rank has
-        therefore saved at least one state.
+        all ranks have ended their first save. If this folder has records of a first and of a second save, every rank
+        has therefore saved at least one state.
         """
         try:
             names = os.listdir(self.path)
@@ -53,7 +54,7 @@ class StateFolder:
 
 
 def path_for(private: str) -> str:
-    """Return the path of a node's folder in shared memory. It has the same name as the node's private folder.
+    """Return the path of a node's folder in shared memory, which has the same name as the node's private folder.
 
     >>> path_for("/tmp/distributor-3f2a-2-abcd1234")
     '/dev/shm/distributor-3f2a-2-abcd1234'
@@ -82,15 +83,15 @@ def create_file(path: Path, size: int, limit: int) -> None:
     """Create a file for a rank's tensors, and reserve its memory.
 
     Each rank has two files, for rank 3 ``3-0`` and ``3-1``, and saves to them in turn. A file gets its size before its
-    memory is reserved, so that other processes of the node count it against the limit from the start.
+    memory is reserved, so that other processes of the node count the file against ``limit`` from the start.
 
     Args:
         path: path of the new file.
-        size: its size in bytes.
-        limit: maximum total size, in bytes, of all files with ranks' tensors in the folder.
+        size: size of the file in bytes.
+        limit: maximum total size, in bytes, of all files with ranks' tensors in the same folder.
 
     Raises:
-        OSError: the files in the folder would exceed the limit, or there is not enough shared memory.
+        OSError: the files in the folder would exceed ``limit``, or there is not enough shared memory.
     """
     with folders.locked(path.with_name("lock")):  # without the lock, processes would claim the same free memory
         free = max(0, limit - sum(map(_size, path.parent.glob("*-[01]"))))
@@ -109,7 +110,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
 
 
 def write_beside(path: Path, objects: bytes, record: bytes) -> None:
-    """Write the rest of a rank's state beside its file of tensors: the other objects, then a description of the state.
+    """Write the rest of a rank's state beside the file of its tensors: other objects, then a description of the state.
 
     The description, called the record, is written last, because a state is valid once its record exists.
     """

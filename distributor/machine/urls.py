@@ -10,7 +10,7 @@ from typing import Any
 
 
 def is_url(where: str) -> bool:
-    """Return whether a place is a URL rather than the path of a folder.
+    """Return whether a place for files is a URL rather than the path of a folder.
 
     >>> is_url("s3://bucket/run"), is_url("/data/run")
     (True, False)
@@ -164,7 +164,7 @@ class Remote:
 
 
 def _changed(about: Mapping[str, Any]) -> float | None:
-    """Return when a file last changed, in seconds since the epoch; each file system has its own name for it."""
+    """Return when a file last changed, in seconds since the epoch; each file system has its own name for this time."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
         value = about.get(name)
         if isinstance(value, datetime):

@@ -1,6 +1,6 @@
-"""Compares the versions of Python, torch and a launch path's packages on all hosts.
+"""Compares the versions of Python, torch and other packages that ranks need, such as DeepSpeed, on all hosts.
 
-This package and cloudpickle need no check: they are shipped with the job.
+``distributor`` and cloudpickle need no check: they are shipped with the Spark job.
 
 This module uses the standard library only, because its function :func:`here` runs inside Spark's Python workers, which
 may lack other packages.
@@ -40,12 +40,12 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     """Describe a difference between versions that would break the run; return ``None`` if there is none.
 
     Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
-    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. The
-    same holds for JAX, TensorFlow and Ray.
+    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. JAX,
+    TensorFlow and Ray also need equal minor versions.
 
     Args:
         driver: the result of :func:`here` on the driver.
-        facts: the facts of all tasks, in any order.
+        facts: the facts of all tasks (host, versions and more), in any order.
     """
     by_partition = sorted(facts, key=lambda fact: fact.partition)
     first = by_partition[0]
@@ -67,9 +67,9 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Return warnings if torch on a node differs from torch on another host, which may be harmless.
+    """Return warnings if torch's version on a node differs from that on another host, which may be harmless.
 
-    Each text completes the sentence "the node on HOST ...".
+    Each warning completes the sentence "the node on HOST ...".
     """
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")

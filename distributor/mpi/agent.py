@@ -1,8 +1,8 @@
 """The script that Open MPI's ``prterun`` starts instead of ssh, in order to start MPI's daemon on another host.
 
-``prterun`` gives the script the name of a host and the command that starts the daemon there. The script passes both to
-the *companion* of node 0, the process that runs ``prterun``. The companion passes the command to a node on that host,
-which starts the daemon.
+``prterun`` gives the script the name of a host and the command that starts MPI's daemon there. The script passes name
+and command to the *companion* of node 0, the process that runs ``prterun``. The companion passes the command to a node
+on that host, and this node starts the daemon.
 
 The script runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
 """
@@ -16,8 +16,8 @@ import sys
 def main() -> None:
     """Send this script's arguments, a host and the command that starts MPI's daemon there, to the companion of node 0.
 
-    The companion of node 0 is the process that runs ``prterun``. It passes the command to a node on that host. Wait
-    until the companion ends.
+    The companion of node 0 is the process that runs ``prterun``. It passes the command that starts MPI's daemon to a
+    node on the other host. Wait until the companion ends.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")

@@ -1,10 +1,11 @@
 """Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-A node's *companion* is the process that runs MPI there. The companion of node 0 gets the commands from MPI's process
-manager, one for each node. The companions of the other nodes ask it for their commands, and run them.
+A node's *companion* is the process that runs MPI there. The companion of node 0 gets, from MPI's process manager, the
+command that starts MPI's daemon on each node. The companions of the other nodes ask the companion of node 0 for their
+nodes' commands, and run the commands.
 
-Sender and receiver first prove to each other that they have the run's key, with functions of
-``multiprocessing.connection``: each side sends random bytes, and the other side answers with their HMAC.
+Before a command is sent, sender and receiver prove to each other that they have the run's key, with functions of
+``multiprocessing.connection``: each side sends random bytes, and the other side answers with the HMAC of these bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Send each node the line of text that it needs to start MPI, when the node asks for it. Never returns.
+    """Send each node that asks the line of text that the node needs to start MPI. Never returns.
 
     Args:
         listener: the socket to which nodes connect.
-        key: the run's key; a client without it gets no answer.
+        key: the run's key; a client without this key gets no answer.
         lines: a line for each node: the MPI to use, and the command of the node's daemon.
     """
     while True:
@@ -47,8 +48,8 @@ def ask(head: tuple[str, int], key: bytes, node: int) -> str:
 
     Args:
         head: the host and port at which node 0 listens.
-        key: the run's key.
-        node: the number of the node.
+        key: the run's key, by which this process and node 0 recognize each other.
+        node: the number of the node that asks.
     """
     with Connection(network.connect_once_up(head).detach()) as connection:
         answer_challenge(connection, key)

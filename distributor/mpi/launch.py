@@ -18,7 +18,8 @@ class Mpi:
     variables too, so the same code may use ``torch.distributed``.
 
     Args:
-        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the one that node 0 has; MPICH if it has both.
+        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the implementation that node 0 has; MPICH if
+            node 0 has both.
 
     Example:
         >>> from distributor import Distributor
@@ -32,7 +33,7 @@ class Mpi:
     implementation: str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiNodes:
-        """Check the options, and return the launch path that becomes part of the job.
+        """Check ``implementation``, and return the launch path that becomes part of the job.
 
         Raises:
             ConfigurationError: ``implementation`` is unknown.

@@ -1,6 +1,6 @@
-"""MPICH's process manager: ``mpiexec`` on node 0 prints a command for each node.
+"""MPICH's process manager: ``mpiexec`` on node 0 prints, for each node, a command that starts MPICH's daemon there.
 
-Each node's command starts the *proxy* (``hydra_pmi_proxy``), MPICH's daemon on the node.
+The command that ``mpiexec`` prints for a node starts the *proxy* (``hydra_pmi_proxy``), MPICH's daemon on the node.
 
 Source: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
 """
@@ -57,10 +57,10 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this node's proxy (MPICH's daemon) from this node's own installation.
+    """Start this node's proxy (MPICH's daemon) from this node's own installation of MPICH.
 
     ``command`` begins with the path of the program ``hydra_pmi_proxy`` on node 0. The program's path on this node may
-    differ, and is used instead.
+    differ, and replaces the path in ``command``.
 
     Args:
         command: the command that ``mpiexec`` has printed for this node's proxy.

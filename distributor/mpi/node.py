@@ -1,7 +1,7 @@
 """The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
 
-The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
-manager's daemon there. The companions (processes such as this one) of the other nodes fetch their commands from the
+The companion of node 0 (a process such as this one) starts MPI's process manager. For each node, the manager provides a
+command, which starts the manager's daemon there. The companions of the other nodes fetch their commands from the
 companion of node 0.
 
 MPI gives each process that it starts a *place*: environment variables, and with MPICH also a socket, that say which
@@ -42,7 +42,7 @@ def serve(
     kind: str | None,
     ready: Callable[[], None],
 ) -> None:
-    """Run MPI's process manager or its daemon on this node until SIGTERM. Never returns.
+    """Run MPI on this node until SIGTERM; on node 0, also run MPI's process manager. Never returns.
 
     Args:
         node: number of this node.
@@ -51,7 +51,7 @@ def serve(
         head: address and port of node 0's companion (the process that runs MPI there). From it, the companions of the
             other nodes fetch the commands that start MPI's daemons.
         folder: the node's private folder.
-        kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
+        kind: the MPI to use: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
         ready: called once MPI has started its process (the shim) for each rank of this node.
     """
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
@@ -74,9 +74,9 @@ def serve(
 
 
 def choose(kind: str | None) -> str:
-    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI.
+    """Return the MPI to use: ``kind`` if given, else MPICH, or Open MPI if MPICH is not installed.
 
-    If no such MPI is installed, end this process with an error.
+    If the MPI that ``kind`` names is not installed, or neither MPICH nor Open MPI is, end this process with an error.
     """
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
@@ -113,14 +113,14 @@ def _beside(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    """Wait until one of MPI's processes ends, which is an error while ranks run."""
+    """Wait until ``manager``, MPI's process manager or its daemon, ends. Report this as an error if ranks still run."""
     manager.communicate()
     code = manager.returncode
     _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)
 
 
 def _fail(text: str, places: Places) -> None:
-    """End this process with an error because MPI has ended. Do nothing if all ranks of the node have ended before."""
+    """End this process with an error because a process of MPI has ended, unless all ranks of the node have ended."""
     time.sleep(_PATIENCE)
     if not places.over:
         print(text, file=sys.stderr, flush=True)

@@ -36,9 +36,10 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0. Return its process, and the command that starts the daemon on each node.
+    """Start ``prterun`` on node 0. Return its process, and the command that starts Open MPI's daemon on each node.
 
-    Among the returned commands, :data:`NOTHING` stands for a node that starts no daemon.
+    Among the returned commands, :data:`NOTHING` stands for a node that starts no daemon: node 0, and each node that
+    shares a host with an earlier node.
 
     Args:
         sizes: number of ranks of each node.
@@ -69,7 +70,7 @@ def _agent(folder: str) -> Path:
 
 
 def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start ``prterun`` as Open MPI's ``mpirun`` would; the ``mpirun`` on the path may belong to MPICH."""
+    """Start ``prterun`` as Open MPI's ``mpirun`` would, because the ``mpirun`` on ``PATH`` may belong to MPICH."""
     manager = {"plm_ssh_agent": str(agent), "plm_ssh_no_tree_spawn": "1"}
     command = [
         *("mpirun", "--allow-run-as-root", "--leave-session-attached", "--bind-to", "none"),
@@ -83,8 +84,8 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 def prefixes() -> dict[str, str]:
     """Return variables that tell Open MPI where it is installed.
 
-    Open MPI needs ``OPAL_PREFIX`` and the like if it was installed from its wheel, because the wheel was built for
-    another path than the one where pip installs it.
+    Open MPI needs ``OPAL_PREFIX`` and similar variables if pip has installed it from its wheel, because the wheel was
+    built for another path than the one where pip installs it.
     """
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
@@ -92,7 +93,7 @@ def prefixes() -> dict[str, str]:
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Receive the name of a host, and the command of its daemon, from the script ``agent.py``.
+    """Receive from the script ``agent.py`` the name of a host, and the arguments of Open MPI's daemon on this host.
 
     The script ``agent.py`` runs until its connection to this process closes. The connection stays open, so the script
     ends when this process ends.

@@ -6,8 +6,8 @@ shim passes its place on to the rank.
 
 Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
 there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
-has failed. Nor does it pass on ``MPI_Abort``, which here ends only the rank that calls it. MPICH's manager would end
-all other ranks.
+has failed. Nor does the companion pass on ``MPI_Abort``, which here ends only the rank that calls it. If MPICH's
+manager got ``MPI_Abort``, it would end all other ranks.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -42,8 +42,8 @@ Fail = Callable[[str], None]
 class Places:
     """Passes each rank of a node its *place*: what the rank needs to join MPI (variables and, with MPICH, a socket).
 
-    MPI gives a rank's place to a *shim*, a process that it starts instead of the rank. The shim sends the place to this
-    process, the node's companion (which runs MPI there), and the companion sends it to the rank.
+    MPI gives the variables and the socket to a *shim*, a process that MPI starts instead of the rank. The shim sends
+    them to this process, the node's companion (which runs MPI there), and the companion sends them to the rank.
 
     Args:
         line: name of the socket to which both ranks and shims (the processes that MPI starts instead of ranks) connect.
@@ -67,7 +67,7 @@ class Places:
         return self._ended == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Receive the ranks' places from shims (processes that MPI starts instead of ranks), and pass them on.
+        """Pass what ranks need to join MPI from shims (processes that MPI starts instead of ranks) to the ranks.
 
         A *place* is what a rank needs to join MPI: environment variables and, with MPICH, a socket. Once the places of
         all ranks of this node have arrived, send each rank its place when the rank asks for it. Never returns.
@@ -138,7 +138,7 @@ class Places:
         self._ended += 1
 
     def _accept(self) -> socket.socket:
-        """Return the next connection of this user, and close those of other users, who may find the socket's name."""
+        """Return the next connection of this user. Close connections of other users, who may find the socket's name."""
         while True:
             connection, _ = self._listener.accept()
             if control.peer_user(connection) == os.getuid():
@@ -147,7 +147,7 @@ class Places:
 
 
 def rank_of(place: Mapping[str, str]) -> int:
-    """Return the rank for which MPI has set these environment variables.
+    """Return the rank for which MPI has set the environment variables in ``place``.
 
     >>> rank_of({"PMI_RANK": "3"}), rank_of({"OMPI_COMM_WORLD_RANK": "4"})
     (3, 4)
@@ -156,7 +156,7 @@ def rank_of(place: Mapping[str, str]) -> int:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Return the bytes that have arrived; none if the other side has ended."""
+    """Return the bytes that have arrived on a connection; no bytes if the process at its other end has ended."""
     try:
         return connection.recv(_MOST)
     except OSError:

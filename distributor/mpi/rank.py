@@ -1,7 +1,7 @@
-"""Functions for MPI in ranks.
+"""Functions by which a rank joins MPI at its start, and leaves MPI at its end.
 
-A rank joins MPI with the environment variables of the process that MPI has started in its place. At its end, the rank
-finalizes MPI.
+A rank joins MPI with the environment variables of the process that MPI has started in place of the rank. Before the
+rank ends, it finalizes MPI.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
     Args:
         line: name of the socket of the companion, the process that runs MPI on this node.
         world_size: number of ranks.
-        beside: number of ranks on this host.
+        beside: number of the run's ranks on this host.
         local_rank: this rank's number on its node.
     """
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,7 +83,7 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
 
 
 def _check(mpi: Any, world_size: int) -> None:
-    """Raise an error if mpi4py has not found all ranks. This happens if it uses another MPI than the run does."""
+    """Raise an error if mpi4py has not found all ranks, as happens if mpi4py uses another MPI than the run does."""
     if (found := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
@@ -93,7 +93,7 @@ def _check(mpi: Any, world_size: int) -> None:
 
 
 def leave(local_rank: int) -> None:
-    """Finalize MPI. Ranks skip the interpreter's exit, where mpi4py would do this."""
+    """Finalize MPI. By default, mpi4py does this at the interpreter's exit, which ranks skip."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()

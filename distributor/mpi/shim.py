@@ -1,8 +1,8 @@
 """The process (*shim*) that MPI starts in place of a rank.
 
-MPI sets environment variables for the shim, which the rank needs in order to join MPI. The shim sends them to the
-companion (the process that runs MPI on the rank's node), and the companion passes them on to the rank. The shim ends
-when the companion ends.
+For the shim, MPI sets environment variables that the rank needs in order to join MPI. The shim sends these variables to
+the companion (the process that runs MPI on the rank's node), and the companion passes them on to the rank. The shim
+ends when the companion ends.
 
 The script runs alone, without this package: ``python -S -E shim.py``.
 """

@@ -1,8 +1,9 @@
 """Find out whether the ranks of a node are active, and what each of them is doing.
 
 A rank counts as active if it writes output or if its processes use CPU time. To find out what a rank is doing, the
-agent sends it a signal, and the rank writes its stacks (where each thread is in the code) to a file. Python's
-``faulthandler`` does this even while the rank waits in C code, whether or not it holds the GIL.
+agent (the process that runs the node) sends it a signal, and the rank writes its stacks (where each thread is in the
+code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C code, whether or not it
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Activity:
     """A record of when the ranks of a node were last active.
 
     Args:
-        pids: pids by local rank.
+        pids: the ranks' pids, by local rank.
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
@@ -64,7 +65,7 @@ class Dumps:
     """Answers the driver's requests for the stacks of ranks, which show what the ranks are doing.
 
     Args:
-        folder: the node's folder.
+        folder: the node's private folder, to which the ranks write their stacks.
         first_rank: global rank of the node's local rank 0.
         send: sends a message to the driver.
     """
@@ -78,16 +79,16 @@ class Dumps:
 
     @property
     def pending(self) -> bool:
-        """Whether any request is still unanswered."""
+        """Whether any of the driver's requests for stacks is still unanswered."""
         return bool(self._pending)
 
     def ask(self, order: messages.Dump, alive: Mapping[int, int], ended: Iterable[int]) -> None:
         """Ask ranks for their stacks, and send the answers to the driver.
 
         Args:
-            order: the driver's request.
+            order: the driver's request for stacks.
             alive: pids of the living ranks, by local rank.
-            ended: the local ranks that have ended.
+            ended: the local ranks that have ended. The driver is told so.
         """
         before = ask_stacks(self._folder, alive, order.all_threads)
         dump = asyncio.ensure_future(self._answer(order, alive, list(ended), before))
@@ -95,7 +96,7 @@ class Dumps:
         dump.add_done_callback(self._pending.discard)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call a function once the pending requests are answered, at the latest after :data:`_LAST_WORDS` seconds."""
+        """Call a function once all requests for stacks are answered, or after :data:`_LAST_WORDS` seconds."""
 
         async def wait(pending: set[asyncio.Task[None]]) -> None:
             await asyncio.wait(pending, timeout=_LAST_WORDS)
@@ -113,11 +114,11 @@ class Dumps:
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:
-    """Ask ranks to write their stacks to files. Return the size of each rank's file before that, by local rank.
+    """Ask ranks to write their stacks to files. Return the size of each file before the request, by local rank.
 
     Args:
-        folder: the node's folder.
-        pids: pids by local rank.
+        folder: the node's private folder, to which the ranks write their stacks.
+        pids: the ranks' pids, by local rank.
         all_threads: whether to ask for the stacks of all threads, or of the main thread only.
     """
     before = {}
@@ -131,12 +132,12 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """Wait for the requested stacks. Return faulthandler's text, or the reason why it is missing, by local rank.
+    """Wait for the requested stacks of ranks. Return them, or the reason why they are missing, by local rank.
 
     Args:
-        folder: the node's folder.
-        pids: pids by local rank.
-        before: the return value of :func:`ask_stacks`.
+        folder: the node's private folder, to which the ranks write their stacks.
+        pids: the ranks' pids, by local rank.
+        before: the return value of :func:`ask_stacks`, the size of each rank's file before the request.
         timeout: number of seconds that a rank may take to answer.
     """
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))

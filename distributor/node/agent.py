@@ -1,10 +1,10 @@
 """The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
 
 The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
-the driver in local mode. The *control line*, a private socket pair, connects the two. The agent tells the launcher, the
-process that starts the ranks, what to run. It sends the ranks' log lines to the driver, and obeys the driver's orders,
-such as to stop the ranks. At the end, it kills all remaining processes of the node. Once its owner has read the
-outcomes, it also removes the node's files.
+the driver in local mode. The *control line*, a private socket pair, connects the agent to its owner. The agent tells
+the launcher, the process that starts the ranks, what to run. The agent sends the ranks' log lines to the driver, and
+obeys the driver's orders, such as to stop the ranks. At the end, the agent kills all remaining processes of the node.
+Once its owner has read the ranks' outcomes, the agent also removes the node's files.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def main(owner_pid: str, *inherited: str) -> None:
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
     """Run the agent in this process, a fork of a warm process (one that has imported torch in advance).
 
-    The launcher is forked first, before this process has threads.
+    The launcher (the process that starts the ranks) is forked first, before this process has threads.
 
     Args:
         sockets: the agent's sockets, by name.
         owner_pid: pid of the agent's owner, the process that wanted the agent.
-        notes: warnings for the user.
+        notes: the warm process's warnings for the user.
     """
     _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
 
@@ -80,9 +80,9 @@ class _Agent:
 
     Args:
         order: the order from the agent's owner (the process that started the agent).
-        sockets: the agent's end of the control line (the socket pair to its owner), and perhaps the channel and a
-            listening socket for the store, by name.
-        launcher: the launcher (the process that starts the ranks), which has not yet got its order.
+        sockets: the agent's end of the control line (the socket pair to its owner), and perhaps a socket to the driver
+            and a listening socket for the rendezvous store, by name.
+        launcher: the launcher (the process that starts the ranks), which has not been told yet what to run.
         warnings: warnings for the user from before the agent started.
     """
 
@@ -109,7 +109,8 @@ class _Agent:
     async def run(self, owner_pid: int) -> None:
         """Run the node, report to the owner (the process that started this agent), and clean up.
 
-        The clean-up begins once the owner has closed the control line, the socket pair between owner and agent.
+        The clean-up begins once the owner, the process that started this agent, has closed the socket pair between
+        owner and agent.
         """
         loop = asyncio.get_running_loop()
         folder = self._order.folder
@@ -146,7 +147,7 @@ class _Agent:
             folders.remove(folder)
 
     async def _open(self) -> tuple[Site, Attempt]:
-        """Prepare the node and its first attempt, and connect to the driver."""
+        """Prepare the node and its first attempt to run the ranks, and connect to the driver."""
         if self._job.attempt:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, processes.kill_earlier, self._job.run_id, self._job.attempt)
@@ -183,10 +184,10 @@ class _Agent:
         return report, ended.values, ended.failed
 
     async def _await_next(self, site: Site, ended: Ended) -> Site | None:
-        """Tell the driver that the attempt has failed, and wait for its decision.
+        """Tell the driver that the attempt has failed, and wait until it decides whether another one follows.
 
         Returns:
-            What the launch path must know in order to plan the next attempt, or ``None`` if there is no next attempt.
+            What is known about this node, for the plan of the next attempt; ``None`` if there is no next attempt.
         """
         if not (self._restarts.possible and self._link.is_open):
             return None
@@ -203,7 +204,7 @@ class _Agent:
         return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
 
     def _begin(self, site: Site) -> Attempt:
-        """Prepare another attempt, and return it."""
+        """Prepare another attempt to run the ranks, and return it."""
         assert self._logs is not None
         self._logs.begin_again()
         self._link.renew(site.placement.nodes)
@@ -214,11 +215,13 @@ class _Agent:
         return attempt
 
     def _place(self) -> tuple[Placement, Node]:
-        """Return the placement (which rank runs where), and this node in it. Add warnings about versions and limits.
+        """Return the placement (which rank runs where), and this node in it.
+
+        Also record warnings about versions of torch and about resource limits for the node's report.
 
         Raises:
             StartError: hosts have versions of Python or of packages that do not work together.
-            ResourceError: the ranks cannot be placed.
+            ResourceError: the ranks do not fit on the nodes, for example because a task has too few GPUs.
         """
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
@@ -231,7 +234,7 @@ class _Agent:
         return who, node
 
     def _site(self) -> Site:
-        """Return what the launch path must know in order to make the plan of this node."""
+        """Return everything that is needed to plan what this node does."""
         who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
@@ -241,7 +244,7 @@ class _Agent:
         return Site(self._job, who, node, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> Attempt:
-        """Prepare the folder for an attempt, and return the attempt."""
+        """Prepare the node's private folder for an attempt, and return the attempt."""
         plan = self._job.launch.plan(site)
         staging.write(plan, self._order.folder)
         if self._logs is None:
@@ -267,7 +270,7 @@ class _Agent:
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
-        """Send the node's results to the driver, over the channel and through the agent's owner, which started it."""
+        """Send the node's results to the driver, both directly and through the owner, which started the agent."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {
@@ -291,7 +294,7 @@ class _Agent:
             self._owner_gone.set()
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver."""
+        """Obey an order from the driver, such as to stop the ranks."""
         if isinstance(order, messages.Stop) and not order.grace and self._files is not None:
             self._files.give_up()
         if not self._restarts.on_order(order) and self._attempt is not None:
@@ -302,12 +305,12 @@ class _Agent:
         return {} if self._attempt is None else self._attempt.alive_pids
 
     def _warn(self, text: str) -> None:
-        """Show a warning about this node."""
+        """Show the user a warning about this node."""
         self._notes.warnings.append(text)
         self._link.warn(socket.gethostname(), [text])
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Record how much of the ranks' output the driver has."""
+        """Record how much of the ranks' output the driver has received."""
         if self._logs is not None:
             self._logs.driver_has(offsets, again)
 
@@ -316,7 +319,7 @@ class _Agent:
         return messages.Beat(0) if self._attempt is None else self._attempt.status()
 
     def on_driver_lost(self) -> None:
-        """Stop sending logs, because the channel is gone for good. Outside local mode, stop the ranks too."""
+        """Stop sending logs, because the connection to the driver is lost. Outside local mode, stop the ranks too."""
         self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
@@ -335,7 +338,7 @@ class _Agent:
         """Record that the owner (the process that started this agent) is gone.
 
         The control line, the socket pair between owner and agent, has become readable. The owner sends nothing after
-        its order, so it must have closed the line.
+        its one order to the agent, so it must have closed the line.
         """
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()

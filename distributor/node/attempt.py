@@ -1,4 +1,4 @@
-"""Runs one attempt on this node: makes the launcher start the ranks, and finds out how the ranks have ended."""
+"""Runs one attempt on this node: makes the launcher process start the ranks, and finds out how the ranks have ended."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _REAP_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an attempt does on this node.
+    """What an attempt to run the ranks does on this node.
 
     Attributes:
         order: what the launcher must run.
-        store: a listening socket for the rendezvous store. Only node 0 uses it. The agent's copy is closed when the
-            launcher starts.
+        store: a listening socket for the rendezvous store. Only node 0 uses it. The agent closes its own copy of the
+            socket when the launcher starts.
         shipped: for each shipped file, its path on this node and its path on the driver.
         watch: whether to measure how active the ranks are.
         spare: whether the launcher forks a spare, the launcher of a possible next attempt.
-        number: the number of the attempt.
+        number: the number of the attempt, counted from 0.
     """
 
     order: NodeOrder
@@ -81,11 +81,11 @@ class Notes:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an attempt on one node.
+    """How an attempt to run the ranks has ended on one node.
 
     Attributes:
-        outcomes: the outcomes of its ranks; empty if they were not started.
-        values: the pickled return values of its ranks by rank, except large ones, which are in files.
+        outcomes: the outcomes of the node's ranks; empty if the ranks were not started.
+        values: the pickled return values of the node's ranks by rank, except large ones, which are in files.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
         launcher: the launcher for a possible next attempt.
@@ -99,14 +99,14 @@ class Ended:
 
 
 class Attempt:
-    """One attempt on this node.
+    """One attempt to run the ranks of this node.
 
     Args:
-        assignment: what to do.
-        launcher: the launcher (the process that starts the ranks), which has not yet got its order.
+        assignment: what the attempt does on this node.
+        launcher: the launcher (the process that starts the ranks), which has not been told yet what to run.
         link: the link to the driver.
         logs: follows the ranks' log files.
-        notes: notes for the node's report.
+        notes: collects notes for the node's report, such as warnings.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Attempt:
         return events
 
     async def _follow_events(self, descriptor: int) -> None:
-        """Read the launcher's events until the launcher ends, which closes the pipe."""
+        """Read the events that the launcher writes to a pipe, until the launcher ends, which closes the pipe."""
         reader = asyncio.StreamReader(limit=1 << 24)  # an event may hold a long traceback
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
@@ -365,7 +365,8 @@ class Attempt:
     def _miss_companion(self, code: int, text: str) -> None:
         """End the attempt, because a companion (a process beside the ranks) has ended too early.
 
-        Do nothing if the attempt is already ending, or if the companion has ended with code 0 after all ranks.
+        The end of a companion is not too early if the attempt is already ending, or if the companion has ended with
+        code 0 after all ranks.
         """
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
@@ -418,7 +419,10 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes as they end, since they would otherwise stay zombies. Do not reap ``own`` processes."""
+    """Reap adopted processes as they end, since they would otherwise stay zombies.
+
+    Do not reap the processes in ``own``, whose exit codes the agent reads in other places.
+    """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
     try:

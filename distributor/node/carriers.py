@@ -2,7 +2,7 @@
 
 Each *carrier* is a class that copies the files in one way: over a connection to the driver (:class:`ToDriver`), from a
 node to a URL (:class:`ToUrl`), or from the driver's machine to a folder there or a URL (:class:`Direct`). All methods
-block.
+of carriers block.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Carrier(Protocol):
         """Whether the node's Spark task may send the driver, through Spark, files that the carrier could not copy."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        """Copy a file.
+        """Copy a file to ``output_dir``.
 
         Args:
-            entry: the file.
+            entry: the description of the file.
             source: the file's path on this node.
             unchanged: returns ``False`` if the file has changed since ``entry`` was made, or if a process may be
                 writing it.
@@ -67,7 +67,7 @@ class Carrier(Protocol):
         """Ask the driver to give an uploaded file its final name. Return whether the driver has done so.
 
         Args:
-            entry: the file.
+            entry: the description of the file.
             name: the temporary name of its copy, as :meth:`carry` has returned it.
 
         Raises:
@@ -86,12 +86,12 @@ class Carrier(Protocol):
 
 
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
-    """Return the carrier, the object that copies a node's files; ``None`` if the node copies no files.
+    """Return the carrier, the object that copies a node's files to ``output_dir``; ``None`` if the node copies none.
 
     Args:
-        job: the job.
+        job: the job, which says what ``output_dir`` is.
         order: the order that the agent got from its owner, the process that started it.
-        link: the link to the driver.
+        link: the link to the driver, which shows whether the driver can be reached.
         node_rank: the node's rank. On the driver's machine, all nodes share one folder, and only the first node copies
             the files in it.
         environ: the environment variables, in which packages such as s3fs find the credentials for a URL.
@@ -164,8 +164,8 @@ class ToUrl:
     """Uploads files to the run's URL under temporary names, and tells the driver, which gives them their final names.
 
     Args:
-        uploads: writes the files.
-        node_rank: the node's rank.
+        uploads: writes the files to the URL.
+        node_rank: the node's rank, a part of the temporary names.
         driver: tells the driver about the files.
     """
 
@@ -227,7 +227,7 @@ class Copies:
     """A folder on this machine to which files are copied.
 
     Args:
-        folder: the folder.
+        folder: path of this folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -258,7 +258,7 @@ class Direct:
 
     Args:
         place: the folder or URL to which files are copied.
-        limit: maximum number of bytes of all files together.
+        limit: maximum number of bytes of all files in ``place`` together.
     """
 
     is_live, through_spark = True, False

@@ -39,7 +39,7 @@ def main(path: str, agent_pid: str, ready: str) -> None:
 
 
 class _Ready:
-    """A function that reports, on its first call, that the companion is ready."""
+    """A function that reports, on its first call, that the companion (this process) is ready."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe: int | None = pipe

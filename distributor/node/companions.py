@@ -59,7 +59,8 @@ class Companions:
     async def start(self, own: set[int]) -> bool:
         """Start the companions (the processes beside the ranks), and wait until all are ready.
 
-        Return ``True`` once all are ready. Return ``False`` as soon as one has ended, or :meth:`interrupt` is called.
+        Return ``True`` once all companions are ready. Return ``False`` as soon as a companion has ended, or
+        :meth:`interrupt` is called.
 
         Args:
             own: the pids of processes that the agent must not reap when it reaps orphans. The pids of the companions
@@ -75,7 +76,7 @@ class Companions:
         return False
 
     def interrupt(self) -> None:
-        """Make :meth:`start` return at once."""
+        """Make :meth:`start`, which waits for the companions, return at once."""
         self._interrupted = True
         self._changed.set()
 
@@ -154,8 +155,8 @@ def describe(name: str, host: str, code: int, ready: bool, tail: str) -> str:
     """Return the text of the error for a companion (a process beside the ranks) that has ended too early.
 
     Args:
-        name: the companion.
-        host: the machine on which it ran.
+        name: the companion's name.
+        host: the machine on which the companion ran.
         code: its exit code, negative for a signal.
         ready: whether it had said that it was ready.
         tail: the end of its output.

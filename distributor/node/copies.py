@@ -27,7 +27,7 @@ class Copies:
     Implements the protocol ``channel.peers.Store``.
 
     Args:
-        run_id: the run.
+        run_id: ID of the run.
         memory: the node's folder in shared memory, and the maximum size of its content.
     """
 
@@ -37,7 +37,9 @@ class Copies:
         self._limit = memory.limit
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Reserve memory for a copy of a rank's state. The copy replaces an older one.
+        """Reserve memory for a copy of a rank's state. The new copy replaces an older one.
+
+        A *state* is what a rank passes to ``save_checkpoint``.
 
         Raises:
             OSError: the copy does not fit into the shared memory that this node may use, or the copy's name or sizes
@@ -56,11 +58,11 @@ class Copies:
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
-        """Check that a path that a rank asks for is in a folder with states of this run, and return the path.
+        """Return the path that a rank asks for, if it is in a folder with states of this run's ranks.
 
         Raises:
-            OSError: the path is not in a folder with states of this run, or leads to a file that is no state, but
-                contains the token of this node's server.
+            OSError: the path is not in a folder with states of this run's ranks, or leads to a file that is no state,
+                but contains the token of this node's server.
         """
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
@@ -69,7 +71,7 @@ class Copies:
 
 
 class Incoming:
-    """Memory for one copy of a rank's state.
+    """Memory for one copy of a rank's state (what the rank passes to ``save_checkpoint``).
 
     Args:
         path: the file for the copy's tensors. An older copy in this file becomes invalid.
@@ -94,15 +96,18 @@ class Incoming:
 
     @property
     def tensors(self) -> memoryview:
-        """The memory for the tensors."""
+        """The memory for the tensors of the copied state."""
         return self._tensors
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Write the copy's objects and its record to files beside the tensors. The copy is then complete and valid."""
+        """Write the copy's ``objects`` and its ``record`` (which describes the state) to files beside the tensors.
+
+        The copy of the state is then complete and valid.
+        """
         state_folders.write_beside(self._path, objects, record)
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release this process's view of the copied state's memory. The file with the tensors stays."""
         self._tensors.release()
         with suppress(BufferError):  # the traceback of a broken connection may refer to this memory
             self._view.release()
@@ -115,13 +120,13 @@ def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> Peer
     A *state* is what a rank passes to ``save_checkpoint``.
 
     Write the server's address, certificate and token to a file for this node's ranks. The ranks of all nodes then
-    exchange these addresses.
+    exchange the addresses of their nodes' servers.
 
     Args:
-        run_id: the run.
+        run_id: ID of the run.
         key: the certificate, its private key and the token that all nodes of the run use.
         memory: the node's folder in shared memory.
-        address: the address of this node.
+        address: the address of this node, at which the server listens.
     """
     listener = network.listen(address)
     port = listener.getsockname()[1]

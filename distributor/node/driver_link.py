@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class DriverLink:
-    """The link of an agent to the driver. Without a channel, all messages are dropped.
+    """The link of an agent to the driver. Without a channel (a connection), all messages are dropped.
 
     Args:
         order: the order that the agent got from its owner (the process that started it), with the driver's address.
@@ -57,14 +57,14 @@ class DriverLink:
 
     @property
     def is_private(self) -> bool:
-        """Whether the channel is a socket that the agent has inherited from the driver's process."""
+        """Whether the channel to the driver is a socket that the agent has inherited from the driver's process."""
         return self._socket is not None
 
     async def open(self, nodes: tuple[Node, ...]) -> str | None:
-        """Connect to the driver. If it cannot be reached, return a warning: the run goes on without the channel.
+        """Connect to the driver. If it cannot be reached, return a warning: the run goes on without this connection.
 
         Args:
-            nodes: the placement of the run.
+            nodes: all nodes of the run, with their ranks.
 
         Raises:
             StartError: the driver was reached earlier in this run and now refuses the connection: the run has ended.
@@ -88,7 +88,7 @@ class DriverLink:
         return None
 
     def _dial(self) -> tuple[Dial, str] | None:
-        """Return a function that connects to the driver, and the address as text; ``None`` without a channel."""
+        """Return a function that connects to the driver, and its address as text; ``None`` if there is no channel."""
         if self._socket is not None:
             return over_socket(self._socket), "its socket"
         if self._order.endpoint is None:
@@ -121,8 +121,8 @@ class DriverLink:
 
         Args:
             message: the message.
-            *shorter: shorter versions, to try in order if the message is too long for a frame. If all versions are too
-                long, nothing is sent.
+            *shorter: shorter versions, to try in order if the message is too long for the channel. If all versions are
+                too long, nothing is sent.
         """
         if self._uplink is None:
             return
@@ -132,26 +132,26 @@ class DriverLink:
                 return
 
     def renew(self, nodes: tuple[Node, ...]) -> None:
-        """Begin another attempt. Messages about the previous one are not sent again.
+        """Begin another attempt. Messages about the previous attempt are not sent to the driver again.
 
         Args:
-            nodes: the new placement.
+            nodes: the nodes of the run. Node 0 has a new port, at which the ranks meet.
         """
         self._nodes = nodes
         if self._uplink is not None:
             self._uplink.renew(self._hello())
 
     def tell_importing(self, module: str) -> None:
-        """Tell the driver which module this node is importing; ``""`` once it has finished."""
+        """Tell the driver which module this node is importing; ``""`` once the import has finished."""
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
-        """Send warnings about the node on a host. Do nothing if there are none."""
+        """Send the driver warnings about the node on a host. Do nothing if ``texts`` is empty."""
         if texts:
             self.tell(messages.Warnings(host, tuple(texts)))
 
     def send(self, message: messages.Message) -> None:
-        """Send a message once; it may get lost."""
+        """Send the driver a message once; the message may get lost."""
         if self._uplink is not None:
             self._uplink.send(message)
 
@@ -171,7 +171,7 @@ class DriverLink:
         return self._orphaned.is_set()
 
     async def close(self) -> bool:
-        """Close the channel. Return whether the driver has answered that it stopped the run."""
+        """Close the channel to the driver. Return whether the driver has answered that it stopped the run."""
         if self._uplink is None:
             return False
         bye = await self.unless_orphaned(self._uplink.close())
@@ -184,8 +184,8 @@ class DriverLink:
         wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``.
 
         If the agent's owner is gone but the ranks have succeeded, go on with the work for as long as the channel is up.
-        The owner would have sent the results through Spark. Without it, they can reach the driver only over the
-        channel.
+        The owner would have sent the results through Spark. Without the owner, the results can reach the driver only
+        over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -55,13 +55,13 @@ THROUGH_SPARK = 256 << 20
 
 @dataclass(frozen=True)
 class Watched:
-    """The directory that is watched, and the node whose ranks run in it.
+    """The directory that is watched for new files, and the node whose ranks run in it.
 
     Attributes:
         folder: the ranks' current directory.
-        apart: real paths of folders in it that are not watched.
+        apart: real paths of folders in this directory that are not watched.
         node_id: the ID that marks the node's processes in their environment.
-        first_rank, local_world_size: the node's ranks.
+        first_rank, local_world_size: the node's first rank, and the number of its ranks.
     """
 
     folder: str
@@ -93,7 +93,7 @@ class _Books:
     unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)
 
     def new(self, there: Mapping[str, Stamp]) -> list[str]:
-        """Return the files that are new or have changed, in the order of their modification times."""
+        """Return the files in ``there`` that are new or have changed, in the order of their modification times."""
         new = [path for path, stamp in there.items() if self.known.get(path) != stamp]
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
@@ -103,7 +103,7 @@ class _Books:
         Args:
             path: the file.
             began: when the last try to copy the file began, as ``time.monotonic()``.
-            least: minimum number of seconds.
+            least: minimum number of seconds until the next copy.
         """
         now = time.monotonic()
         self.again[path] = now + max(least, _PATIENCE * (now - began))
@@ -128,7 +128,7 @@ class Files:
             of the run, and the user is warned.
         tell: shows the user a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
-        through_spark: number of bytes that this node may send through Spark.
+        through_spark: number of bytes that this node may send through Spark if it cannot reach the driver.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Files:
         self.left: tuple[FileLeft, ...] = ()
 
     def watch(self) -> Files:
-        """Begin to watch, and return this object."""
+        """Begin to watch the directory for new files, and return this object."""
         self._watching = asyncio.ensure_future(self._watch())
         return self
 
@@ -167,7 +167,7 @@ class Files:
                 await asyncio.wait_for(self._ending.wait(), max(_INTERVAL, _SHARE * took))
 
     async def finish(self, bringing: Callable[[bool], None]) -> None:
-        """Copy the remaining files, once no process of the node is left.
+        """Copy the remaining new files to ``output_dir``, once no process of the node is left.
 
         Args:
             bringing: called with ``True`` when copying begins, and with ``False`` when it has ended.
@@ -185,7 +185,7 @@ class Files:
         bringing(False)
 
     def give_up(self) -> None:
-        """Copy no more files."""
+        """Copy no more files to ``output_dir``."""
         self._given_up.set()
         self._ending.set()
         self.close()
@@ -193,7 +193,8 @@ class Files:
     def on_owner_gone(self) -> None:
         """Stop copying to a folder or URL, because the agent's owner (the process that started it) has ended.
 
-        If this node sends its files to the driver instead, go on: if the driver has ended too, the connections fail.
+        If this node sends its files to the driver, rather than to a folder or URL, go on: if the driver has ended too,
+        the connections to it fail.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
@@ -207,7 +208,7 @@ class Files:
         self._loop.call_soon_threadsafe(self._tell, text)
 
     def _look(self) -> float | None:
-        """Search for new files once, and copy them.
+        """Search for new files once, and copy them to ``output_dir``.
 
         Returns:
             The number of seconds that the search took, or ``None`` if no further search is needed.
@@ -232,7 +233,10 @@ class Files:
         return took
 
     def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
-        """Copy the files that none of the given processes is writing. Return those that could not be copied now."""
+        """Copy the files that none of the given processes is writing.
+
+        Return the files that could not be copied now, and may be tried again.
+        """
         failed, unreached = [], 0
         for path in paths:
             if self._given_up.is_set():
@@ -293,7 +297,7 @@ class Files:
                 self._books.unsettled.pop(path)
 
     def _withdraw(self, there: Collection[str]) -> None:
-        """Remove the copies of files that ranks have removed."""
+        """Remove the copies, in ``output_dir``, of files that ranks have removed."""
         assert self._carrier is not None
         for path in [path for path in self._books.brought if path not in there]:
             try:
@@ -330,7 +334,7 @@ class Files:
     def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
         """Return the files that Spark can bring to the driver: as many as the limit on their total size allows.
 
-        Warn about the others.
+        Warn the user about files that are left out because the total would be too large.
         """
         left, lost, free = [], [], self._through_spark
         for path in paths:
@@ -383,7 +387,7 @@ async def begin_files(
     pids: Callable[[], Mapping[int, int]],
     tell: Callable[[str], None],
 ) -> Files | None:
-    """Copy the files of earlier runs into the ranks' current directory, and begin to watch it.
+    """Copy the files of earlier runs into the ranks' current directory, and begin to watch it for new files.
 
     Returns:
         The object that watches the ranks' current directory, and copies new files to ``output_dir`` or warns that they

@@ -51,7 +51,7 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
         close: descriptors of sockets that only the new process needs. The guard closes its own copies of them.
             Otherwise, the sockets would stay open after the new process has ended.
         owner: if the new process is a warm process (which forks agents), pid of the executor or driver that it serves.
-        folder: if the new process is a warm process, its folder.
+        folder: if the new process is a warm process, the folder through which runs find it.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -89,7 +89,7 @@ class _Guard:
     Args:
         charge: pid of the guarded process, a child of the guard's process.
         owner: if the guarded process is a warm process, pid of the executor or driver that it serves.
-        folder: if the guarded process is a warm process, its folder.
+        folder: if the guarded process is a warm process, the folder through which runs find it.
     """
 
     def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:
@@ -186,7 +186,7 @@ class _Owner:
 
     @property
     def gone_for(self) -> float | None:
-        """Number of seconds since the owner was found to have ended; ``None`` if it is not known to have ended."""
+        """Number of seconds since this executor or driver was found to have ended; ``None`` if it was not."""
         if self._since is None and self._descriptor is not None and processes.readable([self._descriptor], 0):
             self._since = time.monotonic()
         return None if self._since is None else time.monotonic() - self._since

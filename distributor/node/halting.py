@@ -22,7 +22,7 @@ _BUSY = 0.005
 
 
 class Halting:
-    """The node's part in the agreement on the step at which all ranks stop.
+    """The node's part in the agreement on the training step at which all ranks of a run stop.
 
     Args:
         board: the file that the node's ranks and the agent share.
@@ -69,7 +69,7 @@ class Halting:
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
         """Write the driver's order to the board, the file that ranks and agent share. Return the answer, if any.
 
-        Before the call, the caller must lock the board. Afterwards, it sends the returned answer to the driver.
+        The caller must lock the board's file before the call, and send the returned answer to the driver afterwards.
         """
         if order.number < self._number:
             return None
@@ -102,7 +102,7 @@ class Halting:
     def _seats(self) -> list[Seat]:
         """Return the ranks' entries on the board, the file that the ranks share with the agent.
 
-        If the node is ending, its folder may be gone, and this file with it. In that case, return an empty list.
+        If the node is ending, its folder may be gone, and the board's file with it. In that case, return an empty list.
         """
         with suppress(OSError):
             return self._board.seats()
@@ -134,5 +134,5 @@ class Halting:
         self._board.close()
 
     def halted(self) -> dict[int, int]:
-        """Return the step at which each rank has stopped, by local rank."""
+        """Return the training step at which each rank has stopped, by local rank."""
         return {local_rank: seat.halted for local_rank, seat in enumerate(self._seats()) if seat.halted != NONE}

@@ -41,9 +41,9 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Tell the driver how the ranks have ended, with the return values that fit into this message.
+        """Tell the driver how the ranks have ended, and the return values that fit into the same message.
 
-        Without a channel, do nothing.
+        Do nothing if there is no network connection to the driver, for example in local mode.
 
         Args:
             report: the node's report.
@@ -57,11 +57,12 @@ class Handover:
         self._link.tell(Finished(replace(report, placement=None), texts, self._following))
 
     async def send(self, values: Mapping[int, bytes | str]) -> tuple[dict[int, bytes | str | Sent], bool]:
-        """Send the values that :meth:`announce` has left out because of their size.
+        """Send the return values that :meth:`announce` has left out because of their size.
 
         Returns:
-            All values, with a :class:`Sent` in place of each value that was sent; and whether the run has been stopped.
-            If the run has been stopped, no values are returned, since no process waits for them any more.
+            All values, with a :class:`Sent` (size and digest) in place of each value that was sent; and whether the run
+            has been stopped. If the run has been stopped, no values are returned, since no process waits for them any
+            more.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()

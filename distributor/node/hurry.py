@@ -21,7 +21,8 @@ _QUIET = 1.0
 async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed: set[int]) -> None:
     """Kill each rank that has no regular file open for writing, or has not written to its files for a second.
 
-    The caller cancels this coroutine when the grace period is over.
+    This coroutine ends once no rank is alive: at the end of the grace period, the launcher kills ranks that still
+    write.
 
     Args:
         alive: returns the pids of living ranks, by local rank.

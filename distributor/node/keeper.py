@@ -2,9 +2,9 @@
 
 A *state* is what a rank passes to ``save_checkpoint``. An agent cannot stay until the next job has loaded the states,
 because its Spark task waits for the agent to end. So the agent leaves a process behind, the *keeper*, which becomes the
-owner of the folder in shared memory. At the first of three events, the keeper removes the folder and ends:
+owner of the folder with the states. At the first of three events, the keeper removes the folder and ends:
 
-- The run ends. Then the keeper ends too. It notices the end because the driver closes the channel of the ended job.
+- The run ends. Then the keeper ends too. It notices the end because the driver closes its connection to the keeper.
 - Ranks of a later job have saved their own states on this machine. Then the keeper ends, since it is not needed.
 - The next job has had enough time to start and to load the states. Then the keeper ends in any case.
 """
@@ -46,11 +46,11 @@ async def begin(
     Return ``None`` if the nodes of this job do not exchange states.
 
     Args:
-        job: the job.
+        job: the job, which says whether nodes exchange states.
         order: the order that the agent got from its owner (the process that started it).
-        memory: the node's folder in shared memory.
+        memory: the node's folder for states in shared memory; ``None`` if ranks keep none there.
         address: the node's address.
-        reached: whether the driver can be reached.
+        reached: whether the driver can be reached. If not, no states are kept after the agent has ended.
     """
     if memory is None or job.peers is None:
         return None
@@ -77,7 +77,7 @@ class Keeper:
     A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states.
 
     Args:
-        job: the job.
+        job: the job whose ranks' states are kept.
         private: the node's private folder.
         folder: the folder with the states in shared memory.
         server: sends ranks' states (what they pass to ``save_checkpoint``) to other nodes.
@@ -94,8 +94,8 @@ class Keeper:
     def end(self, *, keep: bool) -> None:
         """End the server that sends ranks' states to other nodes. If ``keep``, leave a process that keeps the states.
 
-        A *state* is what a rank passes to ``save_checkpoint``. The process keeps the states for the run's next job. It
-        is left only if there are states, and a connection to the driver shows that the run has not ended.
+        A *state* is what a rank passes to ``save_checkpoint``. The process that is left keeps the states for the run's
+        next job. It is left only if there are states, and a connection to the driver shows that the run has not ended.
 
         The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
         of the fork, so this process uses nothing that takes a lock.
@@ -145,7 +145,7 @@ def _let_go(keep: set[int]) -> None:
 
 
 def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None:
-    """Wait until no job needs the kept states of ranks any more."""
+    """Wait until no job needs the kept states of ranks any more, at most until the time ``until``."""
     while time.monotonic() < until:
         if processes.readable([line.fileno()], _LOOK) and _has_ended(line):
             return

@@ -1,9 +1,9 @@
 """The launcher: the process that starts a node's ranks, as forks or new processes, under torch's elastic agent.
 
-It imports torch once. Forking from it is safe, because it runs no user code, never touches CUDA, and starts no Python
-thread and no parallel region before it has forked its ranks. Its main thread watches the ranks, and another thread
-waits for the other nodes. The agent, which is another process, does all other communication: it sends the ranks' log
-lines to the driver, and gets the driver's orders.
+The launcher imports torch once. Forking ranks from it is safe, because it runs no user code, never touches CUDA, and
+starts no Python thread and no parallel region before it has forked its ranks. Its main thread watches the ranks, and
+another thread waits for the other nodes. The agent, which is another process, does all other communication: it sends
+the ranks' log lines to the driver, and gets the driver's orders.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
 
 
 def _settle(order: NodeOrder) -> None:
-    """Give this fork the order's environment, and send its output to the launcher's log."""
+    """Give this fork the order's environment variables, and send the fork's output to the launcher's log."""
     log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -112,7 +112,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
 
 
 def _launch(order: NodeOrder) -> NoReturn:
-    """Run the ranks to their end, report what happened, and exit with code 0 whatever the outcome."""
+    """Run the ranks to their end, report to the agent what happened, and exit with code 0 whatever the outcome."""
     tell = partial(_tell, order)
     try:
         watch = Watch(order, tell)

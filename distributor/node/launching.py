@@ -61,8 +61,8 @@ class Launcher(Protocol):
         """Make the launcher start the ranks.
 
         Args:
-            order: what to start.
-            slots: the descriptor of memory that the ranks share with the agent.
+            order: which ranks to start, and how.
+            slots: the descriptor of memory in which the ranks report to the agent how they end.
             store: a listening socket for the rendezvous store, on node 0.
             spare: whether the launcher forks a spare, the launcher of the next attempt.
 
@@ -87,11 +87,15 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of the connections between an agent and a launcher.
+    """The ends of the connections between an agent and its launcher.
 
-    ``events`` is the agent's end of the pipe on which the launcher reports events. ``spare`` is the agent's end of the
-    socket pair on which the spare, the launcher of the next attempt, waits for its order. ``theirs`` are the
-    descriptors that the launcher gets, by name.
+    Attributes:
+        events: the agent's end of the pipe on which the launcher reports events, such as the end of a rank.
+        spare: the agent's end of the socket pair over which the agent later tells the *spare*, the launcher of the next
+            attempt, which ranks to start; ``None`` if the launcher does not fork a spare.
+        theirs: the descriptors that the launcher gets. Keys are ``"event"`` (the launcher's end of the pipe),
+            ``"slots"`` (memory in which ranks report how they end), ``"store"`` (a listening socket for the rendezvous
+            store, on node 0 only) and ``"spare"`` (the other end of the socket pair, if there is one).
     """
 
     events: int
@@ -241,7 +245,7 @@ def files_needed(who: Placement, node: Node) -> int:
     Args:
         who: the placement. The launcher of the first node runs the store, to which every launcher and every rank of the
             run may connect, so it needs a descriptor for each of them.
-        node: the node.
+        node: the node on which the launcher runs.
     """
     connections = who.world_size + len(who.nodes) if node == who.master else 0
     return node.local_world_size + connections + _OTHER_FILES
@@ -295,8 +299,8 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 def read(path: str) -> NodeOrder:
     """Read from a file what the launcher must run (its order), as the agent has written it.
 
-    Ranks that are new processes read the file too. If the ranks will be forks, they have its content already, so remove
-    the file.
+    Ranks that are new processes read the order's file too. If the ranks will be forks of the launcher, they have the
+    file's content already, so remove the file.
     """
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
@@ -318,7 +322,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 def _write(order: NodeOrder) -> str:
     """Write the launcher's order to a file, and return the file's path.
 
-    An order may contain a function that is too large for a message.
+    The order is not sent to the launcher itself, because it may contain a function that is too large for a message.
     """
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:

@@ -93,7 +93,8 @@ class Meeting(threading.Thread):
     def run(self) -> None:
         """Run torch's elastic agent.
 
-        Tell the agent of this node if torch's agent raises an error, or if the ranks of all nodes have succeeded.
+        Report to this node's agent process (not torch's) if torch's agent raises an error, or if the ranks of all nodes
+        have succeeded.
         """
         try:
             result = self._agent.run()
@@ -199,8 +200,8 @@ class _RankAgent(SimpleElasticAgent):
         If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier as
         soon as its own ranks have succeeded. Otherwise, it must also wait until the ranks of all other nodes have
         succeeded, apart from ranks that serve others. There are two reasons. A rank that serves others must not end
-        before those other ranks. And a node without ranks would wait at the barrier from the start, where it cannot
-        learn that another node has failed.
+        before the ranks that it serves. And a node without ranks would wait at the barrier from the start, where it
+        cannot learn that another node has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
@@ -214,16 +215,16 @@ class _RankAgent(SimpleElasticAgent):
         return False
 
     def _tell_others(self) -> None:
-        """Tell the other nodes, over the store, that this node has ended without success."""
+        """Tell the other nodes, over the rendezvous store, that this node has ended without success."""
         with suppress(Exception):
             self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
-        """Return whether another node has failed, and this node must end too.
+        """Return whether this node must end because another node has failed.
 
-        The store is on node 0. If the store is gone, node 0 has failed, and this node must end. If another node has
-        failed but the store is there, only a node with ranks must end. A node without ranks goes on, because it runs
-        companions (helper processes, such as Ray) that a rank of node 0 may need in order to save.
+        The rendezvous store is on node 0. If the store is gone, node 0 has failed, and this node must end. If another
+        node has failed but the store is there, only a node with ranks must end. A node without ranks goes on, because
+        it runs companions (helper processes, such as Ray) that a rank of node 0 may need in order to save.
         """
         try:
             failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
@@ -232,11 +233,11 @@ class _RankAgent(SimpleElasticAgent):
             return True
 
     def _exit_barrier(self) -> None:
-        """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
+        """Keep node 0, and so the rendezvous store, alive until all nodes have passed torch's exit barrier.
 
         After torch's exit barrier, node 0 waits at most :data:`_LEAVE_TIMEOUT` seconds until every other node has
-        passed the barrier too. With torch alone, node 0 would not wait. A slower node would then try for a second or
-        two to reach a store that has ended.
+        passed the barrier too. With torch alone, node 0 would not wait, and a slower node would try for a second or two
+        to reach the rendezvous store, which ends with node 0.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
@@ -254,5 +255,8 @@ class _RankAgent(SimpleElasticAgent):
         """Do nothing, since ranks that must stop have been stopped already."""
 
     def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
-        """Construct an event. Torch's own method looks up the host's full name, which takes seconds without DNS."""
+        """Construct an event for torch's elastic agent.
+
+        Torch's own method is not used, because it looks up the host's full name, which takes seconds without DNS.
+        """
         return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

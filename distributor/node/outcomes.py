@@ -1,6 +1,6 @@
 """Determine the outcomes of ranks from how their processes ended and from what the ranks reported.
 
-These functions have no side effects.
+The functions of this module have no side effects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Now:
     moment: float
 
     def ago(self, moment: float) -> float:
-        """Convert a moment on the monotonic clock, which all processes share, to seconds since the epoch."""
+        """Convert a moment on the host's monotonic clock, which its processes share, to seconds since the epoch."""
         return self.wall - (self.moment - moment)
 
 
@@ -175,9 +175,9 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
     """Return three versions of the message that an attempt has failed on a node, the longest one first.
 
-    Each version is a :class:`~distributor.values.messages.Stopped` message with the arguments as its fields. The first
-    version leaves out pickled exceptions, the second one also tracebacks and log output, and the third one all
-    failures. The caller sends the first version that is not too long for the channel.
+    Each version is a :class:`~distributor.values.messages.Stopped` message with ``port``, ``outcomes`` and ``error`` as
+    its fields. The first version leaves out pickled exceptions, the second one also tracebacks and log output, and the
+    third one all failures. The caller sends the first version that is not too long for the channel.
     """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]

@@ -1,4 +1,4 @@
-"""A record of what an agent knows about its ranks."""
+"""A record of what an agent knows about the ranks of its node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 
 @dataclass
 class Ranks:
-    """What the launcher has reported about its ranks.
+    """What the launcher, the process that starts the ranks, has reported about them.
 
     Attributes:
         slots: the memory in which ranks report how they end.
         halting: the node's part in stopping all ranks of the run at the same step.
-        segments: the files in ``/dev/shm`` that libraries create in the ranks. They are removed after the attempt.
+        segments: the files in ``/dev/shm`` that libraries create in the ranks. These files are removed after the
+            attempt.
         started: whether the ranks were started.
         exits: how ranks have ended, by local rank.
         pids: pids of the ranks, by local rank.
@@ -85,7 +86,7 @@ class Ranks:
         return bool(self.alive_pids)
 
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
-        """Return the kind and message of a failure of the launcher, or ``None``.
+        """Return the kind and message of a failure of the launcher; ``None`` if it has not failed.
 
         The launcher has failed if it has reported an error. It has also failed if it ended before any rank was started
         or, on a node without ranks, ended with a code other than 0. Such an end is no failure if the agent was stopping
@@ -113,7 +114,7 @@ class Ranks:
 
 
 def _without_torch(said: str) -> str | None:
-    """Return why torch cannot be imported, if the launcher's log ends with such an error; otherwise ``None``.
+    """Return why torch cannot be imported, if the launcher's log ends with an error of that import; otherwise ``None``.
 
     The launcher imports torch when it starts. If this fails, the error is the last line in the launcher's log.
 

@@ -39,7 +39,7 @@ class Restarts:
         self._changed.set()
 
     def on_order(self, order: messages.Message) -> bool:
-        """Record an order from the driver if it is about the next attempt. Return whether it is."""
+        """Record an order from the driver if it is about the next attempt. Return whether it is about that attempt."""
         if isinstance(order, messages.End):
             self.end()
         elif isinstance(order, messages.Begin):
@@ -54,7 +54,7 @@ class Restarts:
         return True
 
     async def wait(self) -> messages.Begin | None:
-        """Wait until the driver has decided; return ``None`` if there is no further attempt."""
+        """Wait for the driver's order to begin another attempt, and return it; ``None`` if no attempt follows."""
         await self._changed.wait()
         return None if self._over else self._begin
 

@@ -23,10 +23,10 @@ def restore(
     """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, keep files that exist there already.
 
     Args:
-        job: the job.
+        job: the job, which says what ``output_dir`` is.
         order: the order that the agent got from its owner, the process that started it.
         folder: the ranks' current directory.
-        node_rank: the node's rank.
+        node_rank: the node's rank, a part of the name of a test file at the URL.
         uploads: access to ``output_dir`` if it is a URL; otherwise ``None``.
         reached: whether the driver can be reached.
 

@@ -1,4 +1,4 @@
-"""Prepare a node's folder for its ranks."""
+"""Prepare a node's private folder for the node's ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the job's script and project folder into the node's folder. On the driver's machine, ranks need no copies.
 
     Without a project folder, ranks run in a new folder with links to the files in the executor's current directory,
-    where Spark puts the files of ``--files``. New files of ranks can then be told apart from other files.
+    where Spark puts the files of ``--files``, unless that directory is the driver's own. In a new folder, new files of
+    ranks can be told apart from other files.
     """
     if agent.on_driver:
         return
@@ -41,9 +42,9 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the plan's files into the node's folder.
+    """Write the files that the ranks of a node need, as its plan lists them, into the node's folder.
 
-    Also record there which paths outside the folder must be removed after the attempt.
+    Also record in the node's folder which paths outside it must be removed after the attempt.
     """
     folders.note_elsewhere(folder, plan.elsewhere)
     for name, text in plan.files.items():
@@ -67,11 +68,11 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
     """Create the folder in shared memory in which ranks keep their newest states; return ``None`` if they keep none.
 
     A *state* is what a rank passes to ``save_checkpoint``. The nodes on a machine may together take half of the free
-    shared memory for states. Ranks need the rest for other things. Memory that holds states of an earlier job of the
-    run counts as free, because these states are removed once this job has saved its own.
+    shared memory for states. Ranks need the other half for other things. Memory that holds states of an earlier job of
+    the run counts as free, because these states are removed once this job has saved its own.
 
     Args:
-        job: the job.
+        job: the job, which says whether ranks keep states in memory.
         agent: the order that the agent got from its owner, the process that started it.
         nodes: number of the run's nodes on this machine.
 
@@ -95,7 +96,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
-    """Return the order that tells the launcher what to run. Its descriptors are set later, when the launcher starts."""
+    """Return the order that tells the launcher what to run. Its file descriptors are set when the launcher starts."""
     job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
@@ -126,8 +127,8 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
 def _check(site: Site) -> Call | None:
     """Return the call by which ranks check the place for checkpoints before they run user code; ``None`` for no check.
 
-    Ranks make this check in the first attempt of a job only. Later attempts can start even if the place for checkpoints
-    cannot be reached.
+    Ranks check the place for checkpoints in the first attempt of a job only. Later attempts can start even if that
+    place cannot be reached.
     """
     if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None
@@ -135,7 +136,7 @@ def _check(site: Site) -> Call | None:
 
 
 def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
-    """Return the variables that tell ranks where to keep checkpoints."""
+    """Return the environment variables that tell ranks where to keep checkpoints."""
     if site.job.checkpoints is None:
         return {}
     hosts = {node.node_rank: node.host for node in site.placement.nodes}

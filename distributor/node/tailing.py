@@ -61,7 +61,7 @@ class _File:
 
 
 class _Descriptors:
-    """A cache of open file descriptors. When it is full, it closes the least recently used one.
+    """A cache of descriptors of open log files. When it is full, it closes the least recently used one.
 
     The cache has a limit because a node may have more log files than a process may open. Files stay open as long as
     possible because an open file can be read to its end even if a rank has removed it.
@@ -84,7 +84,7 @@ class _Descriptors:
             return 0
 
     def get(self, file: _File) -> int | None:
-        """Return a descriptor, valid until the next call; ``None`` if the file cannot be opened now."""
+        """Return a descriptor of a file, valid until the next call; ``None`` if the file cannot be opened now."""
         descriptor = self._open.pop(file, None)
         if descriptor is None:
             while len(self._open) >= self._most:
@@ -125,13 +125,14 @@ class Tailing:
         self._uplink = uplink
 
     def stop_shipping(self) -> None:
-        """Stop sending lines: the channel is gone for good."""
+        """Stop sending lines to the driver, because the connection to it is lost for good."""
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each file the driver has.
+        """Note how many bytes of each log file the driver has received.
 
-        ``again`` means that a broken connection has been restored. In that case, send again from these positions.
+        ``again`` means that a broken connection has been restored. In that case, send the log files again from the
+        positions that ``offsets`` gives.
         """
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
@@ -144,15 +145,15 @@ class Tailing:
         self.tails = {}
 
     async def follow(self) -> None:
-        """Pass on new output until this coroutine is cancelled."""
+        """Pass on new output of the ranks until this coroutine is cancelled."""
         while True:
             longest = await self._pass_on()
             await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
 
     async def drain(self) -> None:
-        """Pass on what the files contain now. Ignore what is written later, and output that can no longer be read.
+        """Pass on what the log files contain now. Ignore what is written later, and output that can no longer be read.
 
-        A process that still writes has escaped the clean-up, and may never end.
+        A process that still writes to a log file has escaped the clean-up of the node, and may never end.
         """
         ends = {file: self._descriptors.size(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
@@ -167,7 +168,7 @@ class Tailing:
         )
 
     async def _pass_on(self) -> int:
-        """Pass on a bounded piece of each file, and return the number of bytes of the longest piece."""
+        """Pass on a bounded piece of each log file, and return the number of bytes of the longest piece."""
         longest = 0
         for file in self._files:
             size = self._descriptors.size(file)

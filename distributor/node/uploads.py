@@ -34,7 +34,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a call has returned, or the text of its ``OSError``."""
+    """What a call of a method of :class:`Remote` has returned, or the text of its ``OSError``."""
 
     value: Any = None
     error: str | None = None
@@ -60,7 +60,7 @@ class Uploads:
         self._closed = False
 
     def check(self, mark: str, own: str) -> None:
-        """Check that the URL leads to the same folder as on the driver, and that this node can write to it.
+        """Check that the URL leads to the same folder as on the driver, and that this node can write files there.
 
         Args:
             mark: the name of a file that the driver has written to ``output_dir``. This node must find it at the URL.
@@ -80,24 +80,29 @@ class Uploads:
             raise StartError(f"output_dir {self._url!r} cannot be used on this node: {error}") from None
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by name."""
+        """Return the size in bytes of each file in ``output_dir``, the folder at the URL, by the file's name."""
         found: dict[str, int] = self._call("sizes")
         return found
 
     def put(self, source: str, name: str) -> None:
-        """Upload a local file."""
+        """Upload a local file to ``output_dir``, the folder at the URL, under the given name."""
         self._call("put", source, name)
 
     def move(self, source: str, name: str) -> None:
-        """Rename a file, replacing any file that has the new name."""
+        """Rename a file in ``output_dir``, the folder at the URL, replacing any file that has the new name.
+
+        Args:
+            source: the file's name in the folder.
+            name: the file's new name.
+        """
         self._call("move", source, name)
 
     def get(self, name: str, target: str) -> None:
-        """Download a file to a local path."""
+        """Download a file from ``output_dir``, the folder at the URL, to a local path."""
         self._call("get", name, target)
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file from ``output_dir``, the folder at the URL."""
         self._call("remove", name)
 
     def close(self) -> None:
@@ -155,7 +160,7 @@ class Uploads:
 
 
 def main(url: str) -> None:
-    """Make the calls that arrive on standard input, until the agent closes this input or ends (entry point)."""
+    """Access ``url`` as the agent asks on standard input, until the agent closes this input or ends (entry point)."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers
     try:

@@ -1,9 +1,9 @@
 """The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
 
-It runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and no parallel
-region. Forking from it is therefore safe, and no run sees anything of an earlier run. It ends when its executor or
-driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how runs find it, see
-:mod:`distributor.hosting.warm`.
+The warm process runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and
+no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. It ends when its
+executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how runs find
+it, see :mod:`distributor.hosting.warm`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
 
     Args:
         preload: modules to import in addition to torch.
-        now: a file that receives the name of the module being imported, for clients that wait.
+        now: a file that receives the name of the module being imported, for clients that wait for this process.
 
     Returns:
         Notes on modules that could not be preloaded; and the reason why this process must not be forked, or ``None`` if
@@ -206,7 +206,8 @@ class _Warm:
     def run(self) -> None:
         """Serve until the executor or driver ends, or until ``keep`` seconds have passed without a request or an agent.
 
-        After :meth:`_retire`, accept no requests. Wait until all agents that this process has forked have ended.
+        After :meth:`_retire`, accept no more requests for agents, but wait until all agents that this process has
+        forked have ended.
         """
         end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:
@@ -276,9 +277,9 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests, and remove the socket.
+        """Stop accepting requests for agents, and remove the socket on which they arrive.
 
-        Apart from the socket, all files in the warm process's folder stay, because agents that the warm process has
+        Apart from this socket, all files in the warm process's folder stay, because agents that the warm process has
         forked go on and still use these files.
         """
         if self._listener is not None:

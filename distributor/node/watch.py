@@ -62,9 +62,8 @@ class _Wishes:
 
     ``begin`` asks the main thread to let the ranks begin, ``release`` to end the ranks that only serve other ranks
     (such as parameter servers), ``stop`` to stop all ranks, and ``over`` to return from :meth:`Watch.run`. ``ordered``
-    says that the node's agent
-    has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that the node's agent ends the
-    ranks itself, so that the launcher sends no SIGTERM.
+    says that the node's agent has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that
+    the node's agent ends the ranks itself, so that the launcher sends no SIGTERM.
     """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -120,9 +119,9 @@ class Watch:
     def fork_ranks(self) -> None:
         """Fork the ranks, which then wait until they may begin.
 
-        This must happen before this process has other threads, and before the rendezvous store exists. The store's C++
-        thread sometimes holds locks of libc, because it looks names up as ranks connect. A process forked at such a
-        moment would wait for the lock forever.
+        The ranks must be forked before this process has other threads, and before the rendezvous store exists. The
+        store's C++ thread sometimes holds locks of libc, because it looks names up as ranks connect. A process forked
+        at such a moment would wait for the lock forever.
         """
         if self._order.start_method != "fork":
             return
@@ -208,7 +207,7 @@ class Watch:
             self._changed.wait_for(lambda: not self._running())
 
     def end(self) -> None:
-        """Make :meth:`run` return."""
+        """Make :meth:`run`, which watches the ranks, return."""
         self._wishes.over.set()
         self._wishes.wake()
 
@@ -269,7 +268,7 @@ class Watch:
             os.set_inheritable(slots, False)
 
     def _look(self) -> None:
-        """Wait until something happens, and reap all ranks that have exited."""
+        """Wait until a rank exits, a request arrives or a time limit is over. Reap all ranks that have exited."""
         running = {rank.pidfd: rank for rank in self._running()}
         for descriptor in readable([*running, self._wishes.pipe[0]], self._patience()):
             if descriptor in running:

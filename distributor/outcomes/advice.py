@@ -31,10 +31,10 @@ _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 
 def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
-    """Return a sentence or two of advice for the user, or ``""`` if there is nothing to add.
+    """Return advice on a failure for the user, in a sentence or two; ``""`` if there is nothing to add.
 
     Args:
-        failure: the failure that caused the others.
+        failure: the failure that caused all others.
         job: the job that failed.
         local: whether ranks had the driver's files and packages.
     """

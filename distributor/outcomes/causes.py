@@ -27,7 +27,7 @@ class Stalled:
 
     @property
     def message(self) -> str:
-        """The text of the error."""
+        """The text of the error with which the run ends."""
         return f"no rank wrote anything or used CPU time for stall_timeout={self.limit:g} s: {self.stacks}"
 
 
@@ -40,7 +40,7 @@ class StartTimeout:
 
     @property
     def message(self) -> str:
-        """The text of the error."""
+        """The text of the error with which the run ends."""
         return f"the run did not start within start_timeout={self.limit:g} s: it was {self.step}"
 
 
@@ -53,7 +53,7 @@ class Unfit:
 
     @property
     def message(self) -> str:
-        """The text of the error."""
+        """The text of the error with which the run ends."""
         return no_temporary_folder(self.host, self.why)
 
 
@@ -78,7 +78,7 @@ class Preempted:
 
     Attributes:
         why: the reason, in words.
-        kept: a sentence about the last checkpoint.
+        kept: a sentence about the run's last checkpoint, for the text of the error.
         widens: whether the run goes on with more ranks.
     """
 
@@ -87,7 +87,7 @@ class Preempted:
     widens: bool = False
 
     def message(self, step: int) -> str:
-        """Return the text of the error for ranks that have stopped at ``step``."""
+        """Return the text of the run's error, for ranks that have stopped at ``step``."""
         if self.widens:
             return f"{self.why}, so all ranks have stopped at step {step}. {self.kept}"
         return f"the run was preempted: {self.why}, and all ranks have stopped at step {step}. {self.kept}"

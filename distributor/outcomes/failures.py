@@ -74,7 +74,7 @@ def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures with the root (the likely cause of the others) first, then the others in order of time.
 
     The failure of a rank that had been told to stop is the root only if all failed ranks had been told to stop. A
-    failure that looks like a consequence is the root only if nothing else can have caused it.
+    failure that looks like a consequence of another is the root only if no other failure can have caused it.
     """
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))
@@ -92,7 +92,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def is_echo(failure: Failure) -> bool:
-    """Return whether the exception's type or message says that a connection or collective has broken."""
+    """Return whether the type or message of a rank's exception says that a connection or collective has broken."""
     if failure.kind in _CONSEQUENCE_KINDS:
         return True
     pattern = _CONSEQUENCE if failure.kind in _RUNTIME_KINDS else _TRANSPORT
@@ -102,10 +102,10 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    The result is ``True`` for an exception whose type belongs to torch.distributed, or that a collective, torch's store
-    or ``runtime.should_stop`` raised. The end of the traceback shows whether torch or the user's code raised it: torch
-    raises many exceptions in C++ code, and their traceback ends with the Python line that called this code. If the
-    user's code raised the exception, the traceback ends with a ``raise`` statement.
+    An exception counts as such a failure if its type belongs to torch.distributed, or if a collective, torch's store or
+    ``runtime.should_stop`` raised it. The end of the traceback shows whether torch or the user's code raised the
+    exception: torch raises many exceptions in C++ code, and their traceback ends with the Python line that called this
+    code. If the user's code raised the exception, the traceback ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True
@@ -121,9 +121,10 @@ def is_infrastructure(failure: Failure) -> bool:
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """Return the text of a :class:`~distributor.errors.TrainingError`. ``failures`` must start with the root failure.
+    """Return the text of a :class:`~distributor.errors.TrainingError`. The cause of all ``failures`` must come first.
 
-    Each traceback is shown once, even if several ranks raised it. Mere consequences of the root get one line each.
+    Each traceback is shown once, even if several ranks have it. Mere consequences of the first failure, the root, are
+    shown in one line each, without a traceback.
     """
     root = failures[0]
     alike, *others = _alike(failures)
@@ -142,7 +143,7 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
 
 
 def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Group failures that differ only in addresses, in the order of each group's first failure."""
+    """Group failures that differ only in memory or network addresses, in the order of each group's first failure."""
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         same = (_VARYING.sub("", failure.message), _VARYING.sub("", failure.traceback))
@@ -158,10 +159,10 @@ def _who(failures: Sequence[Failure]) -> str:
 
 
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """Return a line about a group of equal failures. Add their traceback, unless one with the same frames was shown.
+    """Return a line about a group of equal failures. Add their traceback if it is new and more than a consequence.
 
     Args:
-        group: the failures.
+        group: the failures, which differ only in addresses.
         told: the frames of the tracebacks shown so far. If the group's traceback is shown, its frames are added.
     """
     first, frames = group[0], _frames(group[0])
@@ -180,7 +181,7 @@ def _frames(failure: Failure) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[str]) -> str:
-    """Return the innermost line of the user's code, such as ``train.py:40``; without user code, the innermost line."""
+    """Return where a traceback ends in the user's code, such as ``train.py:40``; without user code, where it ends."""
     found = [frame for line in frames if (frame := _FRAME.search(line))]
     own = [frame for frame in found if not stacks.is_library(frame["path"])]
     frame = (own or found)[-1]

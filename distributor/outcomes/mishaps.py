@@ -71,7 +71,8 @@ def jvm_ended(run_id: str) -> NodeLostError:
 def is_final(error: BaseException) -> bool:
     """Return whether an error already explains why all nodes were lost.
 
-    Callers must keep such an error. A ``NodeLostError`` in its place would only say which nodes were lost, not why.
+    Callers must keep an error that explains the loss of all nodes. A ``NodeLostError`` made from the names of the lost
+    nodes would not say why they were lost.
     """
     return getattr(error, "_final", False)
 

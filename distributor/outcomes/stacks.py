@@ -94,7 +94,7 @@ class Stacks(dict[int, str]):
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """Return the threads in faulthandler's text, in its order; empty if the text is not faulthandler's.
+    """Return the threads in faulthandler's text, in the text's order; empty if the text is not faulthandler's.
 
     Args:
         text: what ``faulthandler.register(...)`` writes on a signal, with ``all_threads`` or without.
@@ -146,7 +146,7 @@ def summary(stacks: Mapping[int, str]) -> str:
 
 
 def trim(text: str) -> str:
-    """Remove the main thread's outermost frames, which start a rank and are not the user's code.
+    """Return the stacks of a rank without the main thread's outermost frames, which start the rank.
 
     Return the text unchanged if nothing of the main thread would be left.
     """
@@ -169,7 +169,7 @@ def is_library(path: str) -> bool:
 
 
 def _blocks(text: str) -> list[str]:
-    """Split the text into the part before the first thread, and one part for each thread."""
+    """Split the text of a rank's stacks into the part before the first thread, and one part for each thread."""
     starts = [header.start() for header in _HEADER.finditer(text)]
     return [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)])]
 
@@ -189,7 +189,7 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _where(text: str) -> tuple[str, str]:
-    """Return what a summary says after ``rank 3``: ``" in "`` and the place, or ``": "`` and why it is unknown."""
+    """Return what a summary says after ``rank 3``: ``" in "`` and a line of code, or ``": "`` and why none is known."""
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"

@@ -34,13 +34,13 @@ MEANING = {
 
 
 def phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
-    """Return the seconds that each phase took, and their total.
+    """Return the seconds that each phase of a run took, and their total.
 
     A phase ends when the last node or rank has ended it, so the phases add up to the total.
 
     Args:
         submitted: when the run was submitted, in seconds since the epoch.
-        collected: the results of the run.
+        collected: the results of the run, with the timestamps of its job, nodes and ranks.
         now: when the results had arrived, in seconds since the epoch.
     """
     moments = dict(collected.times)

@@ -167,7 +167,7 @@ def values(
     told: Sequence[Failure] = (),
     local: bool = False,
 ) -> dict[int, Any]:
-    """Return the values that ranks have returned and sent, by rank; empty for a script or a module.
+    """Return the return values of all ranks, by rank; empty for a script or a module.
 
     Args:
         collected: the results that the scheduler returned.
@@ -236,7 +236,7 @@ def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
 
     Args:
         cause: why the driver stopped the attempt, with the failures that were reported while it went on.
-        ended: the failures that nodes reported at its end.
+        ended: the failures that nodes reported at the end of the attempt.
     """
     told = cause.failures if isinstance(cause, RankFailed) else ()
     return [*on_one_clock(ended, told), *told]
@@ -249,9 +249,10 @@ def training_error(
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
     """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
 
-    The exception is a ``StartError`` if the rank of the root failure found, before it called any user code, that its
-    node lacks something that the run needs. It is a ``GroupError`` if ranks never joined a process group of all ranks.
-    Otherwise, it is a ``TrainingError``, whose ``__cause__`` is the exception that the rank of the root failure raised.
+    The exception is a ``StartError`` if the root rank (the one whose failure caused the others) found, before it called
+    any user code, that its node lacks something that the run needs. The exception is a ``GroupError`` if ranks never
+    joined a process group of all ranks. Otherwise, the exception is a ``TrainingError``, whose ``__cause__`` is the
+    exception that the root rank raised.
 
     Args:
         failures: the failures of the run's ranks.

@@ -13,11 +13,11 @@ _LIBRARIES = ("streaming",)
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """Print a warning if several executors share the host, and this rank imports a library that does not allow this.
+    """Print a warning if several executors share this host, and this rank imports a library that does not allow this.
 
-    The libraries in :data:`_LIBRARIES` expect one process with ``LOCAL_RANK`` 0 on each host, but each executor has
-    one. There is no warning with ``local_ranks="host"``, where the ranks of all executors on a host are numbered
-    together.
+    The libraries in :data:`_LIBRARIES` expect one process with ``LOCAL_RANK`` 0 on each host, but normally each
+    executor has one. With ``local_ranks="host"``, the ranks of all executors on a host are numbered together, so there
+    is no warning.
     """
     neighbours = [other for other in placement.nodes if other.address == node.address]
     if node.by_host is None and len(neighbours) > 1 and local_rank == 0:

@@ -72,7 +72,7 @@ class Company:
     def _note(self) -> None:
         """Record that this rank trains, and whether the process group now includes all ranks of the run.
 
-        If it has ever included them, the rank does not train alone, so nothing more is recorded.
+        If a process group has ever included all ranks, the rank does not train alone, so nothing more is recorded.
         """
         if self._met:
             return

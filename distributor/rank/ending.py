@@ -1,8 +1,8 @@
 """Reports how a rank has ended: what its function, script or module returned or raised.
 
-The report is written into memory that the rank shares with its agent, so it needs no disk. Preparing the report may run
-user code (the ``__str__`` of an exception, the ``__reduce__`` of a value). Since that code might never end, there is a
-deadline.
+A rank's report is written into memory that the rank shares with its agent, so it needs no disk. Preparing the report
+may run user code (the ``__str__`` of an exception, the ``__reduce__`` of a value). Since that code might never end,
+there is a deadline.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class Account:
     def returned(self, value: Any, alone: str | None = None) -> None:
         """Report that the user's code has returned a value. A value of over :data:`SMALL_VALUE` bytes goes into a file.
 
-        If the pickling of the value makes no progress for :data:`VALUE_PATIENCE` seconds, report that the value cannot
-        be pickled, and exit.
+        If the pickling of the returned value makes no progress for :data:`VALUE_PATIENCE` seconds, report that the
+        value cannot be pickled, and exit.
 
         Args:
-            value: the value.
+            value: what the rank's function has returned; ``None`` for a script or module.
             alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
                 (``"torch"`` if it used none besides torch); otherwise ``None``.
         """
@@ -155,7 +155,7 @@ class Account:
 
 
 class _DiskError(Exception):
-    """A value cannot be written to its file."""
+    """A rank's return value cannot be written to its file."""
 
 
 class _Spill:
@@ -189,7 +189,7 @@ class _Spill:
         return len(view)
 
     def close(self) -> bytes | None:
-        """Return the value if it is small. Otherwise, complete its file and return ``None``."""
+        """Return the pickled value if it is small. Otherwise, complete its file and return ``None``."""
         if self._file is None:
             return bytes(self._memory)
         with self._disk():
@@ -198,7 +198,7 @@ class _Spill:
         return None
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the file to which the value was partly written, if there is one."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -231,7 +231,7 @@ def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _progress(spill: _Spill, late: Callable[[], object]) -> Iterator[None]:
-    """Call ``late`` in another thread if the ``with`` block writes nothing for :data:`VALUE_PATIENCE` seconds."""
+    """Call ``late`` in another thread if ``spill`` gets no data in the block for :data:`VALUE_PATIENCE` seconds."""
     done = threading.Event()
 
     def look() -> None:
@@ -259,7 +259,7 @@ def _name(error: BaseException) -> str:
 
 
 def _summary(error: BaseException) -> str:
-    """Return the exception's type and message in one line, without notes."""
+    """Return an exception's type and the first line of its message, without notes (``add_note``)."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -268,15 +268,15 @@ def _summary(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> str:
-    """Return a traceback without the exception's message, since asking for the message may run user code."""
+    """Return an exception's traceback without its message, since asking for the message may run user code."""
     return f"Traceback (most recent call last):\n{''.join(traceback.format_tb(error.__traceback__))}{_name(error)}\n"
 
 
 def printed(error: BaseException) -> str:
     """Return what Python prints for an exception.
 
-    Before Python 3.12, the module ``traceback`` leaves out suggestions such as ``Did you mean: 'print'?``. This
-    function then asks the interpreter.
+    Before Python 3.12, the module ``traceback`` leaves out suggestions such as ``Did you mean: 'print'?``. For
+    exceptions that may have suggestions, this function then asks the interpreter for the text.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
         return "".join(traceback.format_exception(error))

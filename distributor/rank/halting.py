@@ -1,7 +1,8 @@
 """Make all ranks stop at the same step, without a collective.
 
-Before a rank goes on with a step, it writes the step's number to the board, a file that it shares with its agent. Once
-the driver has proposed a step that lies ahead of all ranks, and each agent has accepted it, all ranks stop there.
+Before a rank goes on with a step, it writes the step's number to the board, a file that it shares with its agent. To
+stop the ranks, the driver proposes a step that lies ahead of all of them. Once each agent has accepted this step, all
+ranks stop there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST = 1 << 62
 
 
 def answer(step: int, head: Head) -> bool | None:
-    """Return whether a rank stops at a step; ``None`` if the nodes have not agreed yet.
+    """Return whether a rank stops at a step; ``None`` if all nodes must first agree to stop there.
 
     >>> answer(7, Head()), answer(7, Head(proposed=8)), answer(8, Head(proposed=8)), answer(9, Head(8, agreed=8))
     (False, False, None, True)
@@ -61,7 +62,7 @@ class Stopper:
         """Return whether the rank stops at a step; ``False`` in a fork of the rank.
 
         Raises:
-            StopError: the driver did not say in time whether all nodes agree to the proposed step.
+            StopError: the driver did not say in time whether all nodes agree to stop at the proposed step.
             OSError: the node's folder has been removed.
         """
         if os.getpid() != self._owner:

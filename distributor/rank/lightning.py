@@ -1,8 +1,8 @@
 """Give Lightning's Trainer and Fabric the right numbers of devices and nodes, whatever numbers the code passes.
 
-Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device at the position of its local
-rank. Under an external launcher such as this package, Lightning does not check that the product is the number of ranks.
-With wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
+Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device whose index is its local rank.
+Under an external launcher such as this package, Lightning does not check that this product is the number of ranks. With
+wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
 ``_AcceleratorConnector`` of pytorch-lightning 2.6, ``_Connector`` of its Fabric.
 """
 
@@ -79,8 +79,8 @@ class Fitting:
 
     Args:
         placement: which rank runs on which node.
-        rank: the rank.
-        local_rank: its local rank.
+        rank: this rank.
+        local_rank: this rank's local rank.
     """
 
     def __init__(self, placement: Placement, rank: int, local_rank: int) -> None:
@@ -111,7 +111,7 @@ class Fitting:
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
         """Return the ``devices`` and ``num_nodes`` that a Trainer or a Fabric gets in this rank.
 
-        The user's own values stay if the code chooses its devices or its cluster environment itself, wants one device
+        The user's own values stay if the user's code chooses devices or a cluster environment itself, wants one device
         for this rank alone, or uses an accelerator other than CPUs and CUDA GPUs.
         """
         strategy, kind = connector._strategy_flag, _kind(connector)
@@ -128,10 +128,10 @@ class Fitting:
 
 
 def _kind(connector: Any) -> str:
-    """Return the name of a connector's accelerator, which Lightning stores as a name or an object.
+    """Return the name of a Trainer's or Fabric's accelerator, which Lightning stores as a name or an object.
 
-    The accelerator may still be ``"auto"``: Fabric calls :data:`_METHOD` before it chooses an accelerator. Trainer
-    chooses an accelerator first.
+    The accelerator may still be ``"auto"``: Fabric calls the method that this module wraps before it chooses an
+    accelerator. Trainer chooses an accelerator first.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":
@@ -142,7 +142,7 @@ def _kind(connector: Any) -> str:
 
 
 def _give_own_device(connector: Any) -> None:
-    """Make Lightning use the only device in its list, although it asks for the one at position ``LOCAL_RANK``."""
+    """Make Lightning use the only device in its list of devices, although it asks for the one at ``LOCAL_RANK``."""
     choose = connector._set_parallel_devices_and_init_accelerator
 
     def chosen() -> None:

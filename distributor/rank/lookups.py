@@ -6,8 +6,8 @@ the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not a
 From torch 2.9 on, a process makes no more look-ups of host names once one look-up has failed (pytorch pull request
 159596). This module therefore makes one look-up fail. It starts a store on a Unix socket, to which a client has
 connected, and the store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the
-name of the port. The client's path is too long for such a name, so the look-up fails. It sends no query, and changes no
-setting of the resolver. Forks of the process make no look-ups either.
+name of the port. The client's path is too long for such a name, so the look-up fails. This look-up sends no query, and
+changes no setting of the resolver. Forks of the process make no look-ups either.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def switch_off(folder: str) -> None:
     of torch on a Unix socket to which a client is already connected. The store's thread looks up the name of this
     client. For a Unix socket, the name is the socket's path. The path of this client is too long for getnameinfo(3), so
     the look-up fails. The store's constructor also tries to connect to the store, but at an invalid address. It
-    therefore raises an error, which is ignored. The thread has ended when this function returns.
+    therefore raises an error, which is ignored. The store's thread has ended when this function returns.
 
     Args:
         folder: a private folder. During the call, it holds the Unix sockets of a temporary store of torch and of a
@@ -84,7 +84,7 @@ def warning(seconds: float, address: str) -> str | None:
 
 
 def switch_off_on_import(folder: str) -> None:
-    """Call :func:`switch_off` when this process imports torch's rendezvous module, if it ever does."""
+    """Call :func:`switch_off`, which ends look-ups of host names, on the import of ``torch.distributed.rendezvous``."""
     on_import(_RENDEZVOUS, lambda module: switch_off(folder))
 
 

@@ -1,8 +1,8 @@
-"""The life of one rank, which starts as a fork or a child of the launcher and ends with its outcome.
+"""The life of one rank, a process that starts as a fork or child of its node's launcher and reports its outcome.
 
-A rank drops the launcher's state (descriptors, signal handlers, numpy's seed), so that user code sees what it would see
-under ``python train.py``. It runs the function, script or module, reports its outcome to the agent, and exits with a
-code that agrees with the outcome.
+A rank drops what it has inherited (descriptors, signal handlers, numpy's seed) from the launcher, the process that
+starts ranks, so that user code sees what it would see under ``python train.py``. It runs the user's function, script or
+module, reports its outcome to its node's agent, and exits with a code that agrees with the outcome.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Drop what this process has inherited from the launcher, and set up the rank's own environment."""
+    """Drop what this process has inherited from the launcher, its parent, and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
     for number in (signal.SIGTERM, signal.SIGHUP, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
@@ -132,11 +132,11 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 
 
 def _close_connections() -> None:
-    """Close sockets and pidfds that a fork has inherited from the launcher. They would keep its ports open.
+    """Close sockets and pidfds that a fork has inherited from the launcher. They would keep the launcher's ports open.
 
-    Other descriptors stay open. If they were closed, code that does not know this would still use their numbers. By
-    then, the numbers could belong to files of the rank. For example, libuv's fork handler writes to its signal pipe,
-    and ``std::random_device`` reads from ``/dev/urandom``.
+    Descriptors of other kinds stay open. If they were closed, code that does not know this would still use their
+    numbers, which could by then belong to files of the rank. For example, libuv's fork handler writes to its signal
+    pipe, and ``std::random_device`` reads from ``/dev/urandom``.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -189,10 +189,10 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
     """Print an exception, as the interpreter does when a program ends with it.
 
-    The text that Python prints goes into a separate file and not to stderr: the driver shows it in the error that it
-    raises, and on stderr it would appear in the rank's output as well. If the user has set ``sys.excepthook`` or
-    redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or Python's own) prints
-    the exception instead, like other output of the process.
+    The text that Python prints goes into a separate file and not to stderr: the driver shows the text in the error that
+    it raises, and on stderr the text would appear in the rank's output as well. If the user has set ``sys.excepthook``
+    or redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or Python's own)
+    prints the exception instead, like other output of the process.
 
     Args:
         order: the agent's order, which says what the ranks of this node run.
@@ -302,8 +302,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    A script inside the shipped working directory runs from there, any other script from its shipped copy. Without a
-    shipped copy, the driver's own file runs.
+    A script inside the working directory that was sent to the node runs from there, any other script from its own copy
+    on the node. Without a copy, the driver's own file runs.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
@@ -334,8 +334,8 @@ def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
     A rank that has failed exits after at most :data:`_FAILED_PATIENCE` seconds, even if its threads or callbacks still
-    run, because the other ranks wait for it in collectives. For a rank that has returned, there is no such limit. At
-    the end, it waits for the other ranks, for a few seconds at most (see :mod:`distributor.rank.parting`).
+    run, because the other ranks wait for it in collectives. A rank that has returned has no such limit. At the end, it
+    waits for the other ranks, for a few seconds at most (see :mod:`distributor.rank.parting`).
     """
     if code != 0 and account.is_mine:
         _end_soon(code)

@@ -36,7 +36,7 @@ class Writer:
     """Writes the reports of one rank in one attempt.
 
     Args:
-        path: path of the file.
+        path: path of the file to which the reports are written.
         room: maximum total size of the reports that are kept for the rank, in bytes.
         attempt: number of the attempt.
     """
@@ -52,7 +52,7 @@ class Writer:
         self._left_out: Report | None = None
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Write a report. Do nothing in a fork of the rank.
+        """Write a report of values and of the step that training has reached. Do nothing in a fork of the rank.
 
         Each time the reports that are kept for the rank exceed their maximum size, the driver drops every second one of
         them, and this rank writes only half as many reports from then on.
@@ -78,12 +78,12 @@ class Writer:
             self._write(line)
 
     def committed(self, step: int, path: str) -> None:
-        """Write that a checkpoint has been committed."""
+        """Write to the file of reports that a checkpoint has been committed."""
         with self._lock:
             self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
 
     def spent(self, what: str, seconds: float) -> None:
-        """Write how long a call has taken. Do nothing in a fork of the rank."""
+        """Write how long a call that saves or loads a checkpoint has taken. Do nothing in a fork of the rank."""
         if os.getpid() == self._owner:
             with self._lock:
                 self._write(pack_spent(Spent(self._attempt, what, seconds)))
@@ -96,7 +96,7 @@ class Writer:
                 self._left_out = None
 
     def _write(self, line: bytes) -> None:
-        """Append a line. If the disk is full, the report is lost, and training goes on."""
+        """Append a line to the file of reports. If the disk is full, the report is lost, and training goes on."""
         data = b"\n" + line if self._torn else line
         try:
             done = os.write(self._file.descriptor(), data)
@@ -185,7 +185,7 @@ def _name(name: Any) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a value as a number. The value may be a tensor or an array of one element."""
+    """Return a reported value as a number. The value may be a tensor or an array of one element."""
     number = as_number(value)
     if number is not None:
         with suppress(OverflowError):

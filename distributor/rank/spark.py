@@ -39,7 +39,7 @@ def _replace(_gateway: ModuleType) -> None:
     """Make pyspark's function ``launch_gateway``, which starts a JVM, raise an error.
 
     ``launch_gateway`` is replaced in its own module and in the other modules of pyspark that have imported it. These
-    may be loaded already, because a rank may be a fork of a process that has imported pyspark.
+    modules may be loaded already, because a rank may be a fork of a process that has imported pyspark.
     """
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):

@@ -1,8 +1,8 @@
 """Warn about code that starts its own training processes. In a rank, these may wait for each other in vain.
 
-Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. The processes inherit the
-rank's environment, which says that another process serves the rendezvous. As a result, none of them serves it, and all
-wait for half an hour.
+Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. In a rank, these processes
+inherit the rank's environment, which says that another process serves the rendezvous. As a result, none of them serves
+it, and all wait for half an hour.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _INTERVAL = 1.0
 
 
 def watch() -> None:
-    """Report what the trainers log from now on. They need not be imported yet."""
+    """Report what Transformers' and Lightning's Trainers log from now on. These Trainers need not be imported yet."""
     on_import("transformers.trainer", _watch_transformers)
     for module in _LIGHTNING:
         on_import(module, _watch_lightning)
@@ -78,7 +78,7 @@ def _total(trainer: Any) -> int | None:
 
 
 def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
-    """Report the logged values that are numbers, and ignore the others."""
+    """Report those values that a Trainer has logged that are numbers, and ignore the others."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements

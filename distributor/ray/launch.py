@@ -18,10 +18,10 @@ class Ray:
     """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
 
     ``num_processes`` is the number of Ray workers that fit into the cluster. Each node offers Ray the CPUs and GPUs
-    that the workers on this node need. The function runs on node 0. There, ``ray.init()`` joins the cluster. If the
-    function does not call ``ray.init()``, Ray itself does so at its first use. ``run()`` returns what the function
-    returns, and the cluster ends with the function. The cluster accepts only processes that have its token, which are
-    the processes of the run.
+    that the workers on this node need. The user's function runs on node 0. There, ``ray.init()`` joins the cluster. If
+    the function does not call ``ray.init()``, Ray itself does so when Ray is first used. ``run()`` returns what the
+    function returns, and the cluster ends with the function. The cluster accepts only processes that have the cluster's
+    token, which are the processes of the run.
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
@@ -39,7 +39,7 @@ class Ray:
     object_store_memory: int | str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> RayNodes:
-        """Check the options, and return the object that starts Ray on the nodes.
+        """Check ``object_store_memory``, and return the launch path that becomes part of the job.
 
         Raises:
             ConfigurationError: the size of the object store is invalid.

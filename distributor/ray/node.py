@@ -1,4 +1,4 @@
-"""The companion, a process beside the ranks, that starts Ray on a node with ``ray start``, and ends it."""
+"""The companion: a process beside the ranks that starts Ray on a node with ``ray start``, and ends Ray."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def serve(
 
     Args:
         head: address and port of Ray's head; ``None`` if this node is the head.
-        arguments: the arguments of ``ray start``.
+        arguments: further arguments of ``ray start``, such as resources, addresses and ports.
         temporary: the folder for Ray's files.
-        ready: called once the node is part of the cluster.
+        ready: called once the node is part of the Ray cluster.
     """
     if (refused := too_old(metadata.version("ray"))) is not None:
         sys.exit(refused)
@@ -59,9 +59,9 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is refused; ``None`` if it is not.
+    """Return why a version of Ray is refused; ``None`` if the version is accepted.
 
-    Ray must accept only clients that have the run's secret token. Old versions also accept clients without it.
+    Ray must accept only clients that have the run's secret token. Old versions also accept clients without this token.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")
@@ -77,7 +77,7 @@ def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, st
 
     Args:
         environ: this process's environment.
-        path: its import path.
+        path: this process's import path, ``sys.path``.
 
     >>> environment({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "1", "HOME": "/root"}, ["/job", "", "/lib"])
     {'HOME': '/root', 'PYTHONPATH': '/job:/lib'}

@@ -1,4 +1,4 @@
 """Carries out a run on the driver, from its start to its end.
 
-The modules may import ``schedulers.base``, ``display``, ``files``, ``outcomes`` and ``channel``.
+The package's modules may import ``schedulers.base``, ``display``, ``files``, ``outcomes`` and ``channel``.
 """

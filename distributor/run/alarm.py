@@ -31,15 +31,15 @@ class Alarm:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread. Functions that are already due are called now."""
+        """Start the thread that calls the functions. Functions that are already due are called at once."""
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
     def after(self, delay: float, call: Callable[[], object], key: Hashable = None) -> None:
         """Call a function after ``delay`` seconds. Do nothing if the alarm is closed.
 
         Args:
-            delay: number of seconds.
-            call: the function.
+            delay: number of seconds to wait before the call.
+            call: the function, which gets no arguments.
             key: identifies the purpose of the call. Of several pending calls with the same key, only the one
                 that is due first is made.
         """
@@ -53,7 +53,7 @@ class Alarm:
             self._changed.notify()
 
     def close(self) -> None:
-        """Drop the calls that are not due yet, and let the thread end. Does not wait for a call in progress."""
+        """Drop all pending calls, and let the alarm's thread end. Does not wait for a call in progress."""
         with self._changed:
             self._closed = True
             self._due.clear()

@@ -23,7 +23,7 @@ class Line(Protocol):
     """The interface through which an attempt sends requests to its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks. Pass them to ``then`` once all have arrived, or after a time limit."""
+        """Ask all ranks for their stacks. Pass an event with them to ``then``, at the latest after a time limit."""
 
     def rest(self, port: int | None) -> None:
         """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.
@@ -56,15 +56,15 @@ class Attempt:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Set the first deadlines."""
+        """Begin the attempt: set its first deadlines, such as the one for its start."""
         with self._lock:
             actions = self.state.begin()
         self._perform(actions)
 
     def on(self, event: Event) -> bool:
-        """Tell the state about an event, and perform the actions that it returns.
+        """Pass an event to the attempt's state, and perform the actions that the state returns.
 
-        Return ``False`` if the attempt had already ended.
+        Return ``True``, or ``False`` if the attempt had already ended.
         """
         with self._lock:
             live = not isinstance(self.state.phase, state.Ended)

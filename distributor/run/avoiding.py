@@ -1,4 +1,4 @@
-"""Decide which hosts a run's next job avoids: hosts on which at least two of its attempts failed. Pure functions."""
+"""Decide which hosts a run's next job avoids: hosts on which two of the run's attempts failed. Pure functions."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Callbacks:
         return threading.current_thread() is self._thread
 
     def start(self, run: Any) -> None:
-        """Start the thread, which calls ``on_start`` first. Do nothing if there are no callbacks."""
+        """Start the thread that calls the callbacks, ``on_start`` first. Do nothing if there are no callbacks."""
         if self._callbacks:
             self._new()  # the first call begins to collect rows, for later calls
             self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
@@ -60,7 +60,7 @@ class Callbacks:
         self._events.put((name, arguments))
 
     def close(self) -> None:
-        """Call ``on_end`` after all pending calls, and wait for at most a minute until it returns."""
+        """Call ``on_end`` after all pending calls, and wait for at most a minute until all calls have returned."""
         thread = self._thread
         if thread is None:
             return

@@ -152,7 +152,7 @@ class TellNodes:
 
 @dataclass(frozen=True)
 class EndJob:
-    """End the job through the scheduler, without regard for the grace period."""
+    """End the job through the scheduler, even if the ranks' grace period has not passed."""
 
 
 @dataclass(frozen=True)

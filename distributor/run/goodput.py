@@ -31,7 +31,7 @@ class Course:
     Attributes:
         step: the last step that a rank has reported, or of which it has committed a checkpoint; ``None`` if there is
             no such step.
-        first: when the first such step was reported or committed, in seconds since the epoch.
+        first: when the first step of the attempt was reported or committed, in seconds since the epoch.
         passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
             the epoch.
         saving, loading: number of seconds that rank 0 has spent in calls that save and load checkpoints.
@@ -53,7 +53,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Goodput:
-    """How a run, or one attempt of it, has spent its time, in seconds. The parts add up to the whole time.
+    """How a run, or one attempt of it, has spent its time, in seconds. The attributes add up to the whole time.
 
     Attributes:
         training: time in steps that no earlier attempt had done.
@@ -61,7 +61,7 @@ class Goodput:
         starting: time from the end of ``waiting`` until the first step of each attempt, without ``loading``.
         loading: time that rank 0 spent in calls that load checkpoints.
         saving: time that rank 0 spent in calls that save checkpoints.
-        redoing: time in steps that an earlier attempt had done, but whose results were lost when it failed.
+        redoing: time in steps that an earlier attempt had done, but whose results were lost when that attempt failed.
         stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
         stopping: time from the failure of an attempt until its ranks had ended.
 
@@ -81,7 +81,7 @@ class Goodput:
 
     @property
     def total(self) -> float:
-        """The whole time of the run or attempt, in seconds: the sum of the parts, such as ``training``."""
+        """The whole time of the run or attempt, in seconds: the sum of ``training`` and all other attributes."""
         return sum(self._parts())
 
     @property
@@ -109,7 +109,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
         course: the progress that its ranks have reported.
         now: the current time, or when the attempt ended.
         ahead: what to add to the driver's clock to get seconds since the epoch.
-        stall: number of seconds without activity, if a stall ended the attempt.
+        stall: number of seconds without activity, if a stall ended the attempt; otherwise 0.
 
     >>> told = Course(30, 120.0, 124.0, saving=1.0, loading=2.0)
     >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0, ahead=100.0))

@@ -75,7 +75,7 @@ class Agreement:
         return True
 
     def note_outcomes(self, halted: Mapping[int, int]) -> None:
-        """Record the steps at which ranks have stopped, by rank, as their outcomes report them."""
+        """Record the steps at which ranks have stopped, by rank, as the results of the job report them."""
         self._halted.update(halted)
 
     @property

@@ -102,7 +102,7 @@ class Run:
     def withdraw(self) -> bool:
         """End the run before its thread executes it. If the thread has already begun, do nothing and return ``False``.
 
-        If the thread that executes the run begins only after this call, it does nothing.
+        If the thread that executes the run begins only after this call, the thread does nothing.
         """
         if not self._life.begin():
             return False
@@ -117,7 +117,10 @@ class Run:
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
-        """Show the live status in the current cell too. If that is not possible, make IPython use ``_repr_html_``."""
+        """Show the run's live status in the current notebook cell too, besides the cell that started the run.
+
+        If that is not possible, make IPython show the HTML of ``_repr_html_`` instead of a live status.
+        """
         if not self._display.show_again(self.snapshot()):
             raise NotImplementedError
 
@@ -139,7 +142,7 @@ class Run:
 
     @property
     def num_processes(self) -> int:
-        """The number of processes of the current attempt; before the first attempt, the smallest allowed number."""
+        """Number of processes of the current attempt; before the first, the smallest number that the user allows."""
         return self._current.resources.num_processes
 
     @property
@@ -172,16 +175,16 @@ class Run:
         call      until the last rank has called the function
         function  until the last function has returned, including the setup of process groups
         exit      until all ranks have ended
-        collect   until the values are on the driver
+        collect   until the return values are on the driver
         total     all phases together
         ========  =====================================================================================
 
-        An agent is the process on a node that starts and watches its ranks. Its launcher is the process that forks the
-        ranks. A warm process has imported torch, and stays to start later runs sooner.
+        An agent is the process on a node that starts and watches the node's ranks. Its launcher is the process that
+        forks the ranks. A warm process has imported torch, and waits for later runs, so that they start sooner.
 
         A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
-        Local mode has no tasks, so Spark's phases take no time. If a run has submitted several jobs because it lost
-        nodes, the phases are those of the last job.
+        In local mode, the phases ``schedule``, ``worker`` and ``exchange`` take no time. If a run has submitted several
+        jobs, for example because it lost nodes, the phases are those of the last job.
         """
         return dict(self._supervisor.timings)
 
@@ -207,7 +210,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """All ``runtime.report()`` calls of ranks so far: rows with attempt, step, time, rank and values.
+        """What ranks have reported so far with ``runtime.report()``: rows with attempt, step, time, rank and values.
 
         Example:
             >>> run.metrics.to_pandas()  # doctest: +SKIP
@@ -220,7 +223,7 @@ class Run:
     def latest_metrics(self) -> dict[str, float]:
         """The newest value of each metric that ranks have reported in the latest attempt, by name.
 
-        If several ranks report the same name, the lowest rank's value counts.
+        If several ranks report the same metric, the lowest rank's value counts.
         """
         return self._supervisor.reports.latest
 
@@ -235,7 +238,7 @@ class Run:
         return self._supervisor.reports.progress
 
     def plot(self) -> Figure:
-        """Return a figure of the reported metrics, with one plot for each name. Notebooks display it.
+        """Return a figure of the reported metrics, with one plot for each metric. Notebooks display the figure.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
@@ -317,15 +320,15 @@ class Run:
         return [self._verdict.values.get(rank) for rank in range(self._current.world_size)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
-        """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.
+        """Stop all ranks with SIGTERM and, after ``grace_period`` seconds, SIGKILL.
 
-        Returns at once; use ``wait`` to wait for the end. A run that is already stopping keeps its first reason: if a
-        rank has failed, its failure remains the error.
+        Returns at once; use ``wait`` to wait for the end. If the run is already stopping, the first reason for that
+        counts: if a rank has failed, this failure remains the run's error.
 
         Args:
-            why: the reason that the live status shows.
+            why: the reason for the end of the run, which the live status shows.
             say_where: log where in the code the ranks are (default: no). This helps a user who interrupts a hang. Ranks
-                get a quarter of a second to report it before they are stopped.
+                get a quarter of a second to report where they are before they are stopped.
         """
         if say_where:
             self._supervisor.say_where()
@@ -334,8 +337,9 @@ class Run:
     def stop(self, timeout: float | None = None) -> None:
         """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
 
-        ``runtime.should_stop`` returns ``True`` on all ranks at the same step. The values that the ranks then return
-        are the result of the run. If the attempt fails after this call, no other attempt follows.
+        After this call, ``runtime.should_stop`` returns ``True`` on all ranks at the same step. The values that the
+        ranks then return are the result of the run. If the current attempt fails after this call, no other attempt
+        follows.
 
         Args:
             timeout: number of seconds after which the run is cancelled if it has not ended; ``None`` (default) waits
@@ -354,7 +358,7 @@ class Run:
     def kill(self) -> None:
         """Kill all ranks without a grace period, even if a grace period has already begun. Returns at once.
 
-        A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
+        A node that the driver cannot reach is stopped through Spark, and its ranks still get ``grace_period`` seconds.
         """
         self._supervisor.on(events.Kill())
 
@@ -393,7 +397,7 @@ class Run:
         return self.snapshot(), bool(self._callers.waiting)
 
     def _execute(self) -> None:
-        """Run the job to its end, in a thread of its own."""
+        """Run the job to its end. The run calls this method in a thread that it starts for this purpose."""
         if not self._life.begin():
             return
         try:
@@ -414,7 +418,7 @@ class Run:
                 self._life.done.set()
 
     def _tell_end(self) -> None:
-        """Make sure that a failure is shown: by the exception if a caller waits for the result, otherwise by a note."""
+        """Show the run's failure in a printed line, unless an exception (if a caller waits) or the view shows it."""
         error = self._verdict.error
         failures = error.failures if isinstance(error, TrainingError) else ()
         self._display.logs.release(failure.rank for failure in failures if failure.traceback)
@@ -433,7 +437,7 @@ class _Callers:
     Attributes:
         waiting: callers that wait for the run's end.
         asking: callers that wait for the run's result, and get an exception if the run fails.
-        untold: why the run failed, until a caller has received the error.
+        untold: a text that says why the run failed, until a caller has received the error.
     """
 
     waiting: list[object] = field(default_factory=list)
@@ -443,7 +447,7 @@ class _Callers:
     @staticmethod
     @contextmanager
     def counted(callers: list[object]) -> Iterator[None]:
-        """Count a caller while it waits. Use no lock, since Ctrl-C at the wrong moment would leave the lock taken."""
+        """Keep an entry in ``callers`` while a caller waits. Take no lock: Ctrl-C could prevent its release."""
         caller = object()
         callers.append(caller)
         try:
@@ -454,7 +458,7 @@ class _Callers:
 
 @dataclass
 class _Life:
-    """Whether a run has begun (or was withdrawn before it began), whether its end is known, and whether it is over."""
+    """Whether a run has begun (or was withdrawn before that), whether its result is known, and whether it is over."""
 
     decided: bool = False
     done: threading.Event = field(default_factory=threading.Event)

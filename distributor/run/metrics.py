@@ -27,7 +27,7 @@ class Row(NamedTuple):
         attempt: the attempt in which the report was made, from 0.
         step: the step that the rank reported; ``None`` if it reported no step.
         time: when the report was made, in seconds since the epoch, by the clock of the rank's host.
-        rank: the rank.
+        rank: the rank that made the report.
         values: the reported values, by name.
     """
 
@@ -44,8 +44,8 @@ class Metrics(Sequence[Row]):
 
     Attributes:
         rows: one row for each report.
-        dropped: number of reports that were left out: a rank reported too much and its reports were thinned out, or a
-            disk was full.
+        dropped: number of reports that ``rows`` lacks, because a rank reported too much to keep each of its reports, or
+            because a disk was full.
 
     Example:
         >>> metrics = Metrics((Row(0, 1, 10.0, 0, {"loss": 0.5}), Row(0, 2, 11.0, 0, {"loss": 0.25})))
@@ -78,12 +78,12 @@ class Metrics(Sequence[Row]):
 
     @property
     def names(self) -> list[str]:
-        """The names of all values, in the order in which they were first reported."""
+        """The names of all reported values, in the order in which they were first reported."""
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each metric, by name. If several ranks report a name, the lowest rank's value counts."""
+        """The newest value of each metric, by name. If several ranks report it, the lowest rank's value counts."""
         found: dict[str, tuple[int, float]] = {}
         for row in self.rows:
             for name, value in row.values.items():
@@ -92,10 +92,10 @@ class Metrics(Sequence[Row]):
         return {name: value for name, (_, value) in found.items()}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row for each report: attempt, step, time, rank, and a column for each name.
+        """Return a DataFrame with a row for each report: attempt, step, time, rank, and a column for each metric.
 
-        Missing values are NaN. If ranks report a name such as ``time``, which is a column already, its column is
-        ``value.time``.
+        Missing values of metrics are NaN, and missing steps ``pandas.NA``. A metric with the name of another column,
+        such as ``time``, is in the column ``value.time``.
 
         Raises:
             ConfigurationError: pandas is not installed.
@@ -133,7 +133,7 @@ class Metrics(Sequence[Row]):
         return columns
 
     def plot(self) -> Figure:
-        """Return a figure with a plot for each name: its values by step, or by time if a report has no step.
+        """Return a figure with a plot for each metric: its values by step, or by time if a report of it has no step.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

@@ -41,7 +41,7 @@ class Nodes:
 
     Args:
         before: which ranks ran on which hosts in the run's previous job. Until a node of this job has reported where
-            ranks run now, :meth:`host_of` takes hosts from here.
+            ranks run now, :meth:`host_of` takes hosts from ``before``.
     """
 
     def __init__(self, before: Placement | None = None) -> None:
@@ -59,8 +59,8 @@ class Nodes:
         """Record that a node is importing a module. The node's agent need not be running yet.
 
         Args:
-            name: the node.
-            module: the module, or "" once the node has finished importing.
+            name: the name of the node's executor.
+            module: the module's name, or "" once the node has finished importing.
             nodes: number of nodes of the run.
         """
         self._expected = nodes
@@ -92,8 +92,9 @@ class Nodes:
         """Record that a node has stopped its ranks and now waits for the driver's decision about another attempt.
 
         Args:
-            name: the node.
-            port: the port that the node offers. If another attempt follows, all ranks meet at the port of node 0.
+            name: the name of the node's executor.
+            port: the port that the node offers as a meeting point. If another attempt follows, all ranks meet at the
+                port of node 0.
             unable: whether the node could not start its ranks. It could not start them in another attempt either.
         """
         state = self._states[name]
@@ -125,12 +126,12 @@ class Nodes:
         return not before
 
     def widowed(self, name: str) -> None:
-        """Record that a node's Spark task is gone, but that the node's ranks had succeeded. The node is not lost."""
+        """Record that a node's Spark task ended after the node's ranks had succeeded. Such a node is not lost."""
         self._states[name].widowed = True
 
     @property
     def widows(self) -> list[str]:
-        """The nodes whose agent still runs after their ranks have succeeded, although their Spark task has ended."""
+        """Nodes whose ranks have succeeded and whose agent, which watched the ranks, outlives the Spark task."""
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
@@ -176,8 +177,8 @@ class Nodes:
     def all_rest(self) -> bool:
         """Whether at least one node waits for a decision about another attempt, and no node still has ranks.
 
-        A node that has stopped its ranks waits for this decision. Nodes that have ended or are lost do not count: they
-        have no ranks, and wait for nothing.
+        A node that has stopped its ranks waits for the driver to decide whether another attempt follows. Nodes that
+        have ended or are lost do not count: such nodes have no ranks, and wait for nothing.
         """
         states = self._of_placement()
         return any(state.port is not None for state in states) and all(
@@ -186,7 +187,7 @@ class Nodes:
 
     @property
     def next_port(self) -> int | None:
-        """The port where all ranks can meet in another attempt; ``None`` unless all nodes wait and can start ranks."""
+        """Port where all ranks can meet in another attempt; ``None`` unless all nodes are ready to start them again."""
         states = self._of_placement()
         able = all(state.port is not None and not state.unable for state in states)
         return states[0].port if states and able else None
@@ -200,7 +201,8 @@ class Nodes:
         """Return whether there was a moment at which all ranks of all nodes had been idle for ``limit`` seconds.
 
         Call this after each heartbeat of a node, with the node's ``name``. Nodes send heartbeats at different moments.
-        So once all nodes seem idle, the result is ``True`` only after one more heartbeat of each node has confirmed it.
+        So once all nodes seem idle, the result is ``True`` only after one more heartbeat of each node has confirmed
+        that the node is idle.
         """
         if self.placement is None:
             return False

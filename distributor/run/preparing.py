@@ -62,7 +62,7 @@ class Preparing:
         )
 
     def _waiting_for(self, submission: Submission) -> Step | None:
-        """Return what the job waits for. Cache the scheduler's answer briefly: it takes several calls to Spark."""
+        """Return what the job waits for. Cache the scheduler's answer: asking takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:
             with suppress(Exception):  # calls fail while Spark's context stops

@@ -1,6 +1,6 @@
 """Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
 
-The reports, committed checkpoints and ends of attempts are passed on to the user's callbacks.
+The user's callbacks get these reports, too, and committed checkpoints and the ends of attempts.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class _Stream:
 
 
 class Reports:
-    """Receives the ranks' reports in pieces. A piece may arrive again, for example after the channel broke.
+    """Receives the ranks' reports in pieces. A piece may arrive again, for example after a connection broke.
 
     Args:
         world_size: number of ranks.
-        attempts: number of attempts that the run may make.
+        attempts: number of attempts that the run may make. Reports of later attempts are ignored.
     """
 
     def __init__(self, world_size: int, attempts: int) -> None:
@@ -229,7 +229,7 @@ class Reports:
     def new(self) -> tuple[News, ...]:
         """Return what has arrived since the last call: rows of metrics, committed checkpoints and ended attempts.
 
-        The first call returns nothing: it begins the collection, so that a run without callbacks collects nothing.
+        The first call returns nothing: it begins the collection, so that a run without callbacks collects no news.
         """
         with self._lock:
             news, self._new = tuple(self._new or ()), []
@@ -247,7 +247,7 @@ class Reports:
     def latest(self) -> dict[str, float]:
         """The newest value of each metric in the latest attempt, by name.
 
-        If several ranks report a name, the lowest rank's value counts.
+        If several ranks report the same metric, the lowest rank's value counts.
         """
         with self._lock:
             return {name: value for name, (_, value) in self._newest.items()}

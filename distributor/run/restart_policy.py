@@ -28,13 +28,13 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
 
     The ranks are started again after a stall, after ranks have stopped at different steps, and after failures of ranks
     that ``restart_on`` covers. They are not started again on the same nodes if the run was cancelled, was not up within
-    ``start_timeout``, or lost a node. A new job may follow instead; see :func:`again_in_new_job`.
+    ``start_timeout``, or lost a node. Unless it was cancelled, a new job may follow; see :func:`again_in_new_job`.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
         failures: the failures of ranks that nodes have reported.
         attempt: number of the attempt that failed, from 0.
-        recovery: the user's options.
+        recovery: the user's options for restarts.
 
     >>> killed = Failure(1, 1, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
     >>> again(RankFailed(), [killed], 0, Recovery(1)), again(RankFailed(), [killed], 1, Recovery(1))
@@ -55,9 +55,9 @@ def again_in_new_job(
     """Return whether to submit a new job after a job has ended with an error.
 
     Args:
-        error: the error with which the run would end.
+        error: the error with which the run ends if no new job follows.
         attempt: number of the job's last attempt, from 0.
-        recovery: the user's options.
+        recovery: the user's options for restarts.
         widens: whether ranks have stopped so that the run can go on with more ranks.
         excused: number of earlier attempts that do not count as failed, because ranks were preempted or
             stopped to go on with more ranks. ``recovery`` allows one restart more for each of them.
@@ -90,9 +90,9 @@ def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     another rank may have broken it, and no attempt follows such an exception unless ``restart_on="any"``.
 
     Args:
-        cause: what is known so far.
+        cause: why the driver stops the attempt, as far as it is known.
         attempt: number of the attempt, from 0.
-        recovery: the user's options.
+        recovery: the user's options for restarts.
 
     >>> echo = Failure(1, 1, "host-a", "RuntimeError", "Connection closed by peer")
     >>> surely_again(NodeLost(("host-b",), (echo,)), 0, Recovery(1)), surely_again(RankFailed((echo,)), 0, Recovery(1))
@@ -125,8 +125,8 @@ def is_stuck(steps: Sequence[int | None]) -> bool:
     """Return whether the last three attempts have reached no later step than the attempts before them.
 
     Args:
-        steps: the last step of each attempt that has ended, in order; ``None`` if it reported and committed no step. If
-            no attempt has a step, the result is ``False``.
+        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt that reported and
+            committed no step. If no attempt has a step, the result is ``False``.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)

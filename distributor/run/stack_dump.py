@@ -30,7 +30,7 @@ class Dumps:
         self._closed = False
 
     def ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump:
-        """Return a new request. The caller sends it to all nodes.
+        """Return a new request for the ranks' stacks. The caller sends it to all nodes.
 
         Args:
             timeout: number of seconds that ranks get to answer.
@@ -43,7 +43,7 @@ class Dumps:
         return Dump(number, all_threads, timeout)
 
     def answer(self, answer: Answer) -> None:
-        """Record a rank's answer. Ignore it if the rank has already answered, or if no caller waits for it any more."""
+        """Record a rank's answer, unless the rank has already answered or the answers were already returned."""
         with self._changed:
             answers = self._answers.get(answer.number)
             if answers is None or answer.rank in answers or answer.rank not in range(self._world_size()):
@@ -56,13 +56,13 @@ class Dumps:
             then()
 
     def wait(self, request: Dump, timeout: float) -> Stacks:
-        """Wait until all ranks have answered, for at most ``timeout`` seconds, and return their answers."""
+        """Wait until all ranks have answered ``request``, for at most ``timeout`` seconds, and return their answers."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over(request), timeout)
             return self._taken(request)
 
     def take(self, request: Dump) -> Stacks | None:
-        """Return the answers that have arrived so far; ``None`` if they have already been returned."""
+        """Return the answers to ``request`` that have arrived so far; ``None`` if they have already been returned."""
         with self._changed:
             return self._taken(request) if request.number in self._answers else None
 

@@ -1,7 +1,8 @@
 """The state of one attempt: an event goes in, and the actions to perform come out.
 
 Pure: nothing here waits, asks for the time, or touches a thread, a process or a socket.
-:class:`~distributor.run.attempt.Attempt` brings the events and performs the actions.
+:class:`~distributor.run.attempt.Attempt` passes the attempt's events to this code, and performs the actions that it
+returns.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The ranks are being stopped, and have ``grace`` seconds from ``since`` on. ``reason`` is text for users."""
+    """The ranks are being stopped, with ``grace`` seconds from ``since`` on to end. ``reason`` is text for users."""
 
     since: float
     cause: Cause
@@ -113,7 +114,7 @@ _ALIVE = (Waiting, Starting, Running)
 
 
 def status_of(phase: Phase) -> Status:
-    """Return the status that users see in a phase."""
+    """Return the status that users see in a phase of an attempt."""
     return phase.status if isinstance(phase, Ended) else Status[type(phase).__name__.upper()]
 
 
@@ -162,14 +163,14 @@ class AttemptState:
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the failure that caused the others, even if it was not reported first."""
+        """Why the attempt failed, in words: the failure that caused all others, even if it was not the first report."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
         return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
 
     def begin(self) -> list[Action]:
-        """Return the first actions of the attempt."""
+        """Return the first actions of the attempt, such as setting the deadline for its start."""
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)
         new = self.nodes.placement is None
         return [start, Arm(Deadline.REACH, self._margins.look)] if new else [start]
@@ -181,7 +182,7 @@ class AttemptState:
 
     @property
     def status(self) -> Status:
-        """The status that users see."""
+        """The status that users see during the attempt."""
         return status_of(self.phase)
 
     def on(self, event: Event, now: float) -> list[Action]:
@@ -291,7 +292,7 @@ class AttemptState:
         return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
-        """If a new job of this run could have more ranks, ask all ranks to stop together, so that it can start."""
+        """If a new job of this run could have more ranks, ask all ranks to stop together, to make way for that job."""
         now = self._job.resources.num_processes
         if not ranks or self.agreement.begun or self.wish is not None:
             return self._look_for_room()
@@ -430,7 +431,7 @@ class AttemptState:
         return self._stop(StartTimeout(self._job.deadlines.start_timeout, step), "start_timeout has passed", now)
 
     def _on_reach(self, asked: Asked, now: float) -> list[Action]:
-        """Warn early if no node reaches the driver. Nodes can say so only at the run's end, maybe days later."""
+        """Warn early if no node reaches the driver. Nodes can report this only at the run's end, maybe days later."""
         if asked.reached:
             return []
         if asked.address is None and asked.step is None and isinstance(self.wish, Halt):

@@ -1,4 +1,4 @@
-"""Submits one job to a scheduler, sends orders to the job's nodes, and asks the scheduler about the job or ends it."""
+"""Submits one job to a scheduler, sends orders to the job's nodes, and asks the scheduler about it or to end it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Submission:
     """The submission of one job to a scheduler. If the run goes on in a new job, the run makes another submission.
 
     Args:
-        job: the job.
+        job: the job to submit.
         scheduler: runs this job, and no other job.
         alarm: a timer with a thread of its own. The job is cancelled in this thread, because ``Scheduler.cancel`` may
             block.
@@ -67,14 +67,15 @@ class Submission:
         return made
 
     def fit(self, wanted: Callable[[], bool]) -> None:
-        """Give the job as many ranks as free slots allow.
+        """Give the job as many ranks as the cluster's free task slots allow.
 
-        If there are too few free slots even for the smallest number of ranks that the user allows, wait for more. If
-        more slots may come soon, wait a few seconds for these, too. Stop waiting once ``wanted()`` is false. Do nothing
-        if the number of ranks is fixed.
+        If there are too few free task slots even for the smallest number of ranks that the user allows, wait for more
+        slots. If more slots may come soon, wait a few seconds for these, too. Stop waiting once ``wanted()`` is false.
+        Do nothing if the number of ranks is fixed.
 
         Raises:
-            ConfigurationError: the launch path refuses every number of ranks that the user and the free slots allow.
+            ConfigurationError: the launch path (the way to start ranks, such as torchrun's) refuses every number of
+                ranks that the user and the free slots allow.
         """
         if self._resize is None or self.job.widths is None:
             return
@@ -93,10 +94,12 @@ class Submission:
     def _widest(self, room: int | None, waited: float = SETTLE) -> Job | None:
         """Return the job with as many ranks as fit into free slots; ``None`` if it should wait for more slots.
 
-        ``room`` and ``waited`` are as for :func:`widths`.
+        ``room`` is the number of ranks that free slots can host, and ``waited`` the number of seconds since this number
+        last grew; see :func:`widths`.
 
         Raises:
-            ConfigurationError: the launch path refuses every number of ranks that the user and the free slots allow.
+            ConfigurationError: the launch path (the way to start ranks, such as torchrun's) refuses every number of
+                ranks that the user and the free slots allow.
         """
         assert self._resize is not None and self.job.widths is not None
         refused: ConfigurationError | None = None
@@ -114,7 +117,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return how many more ranks the run could have if a new job replaced this one. May block in calls to Spark."""
+        """Return, as a ``Room`` event, how many more ranks than this job a new one could have. May block in Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
@@ -126,11 +129,11 @@ class Submission:
         return 0 if found is None else found.resources.num_processes - now
 
     def look_for_leaving(self) -> Event:
-        """Return whether the cluster will soon end a node. May block while it calls Spark."""
+        """Return, as a ``Leaving`` event, which node the cluster will soon end, if any. May block in calls to Spark."""
         return events.Leaving(self._calmly(self.scheduler.leaving, "look for nodes that are about to end", None))
 
     def _calmly(self, ask: Callable[[], T], what: str, otherwise: T) -> T:
-        """Return what ``ask`` returns, or ``otherwise`` if it fails, for example while Spark's context is stopping."""
+        """Return what ``ask`` returns, or ``otherwise`` if it raises, for example while Spark's context is stopping."""
         try:
             return ask()
         except Exception as error:
@@ -152,7 +155,7 @@ class Submission:
             self.server.order(order)
 
     def end(self) -> None:
-        """End the job through the scheduler, as soon as the scheduler can."""
+        """End the job through the scheduler, as soon as the scheduler can end it."""
         self._alarm.after(0.0, self._end, key=(self, "end"))
 
     def _end(self) -> None:
@@ -160,7 +163,7 @@ class Submission:
             self._alarm.after(self._margins.again, self._end)
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
-        """Ask the scheduler what the job waits for, and return the answer. May block while calling Spark."""
+        """Ask the scheduler what the job waits for, and return the answer as an event. May block in calls to Spark."""
         server = self.server
         reach, step = deadline is Deadline.REACH, None
         reached = server is not None and server.reached

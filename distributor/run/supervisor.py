@@ -44,7 +44,7 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end, and submits it again if the run can go on in a new job.
+    """Runs a job to its end, and submits a new job if the run can go on in one.
 
     Implements the protocols ``channel.server.Listener`` and ``run.attempt.Line``.
 
@@ -164,10 +164,10 @@ class Supervisor:
 
     @contextmanager
     def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
-        """Open the channel of the current job, and close it at the job's end.
+        """Open the channel to the nodes of the current job, and close it at the job's end.
 
         If nodes keep the states of their ranks in memory for the run's next job, the channel stays open until the run
-        ends, because nodes remove the states when the channel closes. ``channels`` closes it then.
+        ends, because nodes remove the states when the channel closes. ``channels`` closes it at the run's end.
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
@@ -180,7 +180,7 @@ class Supervisor:
                     channels.push(own.pop_all())
 
     def _submits_again(self, error: BaseException | None) -> bool:
-        """Return whether a new job follows the ended one. If so, make it the current job, with its first attempt."""
+        """Return whether a new job follows the ended one. If so, make the new job current, with its first attempt."""
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
@@ -213,7 +213,7 @@ class Supervisor:
         return True
 
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
-        """Log that another attempt follows, and record the end of the current one."""
+        """Log that another attempt follows, and record the end of the current attempt."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
         _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
         self._display.logs.release(())
@@ -225,7 +225,7 @@ class Supervisor:
         ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """Cancel or kill the current attempt too if the user asked for it just before the previous attempt ended."""
+        """Pass on a request to end the run, if the previous attempt received it just before that attempt ended."""
         if ended.wish is not None:
             self.on(ended.wish)
 
@@ -308,7 +308,7 @@ class Supervisor:
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
-        """Record what the job has returned besides the ranks' results: their output, the nodes' warnings, and times."""
+        """Record what the job has returned besides results: output of ranks, warnings of nodes, and times of phases."""
         for log in collected.logs:
             self.on_log(log)
         self.on(events.Returned(collected))

@@ -15,10 +15,10 @@ def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float =
     """Yield the numbers of ranks that the next job may have, the largest first; none if the job should wait for slots.
 
     Args:
-        room: number of ranks that free slots can host; ``None`` if it is not known. In this case, only the smallest
-            allowed number is yielded.
+        room: number of ranks that free slots can host. If it is not known (``None``), only the smallest allowed number
+            is yielded.
         asked: the smallest and the largest number that the user allows.
-        ranks_per_task: number of ranks of each task.
+        ranks_per_task: number of ranks of each task. Only multiples of it are yielded.
         waited: number of seconds since the number of free slots last grew. With the default, the job does not wait for
             more slots.
 

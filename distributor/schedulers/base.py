@@ -21,19 +21,20 @@ class Scheduler(Protocol):
 
     @property
     def on_driver(self) -> bool:
-        """Whether ranks run on the driver's machine, with its files."""
+        """Whether ranks run on the driver's machine, and so use that machine's files."""
 
     @property
     def omp_threads(self) -> int | None:
-        """The value to which the scheduler itself sets OMP_NUM_THREADS in its tasks; ``None`` if it does not."""
+        """The value that the scheduler itself gives to OMP_NUM_THREADS in its tasks; ``None`` if it does not set it."""
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
 
-        The second value, the CPUs and GPUs, is ``None`` if the session's own settings give each task what it needs.
+        The second value, the CPUs and GPUs, is ``None`` if the Spark session's own settings give each task what it
+        needs.
 
         Raises:
-            ConfigurationError: the request contradicts the settings of the cluster.
+            ConfigurationError: the requested resources contradict the settings of the cluster.
             ResourceError: more is requested than the cluster has.
         """
 
@@ -41,15 +42,16 @@ class Scheduler(Protocol):
         """Return how many ranks one node may host; ``None`` for any number.
 
         Raises:
-            ConfigurationError: the settings do not say how much memory a node has, and the request depends on it.
+            ConfigurationError: the cluster's settings do not say how much memory a node has, and the limit depends on
+                this memory.
             ResourceError: a node has too little memory for even one rank.
         """
 
     def check(self, job: Job) -> None:
-        """Find every problem that can be known before anything starts.
+        """Check the job for every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: the cluster cannot run the job as it is configured.
+            ConfigurationError: the cluster, as it is configured, cannot run the job.
             ResourceError: the job needs more than the cluster can ever have.
         """
 
@@ -69,25 +71,25 @@ class Scheduler(Protocol):
             StartError: the ranks could not be started.
             RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
             NodeLostError: a node was lost, and its results with it.
-            ResourceError: the resources turned out to be too few.
+            ResourceError: the cluster's resources turned out to be too few for the job.
             ResultError: the ranks' return values are too large to be sent to the driver.
         """
 
     def cancel(self) -> bool:
-        """End the run by force, even on nodes that the order to stop has not reached. Do nothing if the run has ended.
+        """End the run by force, even on nodes that no order to stop has reached. Do nothing if the run has ended.
 
         In local mode, ranks get no grace period. On Spark, an agent whose task has been killed still gives its ranks
         the grace period.
 
         Returns:
             ``True`` if nothing was ended, because killing tasks at this moment could also end their executors (Spark
-            only). The caller must then call again. Otherwise ``False``.
+            only). The caller must then call this method again. Otherwise ``False``.
         """
 
     def room(self, job: Job) -> int | None:
-        """Return how many ranks of a job the free slots can host now; ``None`` if it is not known.
+        """Return how many ranks of a job the free task slots can host now; ``None`` if it is not known.
 
-        Slots that the job itself occupies are not free. While Spark's context stops, this method may raise any
+        Task slots that the job itself occupies are not free. While Spark's context stops, this method may raise any
         exception, so callers must handle any.
 
         Raises:
@@ -105,10 +107,10 @@ class Scheduler(Protocol):
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a scheduler for the next job of a run, once the previous job has ended. It needs no ``check``."""
+        """Return a new scheduler, which needs no ``check``, for a run's next job, once the previous job has ended."""
 
     def waiting_for(self) -> Step | None:
-        """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.
+        """Return what the run's nodes wait for before they can start; ``None`` if tasks run or nothing is known.
 
         While Spark's context stops, this method may raise any exception, so callers must handle any.
         """

@@ -1,4 +1,4 @@
-"""The scheduler of local mode: it runs a job on this machine without Spark, with the same agents as on Spark."""
+"""The scheduler of local mode: it runs a job on this machine, with the agents that start ranks on Spark, too."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class LocalScheduler:
     """Runs a job's ranks on this machine.
 
     Args:
-        nodes: number of agents that share the ranks. With more than one, the run has several nodes with one
-            rendezvous, as on a cluster; tests use this.
+        nodes: number of agents (processes that start and watch ranks) that share the run's ranks. With more than one,
+            the run has several nodes with one rendezvous, as on a cluster; tests use this.
         gpus: addresses of the GPUs that Spark found for the driver; ``None`` to look for this machine's GPUs.
     """
 
@@ -63,7 +63,7 @@ class LocalScheduler:
         self._cancelled = False
 
     def check(self, job: Job) -> None:
-        """Find every problem that can be known before anything starts.
+        """Check the job for every problem that can be known before anything starts.
 
         Raises:
             ConfigurationError: this platform, machine or process lacks something that every run needs.
@@ -152,7 +152,8 @@ class LocalScheduler:
         The ports in this placement are placeholders, because a run chooses its ports only when it starts.
 
         Raises:
-            ResourceError: as for :meth:`shape`.
+            ResourceError: this machine has too few GPUs, ranks would share a GPU, or the job has more ranks than one
+                node may host.
         """
         if job.resources.use_gpu:
             self._check_gpus(job.resources.num_processes, job.resources.gpus_each)
@@ -163,7 +164,7 @@ class LocalScheduler:
         return threading.Thread(target=target, name="distributor-run")
 
     def room(self, job: Job) -> int:
-        """Return how many ranks this machine can host within the job's limits; 0 once it runs the job."""
+        """Return how many ranks this machine can host within the job's limits; 0 once this machine runs the job."""
         if self._agents:
             return 0
         asked = job.resources
@@ -183,7 +184,7 @@ class LocalScheduler:
         return Step("starting a process on this machine")
 
     def cancel(self) -> bool:
-        """Kill all agents of the run at once, and so their ranks. Return ``False``: no second call is needed."""
+        """Kill all agents of the run, and so the ranks that they started. Return ``False``: one call is enough."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
@@ -212,7 +213,7 @@ class LocalScheduler:
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
     ) -> _Part:
-        """Run one agent from its start to its report."""
+        """Run the agent of one node, which starts the node's ranks, until the agent has sent its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
         with host_node(job.job_id, lead.partition) as node:
@@ -259,7 +260,7 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report and the files that it names. Later, they are removed with the node's folder."""
+    """Read an agent's report and the files that the report names, before they are removed with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -272,10 +273,10 @@ def _part(result: NodeResult | None) -> _Part:
 def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> list[T]:
     """Run calls concurrently and return their results, or raise the first exception.
 
-    The last call runs in this thread. The threads of the others are daemons, so that the driver can exit.
+    The last call runs in this thread. The threads of the other calls are daemons, so that the driver can exit.
 
     Args:
-        calls: the calls.
+        calls: functions to call without arguments, at least one.
         end: ends the calls that have begun, if other calls cannot begin.
     """
     results: dict[int, T] = {}
@@ -310,7 +311,7 @@ def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequen
     The ranks are divided among the nodes evenly and in order.
 
     Args:
-        job: the job.
+        job: says how many ranks there are, and what each rank needs.
         ports: for each node, the port of its socket for torch's rendezvous store.
         reserved: the ports that are reserved for the launch path.
         gpus: the GPUs of this machine.

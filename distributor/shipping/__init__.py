@@ -1,4 +1,4 @@
 """Packs what is sent to executors: functions, modules, this package, project folders.
 
-Runs on the driver, on nodes and in ranks.
+This package's code runs on the driver, on nodes and in ranks.
 """

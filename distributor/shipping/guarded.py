@@ -45,12 +45,12 @@ def guarded(call: Callable[[], T], patience: float, progress: Callable[[], objec
     thread, without a time limit.
 
     Args:
-        call: the call.
+        call: the function to call, without arguments.
         patience: number of seconds that the call may take without progress. An import of new modules is progress.
         progress: returns a value that changes as the call makes progress.
 
     Raises:
-        TimeoutError: the call made no progress for ``patience`` seconds. Its thread ends as soon as it can.
+        TimeoutError: the call made no progress for ``patience`` seconds. The call's thread ends as soon as it can.
 
     Example:
         >>> guarded(lambda: 6 * 7, 1.0)

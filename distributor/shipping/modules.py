@@ -81,7 +81,7 @@ def _recorded(folder: str, changed: float) -> frozenset[str]:
     """Return the files that are listed in the ``RECORD`` files of a folder's packages, and the folders of these files.
 
     Args:
-        folder: the folder.
+        folder: a folder on Python's path.
         changed: when the folder's entries last changed; a new value makes a new cache entry.
     """
     found: set[str] = set()
@@ -130,7 +130,7 @@ def search_path() -> list[str]:
 
 
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
-    """Ask all finders for a module, as ``import`` does. Editable installs of packages may add finders of their own."""
+    """Ask all of Python's import finders for a module. Editable installs of packages may add finders of their own."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is None:

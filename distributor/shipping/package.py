@@ -36,7 +36,7 @@ def package_zip() -> bytes:
 def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield, for each module in a package's folder, its path in the zip that is being written, and its source.
 
-    The package may itself have been imported from a zip, so the folder may be inside one.
+    The package may itself have been imported from a zip, so the folder may be inside a zip.
     """
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         inside = f"{name}/{entry.name}"

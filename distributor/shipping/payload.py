@@ -41,14 +41,15 @@ _registry_lock = threading.RLock()
 def dump_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
 ) -> bytes:
-    """Pickle a call for the ranks.
+    """Pickle a function call for the ranks.
 
     Args:
-        function, args, kwargs: the call.
+        function, args, kwargs: the function to call in each rank, and its arguments.
         by_value: whether to pickle the user's own modules by value; not needed where ranks can import them.
 
     Raises:
-        PayloadError: the call cannot be pickled. The text names the variable or argument at fault if one is found.
+        PayloadError: the call cannot be pickled. The error's text names the variable or argument at fault if one is
+            found.
     """
     with _own_modules_by_value() if by_value else nullcontext():
         try:

@@ -54,13 +54,13 @@ def pack_folder(
     the project stays a link; other links are followed.
 
     Args:
-        folder: an existing folder.
+        folder: the project folder, which must exist.
         limit: maximum number of bytes of all files together.
         packed: called before each file with the number of bytes packed so far and the total number of bytes.
-        apart: the real path of a folder. Its files are left out.
+        apart: the real path (without links) of a folder whose files are left out.
 
     Raises:
-        PayloadError: the files exceed the limit (the text names the largest file), or a file name is not UTF-8.
+        PayloadError: the files exceed ``limit`` (the error's text names the largest file), or a file name is not UTF-8.
     """
     files = [path for path in _files_of(folder) if apart is None or apart not in Path(os.path.realpath(path)).parents]
     sizes = {path: _size_of(path) for path in files}
@@ -159,7 +159,7 @@ def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Pat
 
 
 def _is_shipped(folder: str, top: str) -> bool:
-    """Return whether a folder is in the project folder ``top``, and not in a folder that is left out."""
+    """Return whether a folder is in the project folder ``top``, and not in one of :data:`SKIPPED_DIRS`."""
     parts = os.path.relpath(folder, top).split(os.sep)
     return os.pardir not in parts and SKIPPED_DIRS.isdisjoint(parts)
 

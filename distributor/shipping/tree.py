@@ -29,7 +29,7 @@ def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | Non
     folder are left out.
 
     Args:
-        folder: the folder.
+        folder: the folder whose files are listed.
         apart: real paths of folders to leave out, in addition to those that are never shipped.
         failed: a list to which errors are appended. A file or folder that cannot be read is missing in the result.
     """

@@ -1,4 +1,4 @@
-"""Adds the names and the code of notebook cells to tracebacks of ranks, which do not have this information."""
+"""Adds the names and the code of notebook cells to tracebacks of ranks. Ranks know neither."""
 
 from __future__ import annotations
 

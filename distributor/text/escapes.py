@@ -55,7 +55,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return a prefix for the next text, so that an escape sequence that begins in ``text`` is recognised there.
+    """Return what to put before the next text, so that an escape sequence that ``text`` leaves open is recognised.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')

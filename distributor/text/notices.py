@@ -49,7 +49,7 @@ def show_on(display: Show) -> None:
 
 
 def leave(display: Show) -> None:
-    """Undo :func:`show_on`. Do nothing if it was not called."""
+    """Undo :func:`show_on`. Do nothing if ``show_on`` was not called for this display."""
     with suppress(ValueError):
         _handler.displays.remove(display)
 

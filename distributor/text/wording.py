@@ -130,7 +130,7 @@ def parse_memory(text: str, unit: str = "") -> int:
 
 
 def no_temporary_folder(host: str, why: str) -> str:
-    """Return the text of the error that an executor's temporary folder cannot be used."""
+    """Return the text of an error: the temporary folder on the host of an executor cannot be used."""
     return (
         f"the temporary folder on {host} cannot be used ({why}): make it usable there, or set another one for "
         "executors (spark.executorEnv.TMPDIR)"

@@ -1,4 +1,5 @@
 """Values that the processes of a run send to each other, such as jobs, plans and messages.
 
-This code runs in all processes of a run, so it uses the standard library only. It may import ``errors`` and ``text``.
+This code runs in all processes of a run. Besides the standard library, it may import only ``distributor.errors`` and
+``distributor.text``.
 """

@@ -31,12 +31,12 @@ class Checkpoints:
     Attributes:
         dir: a folder that all nodes see under this path, or an fsspec URL such as ``"s3://bucket/run"``.
         keep: number of newest checkpoints to keep (default 3); ``None`` keeps all.
-        best: a metric and ``"min"`` or ``"max"``: the checkpoint with the best value is kept as well. A checkpoint's
-            value is the last one that rank 0 reported before the save.
-        memory: whether each ``save_checkpoint`` also keeps the state in shared memory of each node until the run
-            ends. If the ranks are restarted (``max_restarts``), they load it from there.
-        replicate: whether a node on another host keeps copies of these states (only with ``memory=True``). If a host
-            is lost and the ranks are restarted, they load these copies.
+        best: a metric and ``"min"`` or ``"max"``: besides the newest checkpoints, the one with the best value of the
+            metric is kept. A checkpoint's value is the one that rank 0 reported last before the save.
+        memory: whether each call of ``save_checkpoint`` also keeps the state in the nodes' shared memory until the run
+            ends. If the ranks are restarted (``max_restarts``), they load the state from there.
+        replicate: whether a node on another host keeps copies of a node's states in memory (only with ``memory=True``).
+            If a host is lost and the ranks are restarted, they load the copies.
 
     Raises:
         ConfigurationError: a value is wrong.
@@ -68,7 +68,7 @@ class Checkpoints:
             )
 
     def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value of the metric in ``best`` is better than another. NaN is never better."""
+        """Return whether a value of the metric in ``best`` is better than another value. NaN is never better."""
         assert self.best is not None
         return value < other if self.best[1] == "min" else value > other
 
@@ -105,8 +105,9 @@ class SharedMemory:
 
     Attributes:
         folder: a private folder of the run in the node's shared memory.
-        limit: maximum number of bytes of all states there: those of the node's ranks, and copies from other nodes.
-        replicate: whether a node on another host keeps copies of these states.
+        limit: maximum number of bytes of all states in ``folder``: those of the node's ranks, and copies from other
+            nodes.
+        replicate: whether a node on another host keeps copies of the states of this node's ranks.
     """
 
     folder: str
@@ -121,7 +122,7 @@ class PeerKey:
     Attributes:
         certificate: the certificate (PEM) of all agents of the run. Ranks accept no other certificate.
         private: the private key of the certificate (PEM).
-        token: the token that ranks must send to an agent.
+        token: the secret with which ranks prove to an agent that they belong to the run.
     """
 
     certificate: str = field(repr=False)
@@ -139,12 +140,12 @@ def to_environ(
     """Return the environment variables that tell the ranks of a node where and how to keep checkpoints.
 
     Args:
-        checkpoints: the run's checkpoints.
+        checkpoints: where the run keeps checkpoints, and how many.
         staging: a private folder of the node, for files on their way to a URL.
-        hosts: the name of each node's host by node rank, for errors.
+        hosts: the name of each node's host by node rank, for error texts.
         memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
-        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
-            for a run that needs no claim.
+        fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
+            checkpoint; ``None`` for a run without a name.
     """
     settings = {
         "keep": checkpoints.keep,
@@ -159,16 +160,16 @@ def to_environ(
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings for the checkpoints of one process.
+    """Where one process, such as a rank, keeps checkpoints, and how.
 
     Attributes:
         checkpoints: where checkpoints are kept, and how many.
         staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
         hosts: the name of each node's host by node rank; empty outside a run.
-        is_given: whether a run or the user has set the place; otherwise, it is the default.
+        is_given: whether a run or the user has set ``checkpoints.dir``. If not, it is the default, ``"checkpoints"``.
         memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
-        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
-            for a run that needs no claim.
+        fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
+            checkpoint; ``None`` outside a run, or for a run without a name.
     """
 
     checkpoints: Checkpoints
@@ -180,7 +181,7 @@ class Settings:
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
-    """Return the settings that environment variables give. The default place is the folder ``checkpoints``.
+    """Return the settings for checkpoints that environment variables give. The default folder is ``checkpoints``.
 
     >>> from_environ({}).checkpoints
     Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)
@@ -206,7 +207,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
 
 
 def absolute(checkpoints: Checkpoints) -> Checkpoints:
-    """Return the same settings with the absolute path of their folder. A URL stays as it is."""
+    """Return ``checkpoints`` with an absolute path as ``dir``. If ``dir`` is a URL, it stays as it is."""
     if "://" in checkpoints.dir:
         return checkpoints
     return replace(checkpoints, dir=os.path.abspath(os.path.expanduser(checkpoints.dir)))

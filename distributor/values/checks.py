@@ -55,7 +55,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_range(name: str, value: Any) -> tuple[int, int]:
-    """Accept a positive integer, or a pair of them with the lower one first. Return a pair."""
+    """Accept a pair of positive integers, the lower one first, or one integer ``n``, which becomes ``(n, n)``."""
     if not isinstance(value, (tuple, list)):
         count = check_count(name, value)
         return count, count
@@ -137,7 +137,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_choice(name: str, value: Any) -> bool | None:
-    """Accept what :func:`check_flag` accepts, and ``None``."""
+    """Accept ``None``, and every form of ``True`` or ``False`` that :func:`check_flag` accepts."""
     flag = _as_flag(value)
     if value is not None and flag is None:
         raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
@@ -202,7 +202,7 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
     """Accept which ranks' output is shown: ``"all"``, ``"rank0"``, ``"none"``, or a list of rank numbers.
 
-    Return ``"all"`` or a tuple of rank numbers. Whether the run has ranks with these numbers is not checked.
+    Return ``"all"`` or a tuple of rank numbers. This check does not know whether the run has ranks with these numbers.
     """
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()

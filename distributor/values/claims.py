@@ -1,9 +1,9 @@
-"""Claims: records that reserve a run's name (``name=``). Only this run may write checkpoints under the name. Pure.
+"""Claims: records that reserve a name (``name=``) for one run, so that no other run saves checkpoints under it.
 
-A claim is a small record in the place for checkpoints, which reserves a name (``name=``) for one run. While the run
-lasts, its driver renews the claim. The record is kept in two files, which are written in turn. So one of the files is
-always complete, even if the driver is killed while it writes the other, and no file needs to be renamed, listed or
-overwritten atomically.
+A claim is a small record in the folder or at the URL for checkpoints, which reserves a name (``name=``) for one run.
+While the run lasts, its driver renews the claim, since a run whose claim is not renewed counts as ended. The record is
+kept in two files, which are written in turn. So one of the files is always complete, even if the driver is killed while
+it writes the other, and no file needs to be overwritten atomically.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ Resume = Literal["auto", "must", "never"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run trains. A later run of the same name is compared with it.
+    """A description of what a run trains, with which a later run of the same name is compared.
 
     Attributes:
         name: the run's name.
         resume: whether the run continues an earlier training of this name.
         target: name of the function or module, or the file name of the script.
-        code: digest of the source code; ``""`` if it is not known.
+        code: digest of the source code, or of the byte code if there is no source. The same for every module.
         arguments: a digest of each argument, by its name or position.
-        shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim.
+        shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim
+            (the record that reserves the name).
     """
 
     name: str
@@ -72,12 +73,12 @@ class Claim:
     Attributes:
         sequence: number of this version of the record. It grows with every renewal.
         training: number of the training under this name. A run that starts over gets the next number.
-        target, code, arguments: as in :class:`Identity`.
+        target, code, arguments: what this run trains, as in :class:`Identity`.
         finished: whether the training has ended with success.
         run: identifier of the last run that held the name.
-        holder: the run that holds the name now; ``None`` if none does.
-        attempt: number of the first attempt of the holder's current job. Ranks of its earlier jobs may not commit
-            checkpoints.
+        holder: the run that holds the name now; ``None`` if no run does.
+        attempt: number of the first attempt of the holder's current job. Ranks of the holder's earlier jobs may not
+            commit checkpoints.
     """
 
     sequence: int
@@ -91,7 +92,7 @@ class Claim:
     attempt: int = 0
 
     def renewed(self) -> Claim:
-        """Return the next version of the claim (the record that reserves a name), with the same holder."""
+        """Return the next version of the claim (the record that reserves a name), for the same job of the same run."""
         return replace(self, sequence=self.sequence + 1)
 
     def advanced(self, attempt: int) -> Claim:
@@ -112,7 +113,10 @@ def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
 
 
 def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
-    """Return the newest version of a claim from the contents of its two files; ``None`` if neither contains a claim."""
+    """Return the newest version of a claim (the record that reserves a name); ``None`` if there is none.
+
+    ``files`` are the contents of the claim's two files; ``None`` stands for a missing file.
+    """
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
     return max(found, key=lambda claim: claim.sequence, default=None)
 
@@ -125,7 +129,7 @@ def _build(told: dict[str, Any]) -> Claim:
 def folder_of(where: str, name: str) -> str:
     """Return the folder or URL of a name's claim, the record that reserves the name for one run.
 
-    The folder is below ``where``, the user's place for checkpoints.
+    The folder is below ``where``, the folder or URL that the user has given for checkpoints.
 
     >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
@@ -135,15 +139,16 @@ def folder_of(where: str, name: str) -> str:
 
 
 def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
-    """Return the claim that a new run must write to take a name. A claim is the record that reserves a name.
+    """Return the claim (the record that reserves a name) that a new run must write to reserve its name.
 
     Args:
         found: the claim of the last run with this name, a run that has ended; ``None`` if no run has had the name.
         identity: what the new run trains.
-        holder: the new run.
+        holder: the new run, with its driver process.
 
     Raises:
-        ConfigurationError: there is no earlier training to continue, or this run cannot continue it.
+        ConfigurationError: there is no earlier training, but ``resume="must"``; or the new run should continue the
+            earlier training, which has finished or trains something else.
     """
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training
@@ -188,8 +193,8 @@ class Fence:
     Attributes:
         place: the folder or URL where the claim (the record that reserves the run's name) is kept.
         run: identifier of the run that must hold the claim.
-        attempt: number of the first attempt of the job whose ranks may commit checkpoints. Ranks of earlier jobs may
-            not: some of their nodes may be cut off from the driver and still run.
+        attempt: number of the first attempt of the job whose ranks may commit checkpoints. Ranks of the run's earlier
+            jobs may not commit any: some of these ranks may still run on nodes that are cut off from the driver.
     """
 
     place: str

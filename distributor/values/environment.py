@@ -25,7 +25,7 @@ def job_id(run_id: str, attempt: int) -> str:
 
 
 def node_id(job_id: str, leader: int) -> str:
-    """Return the ID of a node, which its processes have in the environment variable :data:`NODE_ID`.
+    """Return the ID of a node. All processes of the node have this ID in the environment variable :data:`NODE_ID`.
 
     ``leader`` is the partition of the Spark task that runs the node's agent.
     """
@@ -85,7 +85,7 @@ _MESH = 32
 
 
 def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
-    """Return variables that make collectives use a network interface, unless the environment already sets them.
+    """Return variables that make collectives use one network interface, without those that ``environ`` already sets.
 
     Without these variables, gloo listens on the address that the host's name resolves to. This may be the loopback
     address, which other hosts cannot reach.
@@ -93,7 +93,7 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
     Args:
         environ: the variables that are already set.
         interface: name of the interface; ``None`` sets nothing.
-        leave_nccl: whether to leave the choice to NCCL; see :func:`nccl_knows_better`.
+        leave_nccl: whether NCCL itself chooses its interface; see :func:`nccl_knows_better`.
 
     >>> sockets({"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
     {'GLOO_SOCKET_IFNAME': 'eth1', 'TP_SOCKET_IFNAME': 'eth1'}
@@ -107,13 +107,13 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
-    With 32 ranks or fewer, no variable is set, and gloo connects all ranks at the start, which is torch's default. If a
-    rank then ends without reaching a collective, the collective fails at once on the other ranks. If ranks connected on
-    demand instead, the collective would fail only at the timeout of the process group or, with three ranks or fewer,
-    never (https://github.com/pytorch/gloo/issues/520).
+    With 32 ranks or fewer, no variable is set, and gloo connects all ranks at the start, which is torch's default. In
+    this case, if a rank ends without reaching a collective, the collective fails at once on the other ranks. If ranks
+    connected only on demand, the collective would fail only at the timeout of the process group or, with three ranks or
+    fewer, never (https://github.com/pytorch/gloo/issues/520).
 
-    Even if ranks connect on demand, ``init_process_group`` returns only after all ranks have called it. Torch before
-    2.8 ignores ``TORCH_GLOO_LAZY_INIT``.
+    ``TORCH_GLOO_LAZY_INIT`` lets ranks connect on demand; torch before 2.8 ignores it. ``TORCH_DIST_INIT_BARRIER``
+    makes ``init_process_group`` return only after all ranks have called it.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
@@ -169,7 +169,7 @@ def overlay(
 ) -> dict[str, str | None]:
     """Return the variables to change in a task's environment before ranks inherit it; ``None`` removes a variable.
 
-    The caller applies the user's ``env`` after these changes, so ``env`` takes precedence.
+    The caller applies the user's ``env`` after the returned changes, so ``env`` takes precedence.
 
     Args:
         environ: the task's environment.
@@ -199,10 +199,10 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
 
 
 def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
-    """Return the value of ``OMP_NUM_THREADS``: the rank's share of CPUs, unless the user has set another number.
+    """Return the value of ``OMP_NUM_THREADS``: a rank's share of its task's CPUs, unless the user has set a number.
 
-    Spark itself sets the variable to ``spark.task.cpus`` in its workers, even if a task has more CPUs. So this value
-    does not count as the user's choice, and is replaced.
+    Spark itself sets ``OMP_NUM_THREADS`` to ``spark.task.cpus`` in its workers, even if a task has more CPUs. So this
+    value does not count as the user's choice, and is replaced.
     """
     already = environ.get("OMP_NUM_THREADS")
     if already is None or already in (str(task_cpus), str(spark_cpus)):

@@ -21,7 +21,7 @@ class Entry:
     """The description of a file that a rank has written.
 
     Attributes:
-        path: the file's path in the ranks' current directory, with slashes.
+        path: the file's path relative to the ranks' current directory, with slashes.
         size: number of bytes.
         mode: the file's permissions.
         mtime_ns: when the file was last changed, in nanoseconds since the epoch.
@@ -64,14 +64,14 @@ def incoming(path: str, node: int) -> str:
 
 
 def is_incoming(name: str) -> bool:
-    """Return whether a name is one that :func:`incoming` makes. Such files may remain if the driver ends early."""
+    """Return whether :func:`incoming` has made a name. Files with such names may remain if the driver ends early."""
     return re.search(r"\.node-\d+\.part(\.\d+)?$", name) is not None
 
 
 def make_way(folder: str, name: str) -> str:
     """Return the path for a new file, after creating its folders and removing files that are in the way.
 
-    Links are removed too, since writing through a link could change a file that does not belong to this run.
+    Symbolic links on the path are removed too, since writing through a link could change a file outside ``folder``.
     """
     at = folder
     for part in name.split("/")[:-1]:
@@ -109,7 +109,7 @@ def beyond_limit(limit: int) -> str:
 def mark(run_id: str) -> str:
     """Return the name of a file by which nodes check that a URL leads to the same ``output_dir`` as on the driver.
 
-    The driver writes this file to ``output_dir`` if ``output_dir`` is a URL. Each node then looks for the file there.
+    If ``output_dir`` is a URL, the driver writes a file with this name there, and each node looks for it.
     """
     return f".distributor-{run_id}"
 

@@ -33,7 +33,7 @@ class Warmth(TypedDict):
 
 
 def warmth(job: Job) -> Warmth | None:
-    """Return a job's requirements for warm processes, which fork its agents; ``None`` if the job uses none."""
+    """Return a job's requirements for warm processes, which fork its agents; ``None`` if it uses no warm processes."""
     if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
@@ -93,9 +93,9 @@ class OutputDir:
 
     Attributes:
         where: a URL, or the absolute path of a folder on the driver.
-        limit: maximum number of bytes of all files together.
-        held: number of bytes of the files that are in the folder before the run.
-        archive: these files as zip bytes, if they are sent with the job.
+        limit: maximum number of bytes of all files there together.
+        held: number of bytes of the files that are in the folder before the run; 0 for a URL.
+        archive: a zip with the files that are in the folder before the run, if they are sent with the job.
     """
 
     where: str
@@ -106,7 +106,7 @@ class OutputDir:
 
 @dataclass(frozen=True)
 class TaskProfile:
-    """Number of CPUs and GPUs of each Spark task of a run, if they differ from the session's own settings."""
+    """Number of CPUs and GPUs of each Spark task of a run, if they differ from the settings of the Spark session."""
 
     cpus: int
     gpus: int = 0
@@ -135,23 +135,25 @@ class Job:
         resources, deadlines, output, network, startup, training, recovery: the user's options.
         name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
-        task_profile: resources of each task; ``None`` keeps the session's own settings.
-        node_limit: maximum number of ranks on one node; ``None`` for no limit. It follows from the user's limit and
-            from the memory that ranks need.
+        task_profile: resources of each Spark task; ``None`` keeps the settings of the Spark session.
+        node_limit: maximum number of ranks on one node; ``None`` for no limit. It follows from the user's limit
+            (``max_processes_per_node``) and from the memory that ranks need.
         spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to this value in its workers,
             even if a task has more CPUs; ``None`` if Spark does not.
         versions: versions of Python and torch on the driver.
-        env: environment variables for the ranks, which override all others. Never shown in ``repr``.
+        env: environment variables for the ranks, which override all others except those that the run sets for each
+            rank. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
         output_dir: the folder or URL to which files that ranks write are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
         identity: a description of the training (the target and its arguments), with which a later run of the same name
             is compared; ``None`` for a run without a name or without checkpoints.
-        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
-            until the run holds it, or if the run needs no claim.
+        fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
+            checkpoint; ``None`` until the run holds a claim, and for a run without a name or without checkpoints.
         peers: the key with which nodes exchange copies of the states of ranks; ``None`` if they exchange none.
-        collect: which return values are sent back: only rank 0's (``"rank0"``), or the values of all ranks (``"all"``).
-        widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
+        collect: which return values the driver gets: only rank 0's (``"rank0"``), or those of all ranks (``"all"``).
+        widths: the smallest and the largest number of processes, if their number may change during the run; ``None`` if
+            it is fixed.
         avoided: hosts on which two attempts of the run have failed, as Spark names them. Ranks are placed on other
             hosts if these have room.
         excused: number of earlier attempts that do not count as failed, because ranks were preempted or stopped to go
@@ -230,7 +232,7 @@ class Job:
 
 
 class Step(NamedTuple):
-    """One step of a run's start (the time until its ranks are up), such as waiting for slots.
+    """One step of a run's start (the time until its ranks are up), such as waiting for free slots.
 
     ``what`` names the step, and stays the same while the step lasts. ``how_far`` describes the step's progress.
     """

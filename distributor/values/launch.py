@@ -29,7 +29,7 @@ class LaunchPath(Protocol):
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each of the run's processes. Every node gets the ports of all nodes."""
+        """The number of ports to reserve for each of the run's processes. Every node is told the ports of all nodes."""
 
     @property
     def once(self) -> bool:
@@ -37,7 +37,7 @@ class LaunchPath(Protocol):
 
     @property
     def restarts(self) -> bool:
-        """Whether the run's processes can be started again on the same nodes. Otherwise, a new job starts them."""
+        """Whether the run's processes can be started again on the same nodes. If not, a new job restarts them."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that must be set before torch is imported."""
@@ -46,11 +46,11 @@ class LaunchPath(Protocol):
         """Return the plan of one node, which says what the node does to start its ranks."""
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on a failure that comes from this way of starting ranks; ``""`` if there is none."""
+        """Return advice for the user on a failure that comes from this way of starting ranks, or ``""``."""
 
 
 class BasePath:
-    """Defaults for launch paths. A launch path inherits from this class, and overrides what is different."""
+    """Defaults for launch paths (ways to start ranks), which inherit from this class and override some defaults."""
 
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
@@ -58,11 +58,11 @@ class BasePath:
     restarts: ClassVar[bool] = False
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return no variables."""
+        """Return the environment variables that must be set before torch is imported: by default, none."""
         return {}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return no advice."""
+        """Return advice for the user on a failure: by default, ``""`` (none)."""
         return ""
 
 
@@ -70,7 +70,7 @@ class Launch(Protocol):
     """A value that users pass as ``launch=``."""
 
     def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
-        """Return the launch path for a run. This method may read files on the driver.
+        """Return the launch path (how ranks are started) of a run. This method may read files on the driver.
 
         Raises:
             ConfigurationError: this value of ``launch=`` is wrong, or does not suit the number of ranks or the use of

@@ -31,7 +31,7 @@ Folder = str | os.PathLike[str]
 
 
 def order(folder: Folder) -> Path:
-    """Return the path of the pickled :class:`~distributor.values.plan.NodeOrder`.
+    """Return the path of the pickled :class:`~distributor.values.plan.NodeOrder`, which says which ranks to start.
 
     The launcher reads this file. Ranks read it too if they are new processes and not forks of the launcher.
     """
@@ -39,7 +39,7 @@ def order(folder: Folder) -> Path:
 
 
 def launcher_log(folder: Folder) -> Path:
-    """Return the path of the launcher's output."""
+    """Return the path of the file with the output of the launcher, the process that starts the ranks."""
     return Path(folder, "launcher.log")
 
 
@@ -57,19 +57,19 @@ def companion_log(folder: Folder, name: str) -> Path:
 
 
 def rank_log(folder: Folder, local_rank: int, stream: str) -> Path:
-    """Return the path of a rank's stream, one of :data:`STREAMS`."""
+    """Return the path of the file for one stream of a rank, such as ``"stdout"``; see :data:`STREAMS`."""
     return Path(folder, f"rank-{local_rank}.{stream}")
 
 
 def stacks(folder: Folder, local_rank: int) -> Path:
-    """Return the path to which a rank writes its stacks."""
+    """Return the path of the file to which a rank writes the Python stacks of its threads."""
     return Path(folder, f"rank-{local_rank}.stacks")
 
 
 def board(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.channel.board.Board`.
+    """Return the path of the :class:`~distributor.channel.board.Board`, a file that the node's processes share.
 
-    Through this file, the node's ranks and their agent agree on a step at which all ranks stop.
+    Through the board, the node's ranks and their agent agree on a step at which all ranks stop.
     """
     return Path(folder, "board")
 

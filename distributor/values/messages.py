@@ -5,7 +5,8 @@ channel) and the launcher's pipe use JSON. Sockets between processes of one user
 messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as a message, but as a
 :class:`~distributor.values.outcome.Log`.
 
-This module is pickled by value for Spark's workers, so it is self-contained and uses the standard library only.
+This module is pickled by value for Spark's workers, where other packages may be missing. So it imports only the
+standard library and modules of ``distributor`` that do the same.
 """
 
 # The annotations of messages are read at run time, so this module does not postpone their evaluation.
@@ -41,7 +42,7 @@ class Message:
 class TaskFacts(Message):
     """A barrier task sends its facts, such as its address and GPUs, to the driver.
 
-    The driver collects the facts of all tasks in :class:`distributor.channel.facts.Facts`.
+    The driver collects the facts (address, GPUs and more) of all tasks in :class:`distributor.channel.facts.Facts`.
 
     ``wave`` identifies the tasks that Spark started together; ``attempt`` is Spark's number for this task attempt.
     """
@@ -87,9 +88,9 @@ class Deposit(Message):
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node reports that its ranks have removed a file, so that the driver removes its copy from ``output_dir``.
+    """A node reports that its ranks have removed a file, so that the driver removes the copy from ``output_dir``.
 
-    ``node`` and ``secret`` are as in :class:`Hello`.
+    ``node`` is the name of the node, and ``secret`` proves that the message comes from it; see :class:`Hello`.
     """
 
     path: str
@@ -127,7 +128,7 @@ class Holding(Message):
     """A node opens a connection that stays open until the run ends, so that the node notices the end of the run.
 
     While this connection is open, the node may keep the states of its ranks in memory, so that the ranks of the run's
-    next job can load them. ``node`` and ``secret`` are as in :class:`Hello`.
+    next job can load these states. ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     node: str = ""
@@ -203,7 +204,7 @@ class Beat(Message):
 
 @dataclass(frozen=True)
 class Stacks(Message):
-    """The stacks of one rank, in answer to the :class:`Dump` with the same number."""
+    """The Python stacks of one rank: a node's answer to the request :class:`Dump` with the same number."""
 
     number: int
     rank: int
@@ -212,7 +213,7 @@ class Stacks(Message):
 
 @dataclass(frozen=True)
 class Warnings(Message):
-    """Warnings to show; each text completes the sentence "the node on HOST ..."."""
+    """A node's warnings, to show to the user; each text completes the sentence "the node on HOST ..."."""
 
     host: str
     texts: tuple[str, ...]
@@ -222,7 +223,7 @@ class Warnings(Message):
 class Skipped(Message):
     """A node leaves out ``lines`` lines of a rank's output, since it cannot send lines as fast as the rank writes them.
 
-    The output that the node sends next begins at ``offset``, in bytes.
+    The output that the node sends next begins at byte ``offset`` of the rank's stream.
     """
 
     rank: int
@@ -258,7 +259,7 @@ class Stopped(Message):
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """All ranks of the node have succeeded. On Spark, the task returns the same report, unless Spark fails.
+    """All ranks of the node have succeeded. On Spark, the node's task also returns ``report``, unless Spark fails.
 
     ``values`` are the small return values, each as a rank and the pickled value in base64. The ranks in ``following``
     have larger values, which the node sends over separate connections; see :class:`Value`.
@@ -334,7 +335,7 @@ class Orphaned(Message):
 
 @dataclass(frozen=True)
 class Bye(Message):
-    """The node sends nothing more."""
+    """The last message on a node's main connection to the driver."""
 
 
 # From the driver to tasks and nodes.
@@ -381,24 +382,24 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The answer to :class:`Hello`: how much of the node's output the driver has."""
+    """The driver's answer to :class:`Hello`: how much of the output of the node's ranks the driver has received."""
 
     offsets: tuple[Offset, ...]
 
 
 @dataclass(frozen=True)
 class Heard(Message):
-    """The answer to :class:`Beat`: how much of the node's output the driver has."""
+    """The driver's answer to :class:`Beat`: how much of the output of the node's ranks the driver has received."""
 
     offsets: tuple[Offset, ...]
 
 
 @dataclass(frozen=True)
 class Farewell(Message):
-    """The answer to :class:`Bye`, once the driver has received everything.
+    """The driver's answer to :class:`Bye`, once the driver has received everything that the node has sent.
 
-    ``offsets`` says how much of the node's output the driver has. ``failed`` says whether the driver has stopped the
-    run.
+    ``offsets`` says how much of the output of the node's ranks the driver has received. ``failed`` says whether the
+    driver has stopped the run.
     """
 
     offsets: tuple[Offset, ...]
@@ -407,10 +408,10 @@ class Farewell(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Stop the ranks: first SIGTERM, then SIGKILL after the grace period.
+    """The driver orders a node to stop its ranks: with SIGTERM, and with SIGKILL after the grace period.
 
-    Without ``grace``, kill the ranks at once, even if a grace period has already begun. With ``hasty``, another attempt
-    waits for the ranks to end: kill each rank as soon as it is not writing a file.
+    Without ``grace``, the node kills the ranks at once, even if a grace period has already begun. With ``hasty``,
+    another attempt waits for the ranks to end, so the node kills each rank as soon as the rank is not writing a file.
     """
 
     reason: str
@@ -420,7 +421,10 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Begin(Message):
-    """Start the ranks again. They meet at node 0's address and ``port``. ``attempt`` counts attempts from 0."""
+    """The driver orders a node to start its ranks again. The ranks of all nodes meet at ``port`` of node 0.
+
+    ``attempt`` is the number of this attempt, counted from 0.
+    """
 
     attempt: int
     port: int
@@ -428,7 +432,7 @@ class Begin(Message):
 
 @dataclass(frozen=True)
 class End(Message):
-    """There is no further attempt."""
+    """The driver tells a node that its ranks will not be started again in this job."""
 
 
 @dataclass(frozen=True)
@@ -445,7 +449,7 @@ class Propose(Message):
 
 @dataclass(frozen=True)
 class Agree(Message):
-    """All nodes have accepted the :class:`Propose` with this number, so the ranks stop at ``step``."""
+    """All nodes have accepted the proposal (:class:`Propose`) with this number, so the ranks stop at ``step``."""
 
     number: int
     step: int
@@ -454,7 +458,7 @@ class Agree(Message):
 
 @dataclass(frozen=True)
 class Dump(Message):
-    """Send the stacks of all ranks within ``timeout`` seconds: of all threads, or of the main threads only."""
+    """The driver asks a node for its ranks' stacks within ``timeout`` seconds: of all threads or the main threads."""
 
     number: int
     all_threads: bool
@@ -468,7 +472,7 @@ class Dump(Message):
 class StartRanks(Message):
     """Start the ranks as described in the file ``path``, a pickled :class:`~distributor.values.plan.NodeOrder`.
 
-    File descriptors are sent with the message; ``names`` says what each of them is.
+    File descriptors are sent with this message; ``names`` says what each descriptor is for.
     """
 
     path: str
@@ -487,7 +491,7 @@ class LauncherReady(Message):
 
 @dataclass(frozen=True)
 class RanksStarted(Message):
-    """All ranks have been started; ``pids`` are their pids by local rank."""
+    """All ranks of the node have been started; ``pids`` are their process IDs by local rank."""
 
     pids: tuple[int, ...]
     time: float
@@ -501,7 +505,7 @@ class RankExited(Message):
 
     Attributes:
         local_rank: the rank.
-        code: the exit code; negative for a signal.
+        code: the exit code; if a signal ended the process, the negative number of the signal.
         stopped: when the launcher told the rank to stop; ``None`` if the launcher did not.
         moment: when the process ended.
         released: when the launcher told the rank to end because the rank only served other ranks, as a parameter
@@ -530,7 +534,7 @@ class LauncherWarning(Message):
 
 @dataclass(frozen=True)
 class LauncherFailed(Message):
-    """The launcher has failed."""
+    """The launcher, the process that starts the ranks, has failed with an exception."""
 
     message: str
     traceback: str
@@ -542,7 +546,7 @@ class LauncherFailed(Message):
 
 @dataclass(frozen=True)
 class Fork(Message):
-    """Asks a warm process to fork an agent. ``owner`` is the pid of the process that asks.
+    """Asks a warm process, which has imported torch, to fork an agent. ``owner`` is the pid of the process that asks.
 
     The agent gets the environment variables ``environ`` and the file descriptors that are sent with the message: the
     current directory, standard output, standard error, and the sockets that ``names`` lists, in this order.
@@ -560,7 +564,7 @@ class Retire(Message):
 
 @dataclass(frozen=True)
 class Rest:
-    """The part of a rank's output that the driver does not have: everything in a file from ``offset`` on."""
+    """The part of a rank's output that the driver does not have: everything in the file ``path`` from ``offset`` on."""
 
     rank: int
     stream: int
@@ -607,7 +611,7 @@ class NodeResult(Message):
         report: the pickled :class:`~distributor.values.outcome.NodeReport`.
         values: for each rank, its pickled return value, the path of a file with this value, or a :class:`Sent` if the
             driver already has the value.
-        rest: output of ranks that the driver has not received over the channel.
+        rest: output of ranks that the driver has not received over the channel (the node's connection to the driver).
         failed: whether the run has failed, as far as the agent knows.
         files: files that ranks wrote and that the driver has not received over the channel.
         node_rank: the node's rank.
@@ -622,7 +626,7 @@ class NodeResult(Message):
 
     @property
     def size(self) -> int:
-        """Number of bytes of output and files that the process that started the agent must pass to the driver."""
+        """Number of bytes of output and files that the agent's owner, which started it, must pass to the driver."""
         return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 
@@ -653,7 +657,7 @@ def decode(values: Any) -> Message:
     """Return the message that :func:`encode` has turned into the dict ``values``.
 
     Raises:
-        ValueError: ``values`` is not such a dict.
+        ValueError: ``values`` is not a dict that :func:`encode` returns.
 
     >>> decode({"kind": "Beat", "alive": 2, "idle": 0.5})
     Beat(alive=2, idle=0.5)
@@ -681,7 +685,7 @@ def _plain(value: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return an instance of the dataclass ``kind`` with these values. A field without a value gets its default."""
+    """Return an instance of the dataclass ``kind`` with ``values`` as fields. Other fields get their defaults."""
     hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(kind)

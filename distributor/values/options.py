@@ -51,10 +51,10 @@ class Flag:
 
     Attributes:
         panel: the panel of the help that lists the option, one of :data:`PANELS`.
-        kind: the kind of its value: text, a number, a path that need not exist, an existing folder, or one of several
-            words (a tuple). A switch takes no value.
-        names: its names, in click's notation; by default, the argument's name with dashes: ``--grace-period``.
-        metavar: the name of its value in the help; by default, the name that click gives to ``kind``.
+        kind: the kind of the option's value: text, a number, a path that need not exist, an existing folder, or one of
+            several words (a tuple). A switch takes no value.
+        names: the option's names, in click's notation; by default, the argument's name with dashes: ``--grace-period``.
+        metavar: the name of the option's value in the help; by default, the name that click gives to ``kind``.
         several: whether the option may be given more than once.
     """
 
@@ -71,9 +71,10 @@ class Option:
 
     Attributes:
         default: the option's value if the user gives no value.
-        check: returns the value to keep, or raises a ``ConfigurationError``; see :mod:`distributor.values.checks`.
-        help: one sentence on what the option is.
-        flag: its form on the command line; ``None`` if it has none.
+        check: a function that takes the user's value, and returns the value to keep or raises a ``ConfigurationError``;
+            see :mod:`distributor.values.checks`.
+        help: one sentence for the command line's help, on what the option is.
+        flag: the option's form on the command line; ``None`` if the command line does not have this option.
     """
 
     default: Any
@@ -83,12 +84,12 @@ class Option:
 
 
 def option(default: Any, check: Check, help: str, flag: Flag | None = None, *, secret: bool = False) -> Any:
-    """Declare an option as a field of a group. With ``secret``, the group's ``repr`` does not show its value."""
+    """Declare an option as a field of a group. With ``secret``, the group's ``repr`` hides the option's value."""
     return field(default=default, repr=not secret, metadata={"option": Option(default, check, help, flag)})
 
 
 def declared(group: type[Group]) -> dict[str, Option]:
-    """Return the declarations of a group's options by name."""
+    """Return the declarations of a group's options, by the names of the options."""
     return {field.name: field.metadata["option"] for field in fields(group)}
 
 
@@ -107,16 +108,16 @@ class Group:
         self.check_together()
 
     def check_together(self) -> None:
-        """Check that the values do not contradict each other."""
+        """Check that the values of the group's options do not contradict each other."""
 
 
 @dataclass(frozen=True)
 class Resources(Group):
-    """The resources that a user requests; ``None`` where nothing is specified.
+    """The resources that a user requests; ``None`` where the user specifies nothing.
 
     Attributes:
-        num_processes: world size.
-        use_gpu: whether ranks use GPUs; otherwise GPUs are hidden from them.
+        num_processes: world size (number of ranks).
+        use_gpu: whether ranks use GPUs. If not, GPUs are hidden from ranks.
         gpus_per_process, cpus_per_process: number of GPUs or CPUs of each rank.
         memory_per_process: memory of each rank, in bytes.
         max_processes_per_node: maximum number of ranks on one node.
@@ -158,7 +159,7 @@ class Resources(Group):
 
     @property
     def gpus_each(self) -> int:
-        """Number of GPUs of one rank, in runs whose ranks use GPUs."""
+        """Number of GPUs of one rank if ranks use GPUs: ``gpus_per_process``, or 1 by default."""
         return self.gpus_per_process or 1
 
 
@@ -259,7 +260,7 @@ class Startup(Group):
         start_method: ``"fork"`` if ranks are forks of a process that has imported torch, ``"spawn"`` if ranks are new
             processes.
         keep_warm: number of seconds that a process that has imported torch (a *warm process*) waits for the next run,
-            so that its ranks start sooner. With 0, no such process waits, and each run imports torch itself.
+            so that the ranks of that run start sooner. With 0, no process waits, and each run imports torch itself.
         preload: modules that the warm process imports besides torch and the modules that the launch path needs.
     """
 
@@ -290,8 +291,8 @@ class Training(Group):
     """How ranks are numbered within their host, and whether they must train together.
 
     Attributes:
-        local_ranks: what ``LOCAL_RANK`` counts: the ranks of the executor (``"executor"``), or the ranks of all
-            executors on its host (``"host"``).
+        local_ranks: what ``LOCAL_RANK`` counts: the ranks of one executor (``"executor"``), or the ranks of all
+            executors on one host (``"host"``).
         require_group: what happens if ranks train but never join a process group of all ranks: a warning (``None``), an
             error (``True``) or nothing (``False``).
     """
@@ -312,14 +313,14 @@ class Training(Group):
 
 @dataclass(frozen=True)
 class Recovery(Group):
-    """Whether the ranks are started again after a failure.
+    """Whether ranks are started again after a failure, and whether a run continues an earlier training.
 
     Attributes:
-        max_restarts: maximum number of restarts.
+        max_restarts: how many times the ranks may be started again after a failure.
         restart_on: the failures after which ranks are started again: failures of processes, machines and networks
             (``"infrastructure"``), or failures of the user's code too (``"any"``).
-        resume: whether a run continues an earlier training of its name. ``None`` means ``"auto"`` if the run has a name
-            and checkpoints.
+        resume: whether a run continues an earlier training of the same name. ``None`` means ``"auto"`` if the run has a
+            name and checkpoints.
     """
 
     max_restarts: int = option(
@@ -374,7 +375,7 @@ class Project(Group):
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
-        working_dir_limit: maximum total size of its files, in bytes.
+        working_dir_limit: maximum total size of the files in ``working_dir``, in bytes.
         output_dir: folder or URL that receives the files that ranks write to relative paths, or ``None``.
         output_limit: maximum total size of the files in ``output_dir``, in bytes.
         checkpoints: where ranks keep checkpoints, and how many, or ``None``.

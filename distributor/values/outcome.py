@@ -15,11 +15,11 @@ class Failure:
     """The reason why one rank failed.
 
     Attributes:
-        rank, local_rank, host: where it failed.
+        rank, local_rank, host: which rank failed, and on which machine.
         kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if it is unknown how the
             rank's process ended.
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
-        traceback: the rank's own traceback, ``""`` if there is none.
+        traceback: the traceback of the exception in the rank, ``""`` if there is none.
         exit_code, signal: how the rank's process ended; each is ``None`` if it does not apply.
         time: time of the failure in seconds since the epoch, by the driver's clock if the failure was reported during
             the run, otherwise by the clock of the rank's host.
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """A rank's own report of how it ended.
+    """A report that a rank itself makes of how it ended.
 
     Attributes:
         outcome: how the rank ended.
@@ -95,7 +95,7 @@ class NodeReport:
     Attributes:
         node_rank, host: the node, and its machine.
         outcomes: how each rank ended.
-        error: why the ranks could not be started, as the name of a class in ``distributor.errors`` and its message.
+        error: why the ranks could not be started, as the name of a class in ``distributor.errors`` and the error text.
         times: when events happened on the node, by name, in seconds since the epoch.
         warnings: warnings that the driver shows.
         gave_up: why the node stopped its ranks without an order from the driver; ``None`` if it did not.
@@ -138,13 +138,13 @@ class Log:
 
 @dataclass(frozen=True)
 class Collected:
-    """The results that come back in band, through the scheduler's job.
+    """The results that come back to the driver *in band*, that is, as results of the scheduler's job.
 
     Attributes:
-        reports: the reports of the nodes.
+        reports: the reports of the nodes, each with the outcomes of the node's ranks.
         values: pickled return values in pieces, by rank.
         lost_hosts: hosts of the nodes that never reported.
-        logs: output of ranks that did not arrive over the channel.
+        logs: output of ranks that did not arrive over the channel (the nodes' own connections to the driver).
         times: when events happened, as the scheduler has recorded them, by name, in seconds since the epoch.
         files: files that ranks wrote and that did not arrive over the channel.
     """

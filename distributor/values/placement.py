@@ -15,11 +15,12 @@ class NodeFacts:
 
     Attributes:
         partition: index of the barrier task.
-        executor: name of its executor; tasks with the same name share a node.
+        executor: name of the task's executor. The tasks of one executor form one node.
         host: name of the machine, to show to users.
-        address: IP address at which other nodes reach it.
+        address: IP address at which other nodes reach the machine.
         port: port on which the task listens. If the task's node becomes node 0, the rendezvous store uses this port.
-        ports: ports that the task reserves at the address for the launch path, as many as the launch path needs.
+        ports: ports that the task reserves at ``address`` for the launch path (the way in which ranks are started), as
+            many as the launch path needs.
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
         visible_devices: the value of ``CUDA_VISIBLE_DEVICES`` (or AMD's ``HIP_VISIBLE_DEVICES``) in the task's
             environment; ``None`` if neither is set.
@@ -68,17 +69,18 @@ class Numbering:
 
 @dataclass(frozen=True)
 class Node:
-    """One executor (or this machine): a contiguous block of ranks under one agent.
+    """One executor (or, in local mode, this machine), with a contiguous block of ranks under one agent.
 
     Attributes:
-        executor, host, address, port: as in ``NodeFacts``.
-        leader: the partition whose task runs the agent.
+        executor, host, address, port: as in ``NodeFacts``, of the task that runs the node's agent.
+        leader: the partition of this task.
         first_rank, local_world_size: the node's first rank, and the number of its ranks.
         gpus: the GPUs in the order in which ranks see them: the first GPU of each rank, then the second GPU of each
             rank, and so on. A rank uses the GPU at index ``LOCAL_RANK`` and every ``local_world_size``-th GPU after it.
         task_cpus: number of CPUs of one task.
         by_host: the numbering of the node's ranks if all ranks of a host are numbered together; otherwise ``None``.
-        ports: ports that are reserved for the launch path. A server that sets ``SO_REUSEADDR`` can listen on them.
+        ports: ports that are reserved for the launch path (the way in which ranks are started). A server that sets
+            ``SO_REUSEADDR`` can listen on these ports.
         slots: number of the run's processes (``num_processes``) that belong to the node. It is the number of ranks,
             unless the launch path runs the target only once.
     """

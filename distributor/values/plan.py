@@ -58,9 +58,9 @@ class Companion:
     Attributes:
         name: the companion's name in errors, and the name of its files. It is unique on the node.
         module: a module of ``distributor``, or any other module that can be imported on the node.
-        function: a function of the module.
+        function: the function of this module that the process calls.
         arguments: the function's keyword arguments.
-        environment: environment variables in addition to the node's.
+        environment: environment variables of the process, in addition to the node's.
 
     Example:
         >>> Companion("head", "distributor.ray.head", "serve", {"port": 6379}).name
@@ -76,7 +76,12 @@ class Companion:
 
 @dataclass(frozen=True)
 class CompanionOrder:
-    """An agent's order to a companion, a process beside the ranks; ``sys_path`` is the import path of this process."""
+    """An agent's order to a companion, a process that runs beside the ranks of a node, such as Ray.
+
+    Attributes:
+        companion: the function that the process calls, with its arguments and environment.
+        sys_path: the process's import path.
+    """
 
     companion: Companion
     sys_path: tuple[str, ...]
@@ -89,7 +94,7 @@ class Plan:
     Attributes:
         node: the node's part of the placement.
         target: what each rank runs.
-        node_env: environment of the process that starts the ranks, on top of the task's own
+        node_env: environment of the process that starts the ranks, on top of the task's own environment
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
         files: text of the files that ranks find in the node's private folder, by name.
@@ -98,9 +103,9 @@ class Plan:
         first: function that each rank calls before it runs the target.
         last: function that each rank calls after the target has returned and exit callbacks have run.
         keep_memory: whether the C library of ranks keeps freed memory for the next training step.
-        companions: processes that live beside the ranks of this node.
-        serving: ranks of the run that serve the others and never end by themselves. They are stopped once all others
-            have succeeded, and then count as succeeded. The value is the same on all nodes.
+        companions: processes beside the ranks of this node, such as Ray.
+        serving: ranks of the run that serve the other ranks and never end by themselves. They are stopped once all
+            other ranks have succeeded, and then count as succeeded. The value is the same on all nodes.
     """
 
     node: Node
@@ -123,23 +128,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class NodeOrder:
-    """An agent's order to its launcher and to the ranks that the launcher starts.
+    """An agent's order to its launcher and to the ranks that the launcher starts: what they do, and with which files.
 
     Attributes:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
-        spare_fd: socket on which a spare launcher waits for the order of the next attempt; ``None`` if there is no
-            spare.
+        spare_fd: socket on which a spare (a fork of the launcher) waits for the order of the next attempt; ``None`` for
+            no spare.
         slots_fd: shared memory that ranks use to report how they ended; see :mod:`distributor.channel.rank_slots`.
         folder: the node's private folder, for log files and return values.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.
-        collect_all: whether ranks other than 0 send their return values back.
+        collect_all: whether all ranks send their return values to the driver, or only rank 0.
         start_method: how ranks are started, as in :class:`~distributor.values.options.Startup`.
         root: path from which the library itself (``distributor``) can be imported.
         environ: the launcher's whole environment.
         require_group: as in :class:`~distributor.values.options.Training`.
-        check: function that each rank calls before everything else; it raises an error if the run cannot begin.
+        check: function that each rank calls before everything else. It raises an error if the run cannot begin.
     """
 
     run_id: str
@@ -194,12 +199,13 @@ class AgentOrder:
         folder: the node's private folder, which the agent removes at the end.
         root: path from which the library itself (``distributor``) can be imported.
         sys_path: import path of the agent's *owner*, the process that starts the agent.
-        endpoint: where the driver listens; ``None`` if the channel is an inherited socket or there is no channel.
+        endpoint: where the driver listens; ``None`` if the agent inherits a socket to the driver, or gets no connection
+            to it.
         on_driver: whether the node is the driver's machine, where scripts and folders are used in place.
         reached: whether this node's task has already reached the driver in this run.
         times: when events happened before the agent started, by name, in seconds since the epoch.
-        in_place: whether the owner's current directory is the driver's own, where ranks' files may stay.
-        note: a warning for the user.
+        in_place: whether the owner's current directory is the driver's own, where files that ranks write may stay.
+        note: a warning that the agent passes on to the user, if any.
         secret: the secret that proves to the driver that this agent, or its owner, is the node. On Spark,
             :mod:`distributor.channel.proof` makes it. No rank knows it.
     """

@@ -57,7 +57,7 @@ def room(world_size: int) -> int:
 
 
 def pack(report: Report) -> bytes:
-    """Return a report as a line.
+    """Return a report as a line of JSON, for the file in which the rank reports to the driver.
 
     >>> pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))
     b'[0,0,0,1.5,7,null,{"loss":0.25}]\\n'
@@ -141,7 +141,7 @@ def parse_committed(line: bytes) -> Committed | None:
 
 
 def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
-    """Return the elements of a line after its first one, which is its kind; ``None`` if the line is of another kind."""
+    """Return the ``number`` elements after ``kind`` in a line, a JSON list; ``None`` if it is not such a list."""
     if not line.startswith(f'["{kind}",'.encode()):
         return None
     try:
@@ -202,7 +202,7 @@ class Progress:
     Attributes:
         step: the step that the rank reported last.
         total: total number of steps; ``None`` if the rank did not report it.
-        rate: recent number of steps per second; ``None`` until it is known.
+        rate: recent number of steps per second; ``None`` until it can be computed.
     """
 
     step: int
@@ -211,7 +211,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Number of seconds until the last step at this rate; ``None`` if it is not known."""
+        """Number of seconds until the last step at this rate; ``None`` if the rate or the last step is not known."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.step) / self.rate

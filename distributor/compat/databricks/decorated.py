@@ -1,4 +1,4 @@
-"""Decorated functions, as Databricks' decorators return them; ``distributed`` runs them in many processes."""
+"""Functions as Databricks' decorators return them; their method ``distributed`` runs them in many processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DistributedFunction(Generic[P, T]):
 
     Args:
         function: the user's function.
-        request: what the decorator asks for.
-        target: the function that the processes call with the same arguments: ``function``, or a wrapper of it.
+        request: what the decorator asks for, such as a number of processes.
+        target: the function that each process calls: ``function``, or a wrapper of it.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -46,7 +46,7 @@ class DistributedFunction(Generic[P, T]):
         With the decorator ``ray_launch``, the function runs once, as Ray's driver, so the returned list has one value.
 
         Raises:
-            ConfigurationError: the request is wrong; nothing was started.
+            ConfigurationError: a run as the decorator asks for is not possible; nothing was started.
             ResourceError: there are fewer GPUs than requested.
             TrainingError: a rank failed, for instance because its GPU is of another type.
         """
@@ -109,7 +109,7 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the notebook's environment variables that ranks get: MLflow's, so that ranks log to its MLflow run.
+    """Return the notebook's environment variables that ranks get: MLflow's, so that ranks log to the notebook's run.
 
     Example:
         >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})

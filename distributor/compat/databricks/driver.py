@@ -1,4 +1,4 @@
-"""Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in the rank.
+"""Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in that function's rank.
 
 The user's function need not call ``ray.init()``, because public notebooks use ``ray.cluster_resources()`` and
 ``ray.data`` in functions decorated with ``ray_launch`` without this call. Source:

@@ -35,7 +35,7 @@ def gpu_type(name: str, value: Any) -> str | None:
 
     Args:
         name: the name of the argument, for the error text.
-        value: the argument.
+        value: the argument's value, such as ``"H100"`` or ``GPUType.H100``.
 
     Raises:
         ConfigurationError: ``value`` is not the name of a GPU model.

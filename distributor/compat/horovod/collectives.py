@@ -22,7 +22,7 @@ from distributor.errors import ConfigurationError
 
 
 class Op(enum.Enum):
-    """The operation of a reduction."""
+    """The operation with which a reduction combines the tensors of all ranks."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -54,7 +54,7 @@ class Reduction:
 
 
 class Handle:
-    """A collective that has been started."""
+    """A collective (a call that all ranks make together) that has been started."""
 
     def __init__(self, work: Any, finish: Callable[[], torch.Tensor]) -> None:
         self._work = work
@@ -69,11 +69,11 @@ class Handle:
         return handle
 
     def done(self) -> bool:
-        """Return whether the result has arrived."""
+        """Return whether the result of the collective has arrived."""
         return self._result is not None or bool(self._work.is_completed())
 
     def wait(self) -> torch.Tensor:
-        """Wait for the result and return it."""
+        """Wait for the result of the collective, and return it."""
         if self._result is None:
             self._work.wait()
             self._result = self._finish()
@@ -81,7 +81,7 @@ class Handle:
 
 
 def check_op(op: Any, average: bool | None = None) -> Op:
-    """Return the operation that a user asks for with ``op``, or with the older ``average``.
+    """Return the operation that a user asks for with ``op``, or with the older argument ``average``.
 
     Raises:
         ConfigurationError: the operation is unknown or Adasum, or both arguments are given.
@@ -106,7 +106,7 @@ def check_op(op: Any, average: bool | None = None) -> Op:
 
 
 def no_process_set(process_set: Any) -> None:
-    """Check that no process set is given.
+    """Check that the user gives no process set: Horovod's groups of only some ranks are not supported.
 
     Raises:
         ConfigurationError: a process set is given.
@@ -119,11 +119,11 @@ def no_process_set(process_set: Any) -> None:
 
 
 def start(tensor: torch.Tensor, reduction: Reduction, *, into: torch.Tensor | None = None) -> Handle:
-    """Start a reduction, and return its handle.
+    """Start a reduction over all ranks, and return its handle.
 
     Args:
         tensor: this rank's tensor.
-        reduction: how to combine the tensors.
+        reduction: how to combine the tensors of all ranks.
         into: the tensor that receives the result, which may be ``tensor`` itself; ``None`` for a new tensor.
     """
     wire, dtype = reduction.compression.compress(tensor.detach())
@@ -187,11 +187,12 @@ def allreduce(
         name: accepted without effect.
         compression: how the tensor is compressed for sending.
         op: the operation, by default :data:`Average`. An average of integers is rounded down.
-        prescale_factor, postscale_factor: factors before and after the operation.
+        prescale_factor, postscale_factor: factors by which tensors are multiplied before and after the operation.
         process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
-        ConfigurationError: an argument is wrong, or ``init`` was not called.
+        ConfigurationError: an argument is wrong, the tensor requires gradients and ``op`` is neither sum nor average,
+            or ``init`` was not called.
     """
     world.require("allreduce")
     reduction = _reduction(average, compression, op, prescale_factor, postscale_factor, process_set)
@@ -212,7 +213,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Reduce a tensor in place, and return it. Arguments and errors are the same as for :func:`allreduce`."""
+    """Reduce a tensor in place and return it, as :func:`allreduce` does, but without its argument ``compression``."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     return handle.wait()
 

@@ -25,8 +25,8 @@ Parameter = torch.Tensor
 class GradientReducer:
     """Starts the reduction of each gradient over the ranks. The order is the same on all ranks: last parameter first.
 
-    The reduction of a gradient starts once this gradient and the gradients of all later parameters of the optimizer
-    have been computed.
+    The reduction of a gradient starts once this gradient and the gradients of all parameters that follow in the
+    optimizer's groups have been computed.
 
     Args:
         groups: the optimizer's own list of parameter groups.
@@ -61,7 +61,7 @@ class GradientReducer:
         """Count a computed gradient of a parameter, and start the reductions that need not wait for other gradients.
 
         Raises:
-            ConfigurationError: there were more backward passes than expected.
+            ConfigurationError: there were more backward passes before a step than ``backward_passes_per_step``.
         """
         self._arrived[parameter] += 1
         if self._arrived[parameter] > self._passes:
@@ -81,8 +81,8 @@ class GradientReducer:
     def finish(self) -> None:
         """Start the remaining reductions, wait for all, and reset the counts of computed gradients for the next step.
 
-        A parameter without a gradient gets a gradient of zeros. Other ranks may have a gradient for it, and all ranks
-        must take part in its reduction.
+        A parameter without a gradient gets a gradient of zeros. Other ranks may have a gradient for this parameter, and
+        all ranks must take part in the reduction of each gradient.
         """
         for parameter in self._order()[self._next :]:
             if parameter.requires_grad:
@@ -119,13 +119,13 @@ class Distributed(torch.optim.Optimizer):
     _skips = False
 
     def synchronize(self) -> None:
-        """Reduce all gradients now; the next :meth:`step` does not reduce them again."""
+        """Reduce all gradients over the ranks now; the next :meth:`step` does not reduce them again."""
         self._reducer.finish()
         self._reduced = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let :meth:`step` in the ``with`` block use the gradients as they are."""
+        """Let :meth:`step` in the ``with`` block use the gradients as they are, without a reduction over ranks."""
         self._skips = True
         try:
             yield
@@ -133,7 +133,7 @@ class Distributed(torch.optim.Optimizer):
             self._skips = False
 
     def step(self, closure: Any = None) -> Any:
-        """Reduce the gradients, unless this has been done, and update the parameters.
+        """Reduce the gradients over the ranks, unless :meth:`synchronize` has done so, and update the parameters.
 
         Raises:
             ConfigurationError: a closure is given, whose gradients would not be reduced.
@@ -148,7 +148,7 @@ class Distributed(torch.optim.Optimizer):
         return super().step()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the gradients.
+        """Reset the gradients of all parameters.
 
         Raises:
             ConfigurationError: the gradients are being reduced, and would be lost.
@@ -176,7 +176,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """Return an optimizer like ``optimizer`` that also averages the gradients of all ranks before it steps.
 
     The new optimizer shares parameters, options and state with ``optimizer``, so a learning-rate scheduler may be made
-    for either of the two.
+    for either optimizer.
 
     Args:
         optimizer: any optimizer of torch.
@@ -185,7 +185,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         compression: how gradients are compressed for sending.
         backward_passes_per_step: number of backward passes before each ``step()``; their gradients are summed, not
             averaged.
-        op: ``Average`` (default) or ``Sum``.
+        op: how gradients are combined: ``Average`` (default) or ``Sum``.
         gradient_predivide_factor: factor by which gradients are divided before the sum and multiplied after it.
         num_groups, groups: accepted without effect, since they only change how Horovod packs messages.
         sparse_as_dense: whether to convert sparse gradients to dense ones; otherwise they cause an error.
@@ -235,5 +235,6 @@ def _check_names(optimizer: torch.optim.Optimizer, named: Sequence[Any]) -> None
     missing = sum(id(each) not in known for group in optimizer.param_groups for each in group["params"])
     if missing:
         raise ConfigurationError(
-            f"named_parameters lacks {missing} of the optimizer's parameters: pass those of all models, or leave it out"
+            f"named_parameters lacks {missing} of the optimizer's parameters: pass the named parameters of all models, "
+            "or leave out named_parameters"
         )

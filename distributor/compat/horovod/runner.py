@@ -39,7 +39,8 @@ class HorovodRunner:
         """Run ``main(**kwargs)`` in all ranks, and return rank 0's value.
 
         Raises:
-            ConfigurationError: the request is wrong, or no Spark session is active; nothing was started.
+            ConfigurationError: the run is not possible, for instance because no Spark session is active; nothing was
+                started.
             TrainingError: a rank failed.
         """
         if self.num_processor == 0:

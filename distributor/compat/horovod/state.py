@@ -40,7 +40,7 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, process_set: Any = None) -> None:
-    """Copy the state of one rank's optimizer to all ranks: the options of its groups, and its buffers.
+    """Copy the state of one rank's optimizer to all ranks: the options of its groups, and tensors such as momenta.
 
     Args:
         optimizer: an optimizer over the same parameters on each rank; its state may differ between ranks, and be empty.
@@ -68,7 +68,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
 
 def outline(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with the shape and type of each tensor, but no values. Pickled, this is small.
+    """Return an optimizer's state with only the shape and type of each tensor, so that it is small when pickled.
 
     Example:
         >>> outline({"state": {0: {"step": 3, "sum": torch.ones(2)}}, "param_groups": []})["state"][0]["sum"].device

@@ -21,7 +21,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         comm, process_sets: refused, since all ranks train together.
 
     Raises:
-        ConfigurationError: an argument is given.
+        ConfigurationError: ``comm`` or ``process_sets`` is given.
     """
     for name, value in (("comm", comm), ("process_sets", process_sets)):
         if value:
@@ -40,13 +40,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave the process group, if there is one."""
+    """Leave torch's process group, if this process has joined it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def is_initialized() -> bool:
-    """Return whether there is a process group."""
+    """Return whether this process has joined a process group, as :func:`init` does."""
     return dist.is_initialized()
 
 
@@ -54,7 +54,7 @@ def require(name: str) -> None:
     """Check that :func:`init` was called.
 
     Raises:
-        ConfigurationError: :func:`init` was not called; the text names the function that needs it.
+        ConfigurationError: :func:`init` was not called; the text says that the function ``name`` needs it.
     """
     if not dist.is_initialized():
         raise ConfigurationError(f"hvd.{name} needs the other ranks: call hvd.init() first")

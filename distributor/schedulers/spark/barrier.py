@@ -1,4 +1,4 @@
-"""The interface of a session that runs barrier tasks: everything that differs between classic sessions and Connect."""
+"""The interface of a Spark session that runs barrier tasks: all that differs between classic sessions and Connect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Delivery:
 
     Attributes:
         job: the job, without its large parts if they are sent separately.
-        parts: the parts that Spark delivers as separate files: each part's name with the name of its file.
+        parts: the large parts of the job, if Spark delivers them as separate files: each part's name with the name of
+            its file.
         package: the library itself (``distributor``) as a zip, or the zip's file name if Spark delivers it separately.
         exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
             Otherwise, they use Spark's ``allGather``.
@@ -37,7 +38,7 @@ class Delivery:
 
 
 class BarrierSession(Protocol):
-    """A session, classic or Connect, that runs the barrier tasks of one run.
+    """A Spark session, classic or Connect, that runs the barrier tasks of one run.
 
     The scheduler calls ``await_slots``, ``driver_address``, ``deliver`` and ``collect`` in this order, in the thread
     that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` at any time.
@@ -54,7 +55,7 @@ class BarrierSession(Protocol):
         """
 
     def driver_address(self) -> tuple[str, str]:
-        """Return the driver's address for nodes to use, and the address to bind."""
+        """Return the address at which nodes reach the driver, and the address at which the driver listens."""
 
     def deliver(self, job: Job) -> Delivery:
         """Decide how the job is sent to its tasks, and upload the parts that are not sent with the tasks themselves."""
@@ -63,7 +64,7 @@ class BarrierSession(Protocol):
         """Run the barrier tasks and return their results.
 
         Args:
-            job: the requested job.
+            job: the whole job, which says how many tasks to run and what each needs.
             task: the function that each task runs.
             server: the driver's end of the connections to nodes, which records whether tasks have begun.
 
@@ -74,7 +75,7 @@ class BarrierSession(Protocol):
         """
 
     def waiting_for(self, job: Job) -> Step | None:
-        """Return what the run's tasks wait for; ``None`` if they run or it is not known."""
+        """Return what the run's tasks wait for; ``None`` if the tasks run or nothing is known."""
 
     def room(self, job: Job) -> int | None:
         """Return the number of free slots for more tasks like those of a job; ``None`` if it is not known."""
@@ -91,8 +92,8 @@ class BarrierSession(Protocol):
 
         Returns:
             ``True`` if the job was not cancelled yet, because its tasks may be waiting in ``allGather``, and killing a
-            task there ends its executor, too (Spark 4.3). The caller must then call again, until the result is
-            ``False``. Meanwhile, the driver tells every task that is connected to it, or connects now, to end.
+            task there ends its executor, too (Spark 4.3). The caller must then call this method again, until the result
+            is ``False``. Meanwhile, the driver tells every task that is connected to it, or connects now, to end.
         """
 
     def ended(self, job: Job) -> DistributorError | None:

@@ -30,8 +30,9 @@ def encryption(session: SparkSession) -> list[str]:
 def check_encryption(session: SparkSession, job: Job) -> None:
     """Check that the session requests no encryption, or that the setting ``ignoreSsl`` allows unencrypted traffic.
 
-    The setting is ``pytorch.spark.distributor.ignoreSsl`` or, for DeepSpeed, ``deepspeed.spark.distributor.ignoreSsl``.
-    If it is true although other settings request encryption, log a warning.
+    The full name of ``ignoreSsl`` is ``pytorch.spark.distributor.ignoreSsl`` or, for DeepSpeed,
+    ``deepspeed.spark.distributor.ignoreSsl``. If this setting is true although other settings request encryption, log a
+    warning.
 
     Raises:
         ConfigurationError: a setting requests encryption, and ``ignoreSsl`` does not allow unencrypted traffic.

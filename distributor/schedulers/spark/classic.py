@@ -57,7 +57,7 @@ _SLOT_POLL = 0.5
 
 
 class ClassicSession:
-    """A classic session, for one run. Implements :class:`BarrierSession`.
+    """A classic Spark session, for one run. Implements :class:`BarrierSession`.
 
     Args:
         session: an active classic session.
@@ -181,7 +181,7 @@ class ClassicSession:
         return status.failed_hosts(self._session, self._tag)
 
     def _pause(self, job: Job) -> None:
-        """Wait before looking at the slots again.
+        """Wait for half a second, before the caller counts the cluster's free slots again.
 
         Raises:
             RunCancelledError: the run was cancelled during the wait.
@@ -193,7 +193,7 @@ class ClassicSession:
         """If the run was cancelled while its tasks were starting, wait until these tasks have ended.
 
         A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
-        connects to it, so the driver must go on listening for connections until all tasks have ended.
+        connects to the driver, so the driver must go on listening for connections until all tasks have ended.
         """
         end = time.monotonic() + _KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
@@ -214,7 +214,7 @@ class ClassicSession:
         return waiting and not self._cancelled.is_set()
 
     def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:
-        """Run one Spark job to its end and return the rows of its tasks."""
+        """Run one Spark job to its end and return its tasks' rows, the ``bytes`` of their reports and results."""
         from pyspark import accumulators
 
         context = context_for_tasks(self._session)
@@ -246,7 +246,7 @@ class ClassicSession:
                 context.removeJobTag(self._tag)
 
     def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
-        """Cancel the job, so that Spark shows that it has failed, and why."""
+        """Cancel the Spark job of a failed run, so that Spark shows that the job has failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
         with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
@@ -293,7 +293,7 @@ def _session_tags(session: SparkSession) -> list[str]:
 
 
 def _why(collected: Collected, stopped_for: str) -> str:
-    """Return why a run failed, in one line. ``stopped_for`` is the reason if the reports give none."""
+    """Return why a run failed, in one line. ``stopped_for`` is the reason if the nodes' reports give none."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
     errors = [report.error[1] for report in collected.reports if report.error is not None]
     if errors:

@@ -62,7 +62,7 @@ class ConnectSession:
         return threading.Thread(target=target, name="distributor-run")
 
     def await_slots(self, job: Job) -> None:
-        """Return at once: Connect does not report slots."""
+        """Return at once, without waiting for free slots, because Spark Connect does not report slots."""
 
     def driver_address(self) -> tuple[str, str]:
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
@@ -98,7 +98,7 @@ class ConnectSession:
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
     def leaving(self) -> str | None:
-        """Return ``None``: Connect does not report executors."""
+        """Return ``None``: Spark Connect does not report which executors are being decommissioned."""
         return None
 
     def cancel(self) -> bool:
@@ -121,18 +121,18 @@ class ConnectSession:
         return gathering.may_last(query.running_for(now), gathering.CONNECT, left_for)
 
     def ended(self, job: Job) -> DistributorError | None:
-        """Return ``None``: the error of the query already says why the server has ended."""
+        """Return ``None``: if the server has ended, the error of the query already says why."""
         return None
 
     def failed_hosts(self) -> list[str]:
-        """Return an empty list: Connect does not tell where tasks ran."""
+        """Return an empty list: Spark Connect does not tell where tasks ran."""
         return []
 
     def _upload(self, content: bytes) -> str:
-        """Make Spark Connect deliver a file to the executors, once per session. Return the file's name there.
+        """Make Spark Connect deliver content to executors as a file, once per session. Return the file's name there.
 
-        Large content is not sent within a query: the heaps of the server and the executors would contain several
-        copies.
+        Large content is not sent within a query, because the heaps of the server and the executors would then contain
+        several copies of it.
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
@@ -148,7 +148,7 @@ class ConnectSession:
         return name
 
     def _submit(self, job: Job, task: Task) -> Iterable[bytes]:
-        """Run the query to its end and return the rows of its tasks."""
+        """Run the query to its end and return its tasks' rows, the ``bytes`` of their reports and results."""
 
         def in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa

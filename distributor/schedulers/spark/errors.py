@@ -23,7 +23,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
     Args:
         error: the exception that Spark raised.
         job: the job that Spark should have run.
-        hosts: the hosts where its tasks have failed, if known.
+        hosts: the hosts where the job's tasks have failed, if known.
     """
     if mishaps.is_known(error):
         return mishaps.typed(error)

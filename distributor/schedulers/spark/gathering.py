@@ -1,9 +1,10 @@
-"""Computes how long tasks may wait in Spark's ``allGather``. Killing a task there may end its executor.
+"""Decides whether a task may still be in Spark's ``allGather``, where killing the task may end its executor.
 
-If Spark kills a task while it waits in ``allGather``, or before, the task's executor may end, too. In a killed task,
-``allGather`` raises an exception in a thread of the executor (Spark 4.3, ``accept-connections`` in
-``BasePythonRunner``), and any uncaught exception in this thread ends the JVM. So if tasks are just starting, the driver
-first orders them to end by themselves. It cancels the Spark job only once no task can be in ``allGather`` any more.
+If Spark kills a task while it waits in ``allGather``, or before it enters ``allGather``, the task's executor may end,
+too. In a killed task, ``allGather`` raises an exception in a thread of the executor (Spark 4.3, ``accept-connections``
+in ``BasePythonRunner``), and any uncaught exception in this thread ends the JVM. So if tasks are just starting, the
+driver first orders them to end by themselves. The driver cancels the Spark job only once no task can be in
+``allGather`` any more.
 """
 
 from __future__ import annotations

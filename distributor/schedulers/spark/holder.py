@@ -1,6 +1,6 @@
-"""Brings the reports of a failed run's tasks to the driver: as rows in an accumulator, before the job is cancelled.
+"""Brings the reports of a failed run's tasks to the driver in a Spark accumulator, before the Spark job is cancelled.
 
-Runs in a barrier task's Python worker. It uses only the standard library, and is pickled by value.
+This module runs in a barrier task's Python worker. Its code uses only the standard library, and is pickled by value.
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
 one task, the *holder*, keeps running while the others send their rows (the ``bytes`` of their reports) to the driver
@@ -8,7 +8,8 @@ through an accumulator. Spark delivers the rows of a task as the task ends. If t
 to another task, the *courier*. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``,
 because killing a task that waits there ends its executor, too (Spark 4.3).
 
-The *leader* of an executor is the task that runs its agent. The executor's other tasks are the leader's *siblings*.
+The *leader* of an executor is the task that runs its agent (the process that starts ranks). The executor's other tasks
+are the leader's *siblings*.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
     earlier.
 
     If an executor has several tasks, the holder (it keeps the job running) is a task that does not run the executor's
-    agent. Such a task has no report. Otherwise, the holder is partition 0. Spark delivers a report only as its task
-    ends, and the holder ends too late. So the holder passes its report to the courier, partition 1, which receives it
-    on its own listening socket. Partition 0 cannot be the courier, because torch's rendezvous store listens on the
-    socket of partition 0.
+    agent. Such a task has no report. If every executor has one task, the holder is partition 0, and passes its report
+    to the courier, partition 1, which receives the report on its own listening socket. Partition 0 cannot be the
+    courier, because torch's rendezvous store listens on the socket of partition 0.
 
     Returns:
-        The partitions of the holder and of the courier. The courier is ``None`` if the holder has no report to send.
-        The whole result is ``None`` if the holder would have a report that no other task could send: there is only one
-        task, or ``key`` is ``None``, which means that tasks must not send reports to each other.
+        The partitions of the holder (it keeps the job running) and of the courier (it reports for the holder). The
+        courier is ``None`` if the holder has no report. The whole result is ``None`` if the holder would have a report
+        that no other task could send: there is only one task, or ``key`` is ``None``, which means that tasks must not
+        send reports to each other.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
     siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
@@ -71,12 +72,12 @@ class _Job:
 
     When the job was cancelled or has ended, the driver closes the port at which it listens for nodes. A task that waits
     for other tasks checks this port, and ends once the port is closed. Without the check, the task would keep its slot,
-    which the next job may need, until Spark kills its Python worker. This takes up to four seconds
+    which the next job may need, until Spark kills its Python worker, up to four seconds later
     (``PythonRunner.MonitorThread``).
 
     Args:
         endpoint: the address at which the driver listens; ``None`` if it does not listen.
-        reached: whether this task has already reached the driver there.
+        reached: whether this task has already reached the driver at ``endpoint``.
         patience: maximum number of seconds that this task waits for other tasks, or for the end of the job.
     """
 
@@ -100,14 +101,14 @@ class _Job:
         return True
 
     def await_end(self) -> None:
-        """Keep this task from ending before the job does, for as long as the task's time limit allows."""
+        """Keep this task from ending before its Spark job does, for as long as the task's time limit allows."""
         while self.goes_on():
             time.sleep(_INTERVAL)
 
     def await_data(self, line: socket.socket) -> bool:
         """Wait until a socket has data or a connection to accept.
 
-        Return ``False`` if the job ends or this task's time limit passes first.
+        Return ``False`` if the Spark job ends or this task's time limit passes first.
         """
         poll = select.poll()
         poll.register(line, select.POLLIN)
@@ -179,7 +180,7 @@ def _take_rows(listener: socket.socket, key: bytes, job: _Job) -> list[bytes] | 
     """Receive the report of the holder, the task that keeps the Spark job running, as rows (pieces of ``bytes``).
 
     Rows are accepted only if their sender proves that it has the key. Return ``None`` if no such rows come before the
-    job ends or this task's time limit passes.
+    Spark job ends or this task's time limit passes.
     """
     listener.settimeout(_PEER_TIMEOUT)
     while job.await_data(listener):

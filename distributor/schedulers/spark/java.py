@@ -17,7 +17,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
     """Return why Spark cannot start Java on this machine, and what to do; ``None`` if it can.
 
     Args:
-        pyspark: the version of PySpark.
+        pyspark: the version of PySpark, which decides the Java that Spark needs.
         environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
     """
     if _is_set_elsewhere(environ):
@@ -42,7 +42,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
 
 
 def major_version(told: str) -> int | None:
-    """Return the major version in the output of ``java -version``, ``None`` if it has none.
+    """Return the major version in the output of ``java -version``, ``None`` if the output names no version.
 
     >>> major_version('openjdk version "17.0.15" 2025-04-15'), major_version('java version "1.8.0_402"')
     (17, 8)

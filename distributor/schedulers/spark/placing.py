@@ -26,7 +26,7 @@ class Placing:
     """Accepts or refuses the executors on which Spark has started the tasks of one job.
 
     Args:
-        job: the job.
+        job: says how many ranks an executor may have, and which hosts to avoid.
         room: returns how many of the job's tasks fit on the hosts that the job does not avoid. The argument is the
             number of the job's running tasks by executor. The slots of these tasks count as free.
     """
@@ -40,7 +40,7 @@ class Placing:
         self.why = ""
 
     def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether to begin the run with these tasks.
+        """Return whether to begin the run with the tasks that ``facts`` describes.
 
         No executor may have more ranks than its limit. No task may be on a host that the job avoids (two attempts have
         failed there) if all tasks fit on other hosts. The second rule holds for at most :data:`_MOST` placements and

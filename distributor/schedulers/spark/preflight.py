@@ -67,7 +67,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
     Raises:
         ConfigurationError: pyspark, a Java that is new enough, or the configuration for ``yarn`` is missing; or the
             master does not answer.
-        ResourceError: GPUs are requested, but with this master there are none.
+        ResourceError: GPUs are requested, but with this master, ranks run on this machine, which has no visible GPU.
     """
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
         raise ResourceError(
@@ -95,7 +95,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a master URL, of which one must answer; none if only Spark can find the master.
+    """Return the hosts and ports in a master URL, of which one must answer; ``[]`` if only Spark can find the master.
 
     Raises:
         ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.

@@ -11,7 +11,7 @@ class Progress:
     """A progress handler that finds out whether a Spark Connect server has started a run's tasks (Spark 4).
 
     Args:
-        tasks: number of tasks of the run. Other queries with the same number of tasks are mistaken for the run's.
+        tasks: number of tasks of the run. Other queries with the same number of tasks are mistaken for the run's query.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -26,7 +26,7 @@ class Progress:
         return self._queued and self._started is None
 
     def running_for(self, now: float) -> float | None:
-        """Return for how many seconds tasks have run; ``None`` if the server has not started them.
+        """Return for how many seconds the run's tasks have run; ``None`` if the server has not started them.
 
         Before the server has first reported the progress of the run's query, the tasks may or may not be running. Until
         then, return the number of seconds since the query was submitted, the longest time that they can have run.

@@ -1,4 +1,4 @@
-"""Rows: the ``bytes`` in which tasks send reports and results back through Spark."""
+"""Rows: the ``bytes`` in which tasks send reports and results to the driver through Spark."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 class FailedRows:
     """Collects the rows of a failed run: the ``bytes`` in which its tasks report to the driver.
 
-    A failed Spark job returns no rows. So the tasks of a failed run send them in an accumulator, which Spark delivers
-    as each task ends.
+    A failed Spark job returns no rows. So the tasks of a failed run send their rows in an accumulator, which Spark
+    delivers as each task ends.
 
     This object is the accumulator's ``AccumulatorParam`` on the driver, and stores the rows that arrive there. When the
     accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place in the tasks, and
@@ -56,7 +56,7 @@ class FailedRows:
         return ()
 
     def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
-        """Store the rows of tasks. PySpark calls this while Spark's scheduler waits: it must be fast and not raise."""
+        """Store the rows of tasks, fast and without an exception: PySpark calls this while Spark's scheduler waits."""
         before = self.complete
         for partition, rows in update:
             # If Spark starts the stage again, the rows of its first start say why the run failed.
@@ -72,11 +72,12 @@ class FailedRows:
 
 
 def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lambda rank: None) -> Collected:
-    """Sort the rows of all tasks by kind.
+    """Sort the rows of all tasks by kind (report, return value, output, ...).
 
     Args:
         pieces: the rows (``bytes``) that the tasks have sent; those of one task in the order in which it sent them.
-        arrived: returns a rank's return value if it has come over the channel, otherwise ``None``.
+        arrived: returns a rank's return value if it has come over the channel (the connection between driver and node),
+            otherwise ``None``.
 
     Raises:
         ResultError: a value that came over the channel is not the one that its node announced through Spark.
@@ -119,10 +120,10 @@ def _unplaced(host: str, why: str) -> NodeReport:
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:
-    """Return the bytes of a value that came over the channel, after a check that its node announced these bytes.
+    """Return the bytes of a value that came directly to the driver, after a check that its node announced these bytes.
 
     Raises:
-        ResultError: nothing came, or the bytes that came do not have the size and digest that the node announced.
+        ResultError: no value came, or the bytes that came do not have the size and digest that the node announced.
     """
     if arrived is not None and len(arrived.data) == size and hmac.compare_digest(arrived.digest, digest):
         return arrived.data

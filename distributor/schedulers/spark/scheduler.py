@@ -43,7 +43,7 @@ _FAILED_MARGIN = 5.0
 
 
 class SparkScheduler:
-    """A scheduler that runs a job as barrier tasks of a session.
+    """A scheduler that runs a job as barrier tasks of a Spark session.
 
     Args:
         session: an active session, classic or Connect.
@@ -64,14 +64,15 @@ class SparkScheduler:
 
     @property
     def omp_threads(self) -> int | None:
-        """The value to which Spark sets OMP_NUM_THREADS for its workers; ``None`` if the user has set it."""
+        """The value to which Spark sets OMP_NUM_THREADS for its workers; ``None`` if the user has set the variable."""
         with answering():
             return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
 
-        The second value, the CPUs and GPUs, is ``None`` if the session's own settings give each task what it needs.
+        The second value, the CPUs and GPUs, is ``None`` if the Spark session's own settings give each task what it
+        needs.
 
         Raises:
             ConfigurationError, ResourceError: as for :func:`spark_slots.shape`.
@@ -87,7 +88,7 @@ class SparkScheduler:
         return spark_slots.node_limit(resources, self._cluster)
 
     def check(self, job: Job) -> None:
-        """Find every problem that can be known before anything starts.
+        """Check the job for every problem that can be known before anything starts.
 
         Raises:
             ConfigurationError: a setting of the session rules out barrier mode; or a setting requests encryption, and
@@ -167,7 +168,7 @@ class SparkScheduler:
 
 
 def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collected:
-    """Return the results that agents sent directly to the driver if these are complete, otherwise ``collected``."""
+    """Return the results that nodes sent directly to the driver if all have arrived, otherwise ``collected``."""
     returned = server.returned(_PATIENCE)
     if returned is None:
         return collected
@@ -244,7 +245,7 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """Make the function that Spark pickles and runs in each task. It is nested, so that Spark pickles it by value.
+    """Make the function that Spark pickles and runs in each task. The function is nested, so Spark pickles it by value.
 
     The returned function imports only the standard library, because workers may not have this package installed. The
     first time that a Python worker calls the function, it unpickles ``run_task``, and keeps it for the worker's later

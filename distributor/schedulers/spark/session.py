@@ -133,9 +133,9 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def master_of(session: SparkSession) -> str:
-    """Return a session's master URL. For a classic session, take it from the Spark context.
+    """Return a session's master URL. For a classic session, take the URL from the Spark context.
 
-    The session's setting ``spark.master`` is not reliable, because it can be changed later.
+    A classic session's setting ``spark.master`` is not reliable, because users can change it later.
     """
     if is_connect(session):
         return str(session.conf.get("spark.master", ""))
@@ -308,7 +308,7 @@ def end_java() -> None:
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     """Create a session, or return the active one.
 
-    If this starts a JVM, signals to this process's group do not reach the JVM.
+    If this call starts a JVM, signals to this process's group do not reach the JVM.
 
     Args:
         master: the master URL, ``sc://...`` for Spark Connect; ``None`` for the one in Spark's own settings.

@@ -9,7 +9,7 @@ from distributor.values.job import Warmth
 
 
 class Shipment(TypedDict):
-    """The input of every task: plain values, since this package is not importable in the worker.
+    """The input of every barrier task: plain values, since a task's Python worker cannot import this package.
 
     Attributes:
         job_id: identifier of the job.
@@ -23,8 +23,8 @@ class Shipment(TypedDict):
         silence: number of seconds after which a driver that does not answer counts as lost.
         warmth: the job's requirements for a warm process (it imports torch in advance); ``None`` if the job uses none.
         driver_host: the driver's address.
-        gpu: name of the GPU resource; ``None`` if the run uses no GPUs.
-        ports: number of ports that a task reserves.
+        gpu: Spark's name of the GPU resource; ``None`` if the run uses no GPUs.
+        ports: number of ports that a task reserves for the run's launch path.
         packages: modules besides torch. A task reports the versions of torch and of these modules.
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.

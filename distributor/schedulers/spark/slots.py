@@ -50,7 +50,7 @@ class Cluster:
         executor_gpus: GPUs of each executor.
         memory_beside_heap: bytes of memory that each executor has beside its JVM heap, for Python and other uses;
             ``None`` if the settings cannot be parsed.
-        no_profiles: why stages cannot have their own resources; ``None`` if they can.
+        no_profiles: why stages cannot have their own numbers of CPUs and GPUs; ``None`` if they can.
     """
 
     master: str
@@ -68,7 +68,7 @@ class Cluster:
 
 
 def cluster_of(session: SparkSession) -> Cluster:
-    """Read the settings of a session."""
+    """Read the settings of a session that describe its tasks and executors."""
     try:
         memory = _memory_beside_heap(session)
     except ValueError:
@@ -125,7 +125,7 @@ def executors(session: SparkSession) -> Iterator[Executor]:
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
-    """Return why stages of a session cannot have their own resources, ``None`` if they can."""
+    """Return why stages of a session cannot have their own numbers of CPUs and GPUs; ``None`` if they can."""
     version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
     if is_connect(session) and version < (4,):
         return "stage-level scheduling on Spark Connect needs Spark 4.0 or later"
@@ -141,7 +141,7 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
     """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
 
-    The second value, the CPUs and GPUs, is ``None`` if the session's own settings give each task what it needs.
+    The second value, the CPUs and GPUs, is ``None`` if the Spark session's own settings give each task what it needs.
 
     Raises:
         ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
@@ -170,9 +170,9 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     if cluster.no_profiles is not None:
         raise ConfigurationError(
             f"this session cannot run tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} "
-            f"(spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and {cluster.no_profiles}: set "
-            "both settings to what such a task needs when the session starts, and leave out gpus_per_process and "
-            "cpus_per_process"
+            f"(spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and {cluster.no_profiles}: "
+            f"start a session with spark.task.cpus and {_TASK_GPUS} set to what such a task needs, and leave out "
+            "gpus_per_process and cpus_per_process"
         )
     return ranks, TaskProfile(cpus, gpus)
 
@@ -272,7 +272,7 @@ class Slots:
         self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
 
     def check(self) -> None:
-        """Check that the cluster can have enough slots, as far as its settings say.
+        """Check that the cluster can have enough slots for the job's tasks, as far as the cluster's settings say.
 
         Raises:
             ResourceError: the job needs more slots than the cluster can ever have.
@@ -295,7 +295,7 @@ class Slots:
     def total(self) -> int:
         """Return the number of task slots, free or busy, of the executors that have come up. Classic sessions only.
 
-        If the ranks per node are limited, slots beyond the limit are left out.
+        If the ranks per node are limited, slots beyond this limit are left out.
         """
         if self.limited:
             return sum(self._usable(each.cores, 0) for each in executors(self._session))
@@ -310,8 +310,8 @@ class Slots:
     def free(self) -> int:
         """Return the number of free task slots. Classic sessions only.
 
-        Spark does not say how many CPUs and GPUs its running tasks occupy. This function assumes the session's settings
-        for each of them.
+        Spark does not say how many CPUs and GPUs its running tasks occupy. This function assumes for each running task
+        the numbers in the session's settings, such as ``spark.task.cpus``.
         """
         free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
@@ -348,7 +348,7 @@ class Slots:
     def _usable(self, cores: int, running: int) -> int:
         """Return how many tasks of the job fit on an executor with ``cores`` cores and ``running`` running tasks.
 
-        Its free cores, its free GPUs, and the number of ranks that one executor may host limit the result.
+        The executor's free cores and GPUs, and the number of ranks that one executor may host, limit the result.
         """
         fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
         if self._gpus > 0:
@@ -358,7 +358,7 @@ class Slots:
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
     def too_few(self, slots: int) -> str:
-        """Return why this number of slots is too few, and what to do."""
+        """Return why this number of slots is too few for the job, and what to do."""
         job = self._job
         gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
@@ -378,7 +378,7 @@ class Slots:
 
 
 def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether every executor is within its limit of ranks.
+    """Return whether no executor has more ranks than the job allows.
 
     Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. If
     only one executor has come up, it gets all the tasks that fit. It may then have more ranks than

@@ -20,7 +20,7 @@ _LISTENERS_MS = 2000
 
 
 def stages_of(session: SparkSession, tag: str) -> list[Any]:
-    """Return Spark's records of the run's stages."""
+    """Return Spark's records of the stages of the run whose jobs have this tag."""
     tracker = session.sparkContext._jsc.sc().statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
@@ -90,12 +90,12 @@ def decommissioned(session: SparkSession, tag: str) -> str | None:
 
 
 def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
-    """Return Spark's records of the failed tasks of the run, as far as it has any."""
+    """Return Spark's records of the failed tasks of the run, as far as Spark still has them."""
     return [task for task in _tasks(session, tag) if task.status() == "FAILED"]
 
 
 def _tasks(session: SparkSession, tag: str) -> list[Any]:
-    """Return Spark's records of the tasks of the run, as far as it has any."""
+    """Return Spark's records of the tasks of the run, as far as Spark still has them."""
     found = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()

@@ -1,4 +1,4 @@
-"""The code that runs in the Python worker of a barrier task. It uses only the standard library and pyspark.
+"""The code that runs in the Python worker of a barrier task. This code uses only the standard library and pyspark.
 
 Each task sends facts about its machine to all other tasks. One task of each executor, the leader, then starts the
 executor's agent and waits for its report. The agent starts the ranks.
@@ -134,8 +134,8 @@ def _facts(
 
     Args:
         context: Spark's context of the task.
-        executor: the task's executor.
-        address: the node's address.
+        executor: the task's executor, as Spark names it.
+        address: the address at which other nodes reach this one.
         sockets: the task's listening socket, and the sockets that reserve ports.
         shipment: the task's input.
     """
@@ -283,9 +283,10 @@ class _Importing:
 
     Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
 
-    The callback starts no thread, so that this worker can find the warm process that it started earlier. The search (in
-    :mod:`distributor.hosting`) only finds a process that ignores the same signals as a new child of this worker would.
-    When a process starts its first thread, the C library changes which signals the children of the process ignore.
+    The callback starts no thread, so that this worker can find the warm process (which has imported torch) that it
+    started earlier. The search for this process (in :mod:`distributor.hosting`) only finds one that ignores the same
+    signals as a new child of this worker would. When a process starts its first thread, the C library changes which
+    signals the children of the process ignore.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

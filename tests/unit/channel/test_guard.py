@@ -40,6 +40,11 @@ def not_run(rank: int) -> str:
     return f"a message is about rank {rank}, but comes from node 'b', which does not run it"
 
 
+def not_later(kind: str) -> str:
+    """Why a message that a node sends after its first message is refused, if only its type is wrong."""
+    return f"the node sends a {kind} message, but a message of this type is not allowed after the node's first message"
+
+
 def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
     """The guard of a run of four ranks on two nodes."""
     return Guard("3f2a", 4, 4, lambda: placement, lambda rank, stream: 10, **options)
@@ -197,9 +202,9 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
             "the name of the module that a node imports has 1000 characters, but at most 512 are allowed",
         ),
         (messages.Warnings("host-a", ()), "node 'b' sends warnings about host 'host-a', but runs on another host"),
-        (messages.Stop("because"), "the node sends a Stop message, but may not send one after its first message"),
-        (messages.Hello("b"), "the node sends a Hello message, but may not send one after its first message"),
-        (messages.Retire(), "the node sends a Retire message, but may not send one after its first message"),
+        (messages.Stop("because"), not_later("Stop")),
+        (messages.Hello("b"), not_later("Hello")),
+        (messages.Retire(), not_later("Retire")),
     ],
 )
 def test_what_a_node_cannot_say_is_refused(message: Message | Log, why: str) -> None:

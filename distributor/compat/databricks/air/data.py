@@ -21,7 +21,7 @@ INSTEAD = {
 
 
 def refusal(module: str, name: str) -> ConfigurationError:
-    """Return the error for a name of a Databricks module that does not work here. It says what to use instead.
+    """Return the error for a Databricks name that does not work here. The error says what to use instead of the name.
 
     Example:
         >>> str(refusal("databricks.air.data", "Checkpointable"))[:40]

@@ -1,4 +1,4 @@
-"""The decorators of ``databricks.air``, and ``ray_init``."""
+"""The decorators of ``databricks.air``, and ``ray_init``, which joins a run's Ray cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def ray_launch(
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
     The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
-    cluster first. ``function.distributed(...)`` returns a list with a single value, the function's return value.
+    cluster before the call. ``function.distributed(...)`` returns a list with a single value, the function's return
+    value.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.

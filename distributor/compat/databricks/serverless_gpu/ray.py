@@ -21,7 +21,8 @@ def ray_launch(
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
     The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
-    cluster first. ``function.distributed(...)`` returns a list with a single value, the function's return value.
+    cluster before the call. ``function.distributed(...)`` returns a list with a single value, the function's return
+    value.
 
     Args:
         gpus: number of GPUs of the cluster. ``None`` (default): all available GPUs.

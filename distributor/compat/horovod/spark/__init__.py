@@ -58,9 +58,10 @@ def run(
         stdout, stderr: may only be ``sys.stdout`` and ``sys.stderr``, where the output of ranks is shown anyway.
         extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do instead.
         env: additional environment variables for the ranks.
-        verbose: 0 hides the status of the run.
+        verbose: 0 hides the status of the run; any other number shows it.
         nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
-        prefix_output_with_timestamp: accepted without effect, with a warning, since lines begin with rank and host.
+        prefix_output_with_timestamp: accepted without effect, with a warning, since lines of output begin with rank and
+            host.
         np: the same as ``num_proc``, under the name that it has in ``horovod.run``.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
 
@@ -101,7 +102,7 @@ def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: i
 
 
 def one_number(num_proc: int | None, np: int | None) -> int | None:
-    """Return the number of ranks, which may be given under two names.
+    """Return the number of ranks, which may be given as ``num_proc`` or as ``np``.
 
     Raises:
         ConfigurationError: both are given, with different values.
@@ -130,7 +131,7 @@ def refuse(**given: Any) -> None:
     """Check that no argument is given that ``run`` accepts only because Horovod's function has it.
 
     Raises:
-        ConfigurationError: an argument is given that ``run`` does not support; the text says what to do instead.
+        ConfigurationError: an argument is given that ``run`` does not support; the error says what to do instead.
     """
     for name, value in given.items():
         if value:
