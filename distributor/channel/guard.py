@@ -274,10 +274,7 @@ class Guard:
             case messages.Started() | messages.Keeping() | messages.Dead() | messages.Orphaned() | messages.Bye():
                 pass
             case _:
-                raise ProtocolError(
-                    f"the node sends a {type(message).__name__} message, but a message of this type is not allowed "
-                    "after the node's first message"
-                )
+                raise ProtocolError(f"a {type(message).__name__} message is not allowed after the node's first message")
         return True
 
     def _proves(self, node: str, secret: str) -> bool:

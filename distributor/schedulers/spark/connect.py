@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError
+from distributor.errors import DistributorError, RunCancelledError
 from distributor.machine import network
 from distributor.schedulers.spark import gathering
 from distributor.schedulers.spark.barrier import Delivery
@@ -36,6 +36,9 @@ _CHUNK = 1 << 20
 #: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
 _INLINE = 1 << 20
 
+#: Number of seconds within which tasks end that Spark has killed because another task of their stage was lost.
+_KILLED_TASKS = 5.0
+
 #: Names of the files that each session has already uploaded.
 _uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
@@ -57,12 +60,26 @@ class ConnectSession:
         self._server: ChannelServer | None = None
         self._left: float | None = None  # when a task was first known to have left allGather
         self._held_up: Step | None = None  # what the run waits for before there is a query
+        self._cancelled = threading.Event()
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
     def await_slots(self, job: Job) -> None:
-        """Return at once, without waiting for free slots, because Spark Connect does not report slots."""
+        """Wait until tasks of the run's previous job have ended, if the number of ranks per executor is limited.
+
+        Until then, these tasks occupy slots, so Spark might put too many of the new tasks on another executor. Spark
+        Connect reports neither slots nor tasks that still run, so the wait is :data:`_KILLED_TASKS` seconds long.
+
+        Raises:
+            RunCancelledError: the run was cancelled during the wait.
+        """
+        if job.attempt == 0 or job.node_limit is None:
+            return
+        self._held_up = Step("waiting for the tasks of the previous job to end")
+        if self._cancelled.wait(_KILLED_TASKS):
+            raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+        self._held_up = None
 
     def driver_address(self) -> tuple[str, str]:
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
@@ -102,6 +119,7 @@ class ConnectSession:
         return None
 
     def cancel(self) -> bool:
+        self._cancelled.set()
         if not self._tag:
             return False
         if self._query is not None and self._may_gather(self._query, time.monotonic()):

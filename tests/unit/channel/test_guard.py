@@ -42,7 +42,7 @@ def not_run(rank: int) -> str:
 
 def not_later(kind: str) -> str:
     """Why a message that a node sends after its first message is refused, if only its type is wrong."""
-    return f"the node sends a {kind} message, but a message of this type is not allowed after the node's first message"
+    return f"a {kind} message is not allowed after the node's first message"
 
 
 def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
