@@ -30,10 +30,9 @@ machine if there is no session. From a shell: distributor run --help.
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 
-Other modules than ``runtime``, ``launch`` and ``deepspeed_checkpoint`` are
-internal. The first use of a public name, such as ``Distributor``, imports the
-module that defines it, so ``import distributor`` imports neither pyspark nor
-torch.
+Modules that are not listed here are internal. The first use of a name
+imports the module that defines it, so ``import distributor`` imports
+neither pyspark nor torch.
 """
 
 from __future__ import annotations
