@@ -14,7 +14,8 @@ from distributor.values.outcome import Failure
 #: Matches errors that gloo, NCCL, torch's store, JAX and ``runtime.rank0_first`` raise when another rank is lost.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
-    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat|failed in the with block",
+    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat"
+    r"|failed in the with block; the exception raised there says why",
     re.IGNORECASE,
 )
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError
+from distributor.errors import DistributorError, RunCancelledError
 from distributor.schedulers.spark.rows import Task
 from distributor.values.job import Job, Step
 from distributor.values.outcome import Collected
+
+#: Number of seconds within which the tasks of a job end once Spark has killed them.
+KILLED_TASKS = 6.0
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,18 @@ class BarrierSession(Protocol):
 
     def failed_hosts(self) -> list[str]:
         """Return the hosts where tasks of this run have failed, as far as the session knows."""
+
+
+def pause(cancelled: threading.Event, seconds: float, job: Job) -> None:
+    """Wait for a number of seconds, before a job is submitted that may not find free slots yet.
+
+    Args:
+        cancelled: set when the run is cancelled.
+        seconds: how long to wait.
+        job: the job.
+
+    Raises:
+        RunCancelledError: the run was cancelled before or during the wait.
+    """
+    if cancelled.wait(seconds):
+        raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")

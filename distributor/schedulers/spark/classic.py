@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distributor.channel import task as exchange
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError, RunCancelledError, StartError
+from distributor.errors import DistributorError, StartError
 from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import errors as spark_errors, gathering, status
-from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.barrier import KILLED_TASKS, Delivery, pause
 from distributor.schedulers.spark.placing import Placing
 from distributor.schedulers.spark.rows import FailedRows, Task, sort
 from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
@@ -47,9 +47,7 @@ _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 #: Maximum number of times that a run is submitted to Spark if Spark loses the run's tasks before they begin.
 _ATTEMPTS = 3
 
-#: Maximum number of seconds to wait for the end of tasks that Spark killed while they were starting, and number of
-#: seconds between checks of whether they still run.
-_KILLED_TASKS = 6.0
+#: Number of seconds between checks of whether tasks still run that Spark killed while they were starting.
 _KILLED_POLL = 0.1
 
 #: Number of seconds between checks of the cluster's slots while they are too few.
@@ -92,7 +90,7 @@ class ClassicSession:
         slots = Slots(self._session, self._cluster, job)
         while not slots.ready():
             self._held_up = _held_up(slots, job)
-            self._pause(job)
+            pause(self._cancelled, _SLOT_POLL, job)
         self._held_up = None
 
     def driver_address(self) -> tuple[str, str]:
@@ -133,7 +131,7 @@ class ClassicSession:
                 return replace(collected, times=status.times(self._session, self._tag))
             refused += 1
             _refuse(job, placing.why, refused, time.monotonic() > deadline)
-            self._pause(job)
+            pause(self._cancelled, _SLOT_POLL, job)
             self.await_slots(job)
 
     def waiting_for(self, job: Job) -> Step | None:
@@ -180,22 +178,13 @@ class ClassicSession:
     def failed_hosts(self) -> list[str]:
         return status.failed_hosts(self._session, self._tag)
 
-    def _pause(self, job: Job) -> None:
-        """Wait for half a second, before the caller counts the cluster's free slots again.
-
-        Raises:
-            RunCancelledError: the run was cancelled during the wait.
-        """
-        if self._cancelled.wait(_SLOT_POLL):
-            raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
-
     def _await_killed(self, server: ChannelServer) -> None:
         """If the run was cancelled while its tasks were starting, wait until these tasks have ended.
 
         A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
         connects to the driver, so the driver must go on listening for connections until all tasks have ended.
         """
-        end = time.monotonic() + _KILLED_TASKS
+        end = time.monotonic() + KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
             if not status.are_running(self._session, self._tag):
                 return

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError, RunCancelledError
+from distributor.errors import DistributorError
 from distributor.machine import network
 from distributor.schedulers.spark import gathering
-from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.barrier import KILLED_TASKS, Delivery, pause
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.rows import Task, sort
 from distributor.schedulers.spark.session import conf, set_connect_python
@@ -35,9 +35,6 @@ _CHUNK = 1 << 20
 
 #: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
 _INLINE = 1 << 20
-
-#: Number of seconds within which tasks end that Spark has killed because another task of their stage was lost.
-_KILLED_TASKS = 5.0
 
 #: Names of the files that each session has already uploaded.
 _uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
@@ -69,7 +66,7 @@ class ConnectSession:
         """Wait until tasks of the run's previous job have ended, if the number of ranks per executor is limited.
 
         Until then, these tasks occupy slots, so Spark might put too many of the new tasks on another executor. Spark
-        Connect reports neither slots nor tasks that still run, so the wait is :data:`_KILLED_TASKS` seconds long.
+        Connect reports neither slots nor tasks that still run, so the wait is ``KILLED_TASKS`` seconds long.
 
         Raises:
             RunCancelledError: the run was cancelled during the wait.
@@ -77,8 +74,7 @@ class ConnectSession:
         if job.attempt == 0 or job.node_limit is None:
             return
         self._held_up = Step("waiting for the tasks of the previous job to end")
-        if self._cancelled.wait(_KILLED_TASKS):
-            raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+        pause(self._cancelled, KILLED_TASKS, job)
         self._held_up = None
 
     def driver_address(self) -> tuple[str, str]:

@@ -47,8 +47,8 @@ ECHOES = [
     ("lost", "ended together with its launcher, the process that started it"),
     ("UnavailableError", "UnavailableError: failed to connect to all addresses"),
     ("JaxRuntimeError", "jax.errors.JaxRuntimeError: UNAVAILABLE: The tasks have crashed"),
-    ("RuntimeError", "RuntimeError: rank0_first: rank 0, which went first, has failed in the with block"),
-    ("RuntimeError", "RuntimeError: checkpoint_folder(): rank 1 failed in the with block; the exception raised there"),
+    ("RuntimeError", "RuntimeError: rank 0 has failed in the with block; the exception raised there says why"),
+    ("RuntimeError", "RuntimeError: step 3: ranks 0-1 failed in the with block; the exception raised there says why"),
     ("ValueError", "ValueError: UNKNOWN: Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:534] Closed"),
 ]
 REASONS = [

@@ -22,7 +22,7 @@ def barrier() -> ConnectSession:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_KILLED_TASKS", 3600.0)
+    monkeypatch.setattr(connect, "KILLED_TASKS", 3600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -38,7 +38,7 @@ def test_tasks_of_the_previous_job_have_time_to_end(monkeypatch: pytest.MonkeyPa
     session, job = barrier(), make_job(attempt=1, node_limit=1)
     monkeypatch.setattr(session._cancelled, "wait", waited.append)
     session.await_slots(job)
-    assert waited == [connect._KILLED_TASKS]
+    assert waited == [6.0]
     assert session.waiting_for(job) is None
 
 
