@@ -46,7 +46,7 @@ class Facts:
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether the driver has the facts (address, GPUs and more) of all tasks, among them exactly ``told``.
+        """Return whether the driver has the facts (address, GPUs, ...) of all tasks, and one of them sent ``told``.
 
         A task that connects again, because its connection broke, sends the same facts as before, and gets the driver's
         answer again. A task that Spark has started again sends other facts.

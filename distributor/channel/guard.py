@@ -312,7 +312,7 @@ class Guard:
             self._check_count({*self._secrets, hello.node})
 
     def _check_count(self, names: set[str]) -> None:
-        """Check that there are not too many node names, while the placement does not say yet which nodes the run has.
+        """Check that not too many node names have connected. Called until the placement says which nodes the run has.
 
         There may be more names than tasks, since Spark may start tasks again, and their nodes then have other names.
         """

@@ -458,7 +458,7 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Tell all tasks to exchange their facts through Spark's ``allGather``, or stop the run.
+        """Tell all tasks to exchange their facts through Spark's ``allGather``. If the run has begun, stop it instead.
 
         This method is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a
         task has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But
@@ -524,7 +524,7 @@ class ChannelServer:
     def _expects_nothing(self) -> bool:
         """Return whether no more results of nodes can arrive.
 
-        No more results can arrive if the run is stopped, or if no node is connected and no node has sent results.
+        This is so if the run is stopped. It is also so if no node is connected and none has sent results before.
         """
         return self._standing.stop is not None or not (self._peers or self.returns)
 

@@ -258,8 +258,8 @@ def zero_stage(config: Config) -> int:
     if isinstance(stage, bool) or stage not in STAGES:
         stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
         raise ConfigurationError(
-            f"deepspeedConfig: zero_optimization.stage is {stage!r}; the stages, with what each splits among ranks, "
-            f"are {stages}"
+            f"deepspeedConfig: zero_optimization.stage is {stage!r}, but must be one of these stages "
+            f"(in brackets: what each splits among ranks): {stages}"
         )
     return int(stage)
 

@@ -58,7 +58,7 @@ class Backlog:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much output waits that it should be shown at once."""
+        """Whether so much output is waiting that it should be shown without further delay."""
         return self.size > self._limit // 4
 
     def write(self, key: Key, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Warn about libraries that coordinate all processes of a host if several executors of a run share the host."""
+"""If executors of a run share a host, warn about libraries that coordinate all processes of a host."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Numbers:
 
 
 def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
-    """Return the numbers of devices and nodes that Lightning must get in a rank.
+    """Return how many devices and how many nodes to tell Lightning of, in one rank.
 
     Args:
         placement: which rank runs on which node.

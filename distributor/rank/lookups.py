@@ -4,8 +4,8 @@ Torch's rendezvous store looks up the name of each address that connects to it, 
 the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, each look-up takes 5 s or more.
 
 From torch 2.9 on, a process makes no more look-ups of host names once one look-up has failed (pytorch pull request
-159596). This module therefore makes one look-up fail. It starts a store on a Unix socket, to which a client has
-connected, and the store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the
+159596). This module therefore makes one look-up fail. It connects a client to a Unix socket, and then starts a store
+on this socket. The store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the
 name of the port. The client's path is too long for such a name, so the look-up fails. This look-up sends no query, and
 changes no setting of the resolver. Forks of the process make no look-ups either.
 """

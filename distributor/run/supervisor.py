@@ -225,7 +225,7 @@ class Supervisor:
         ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """Pass on a request to end the run, if the previous attempt received it just before that attempt ended."""
+        """Pass on to the new attempt a request to end the run that came just before the previous attempt ended."""
         if ended.wish is not None:
             self.on(ended.wish)
 

@@ -29,7 +29,7 @@ class LaunchPath(Protocol):
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each of the run's processes. Every node is told the ports of all nodes."""
+        """The number of ports to reserve for each rank. Every node learns the ports of all ranks."""
 
     @property
     def once(self) -> bool:

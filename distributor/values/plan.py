@@ -204,7 +204,7 @@ class AgentOrder:
         on_driver: whether the node is the driver's machine, where scripts and folders are used in place.
         reached: whether this node's task has already reached the driver in this run.
         times: when events happened before the agent started, by name, in seconds since the epoch.
-        in_place: whether the owner's current directory is the driver's own, where files that ranks write may stay.
+        in_place: whether the owner's current directory is also the driver's. If so, ranks' files may stay there.
         note: a warning that the agent passes on to the user, if any.
         secret: the secret that proves to the driver that this agent, or its owner, is the node. On Spark,
             :mod:`distributor.channel.proof` makes it. No rank knows it.

@@ -1,4 +1,4 @@
-"""Functions as Databricks' decorators return them; their method ``distributed`` runs them in many processes."""
+"""The functions that Databricks' decorators return. Their method ``distributed`` runs them in many processes."""
 
 from __future__ import annotations
 

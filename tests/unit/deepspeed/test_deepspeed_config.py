@@ -31,7 +31,7 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
     [
         (
             {"zero_optimization": {"stage": 4}},
-            "zero_optimization.stage is 4; the stages, with what each splits among ranks, are 0",
+            "zero_optimization.stage is 4, but must be one of these stages (in brackets: what each splits",
         ),
         ({"zero_optimization": {"stage": "3"}}, "zero_optimization.stage is '3'"),
         ({"zero_optimization": {"stage": True}}, "zero_optimization.stage is True"),
