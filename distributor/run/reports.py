@@ -53,8 +53,8 @@ class _Kept:
     def add(self, report: Report, length: int) -> None:
         """Keep a report of ``length`` bytes. If the rank now writes fewer reports, drop some of its earlier ones, too.
 
-        To save space, a rank in stage ``n`` writes only every ``2**n``-th of its reports. As soon as a rank is in this
-        stage, the driver also keeps only every ``2**n``-th of the reports that the rank wrote in earlier stages.
+        To save space, a rank in stage ``n`` writes only the reports whose number is a multiple of ``2**n``. Once the
+        first report of stage ``n`` arrives, the driver drops the earlier reports whose number is not such a multiple.
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
