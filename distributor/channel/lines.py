@@ -1,4 +1,4 @@
-"""Connections to the driver, or to agents of other nodes, in code without an event loop.
+"""Connections to the driver or to agents of other nodes, for code that does not use asyncio.
 
 A connection uses TLS. It carries messages, some of which are followed by raw bytes, such as the content of a file.
 

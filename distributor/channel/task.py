@@ -1,4 +1,4 @@
-"""Connect to the driver in code without an event loop.
+"""Connections of a Spark task, or of a node, to the driver, without asyncio.
 
 Over a connection to the driver, a task sends facts about its node and gets the facts of all tasks, or a node sends a
 rank's return value or a file that its ranks have written.

@@ -1,4 +1,4 @@
-"""The newest states of a node's ranks (what they save), in files in shared memory that outlive the ranks.
+"""Keeps what a node's ranks have saved last in files in shared memory, which outlive the ranks.
 
 Each rank has two *slots*, which are files, and saves to them in turn. So while one slot is written, the other one stays
 complete. A slot is valid once it has a record, a second file that names the slot's checkpoint and tensors.

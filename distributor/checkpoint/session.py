@@ -1,4 +1,4 @@
-"""What one process uses to save and load checkpoints: their folder or URL, the other ranks, the save in progress."""
+"""The state of checkpointing in one process: where checkpoints are, how to reach other ranks, the save in progress."""
 
 from __future__ import annotations
 

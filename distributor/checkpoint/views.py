@@ -1,4 +1,4 @@
-"""Tensors that lie in one block of memory, such as a file in shared memory, as views that use this memory."""
+"""Lays tensors out in one block of memory, such as a file in shared memory, and makes tensors that use this memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice on failures that the driver can explain better than the rank, because it has the job and the user's files."""
+"""Adds advice to failures that the driver can explain better than a rank, from the job and the user's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler of local mode: it runs a job on this machine, with the agents that start ranks on Spark, too."""
+"""The scheduler of local mode. It runs a job on this machine, with the same agents as on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of one node (what the node does in a run), and the orders with which processes pass it on."""
+"""The plan of one node, which says what the node does in a run, and the messages in which processes pass it on."""
 
 from __future__ import annotations
 
