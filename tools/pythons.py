@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,15 +65,22 @@ def resolve(python: Path, told: str) -> None:
 def call(command: Sequence[str]) -> None:
     """Run a command without this environment's variables about Python and make.
 
+    If this process is interrupted, kill the command and the processes that it has started, which write to the clone.
+
     Raises:
         SystemExit: the command has failed.
     """
     environ = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
     }
-    ended = subprocess.run(command, env=environ, check=False)
-    if ended.returncode != 0:
-        sys.exit(f"{' '.join(command)} has failed with exit code {ended.returncode}")
+    with subprocess.Popen(command, env=environ, start_new_session=True) as process:
+        try:
+            code = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if code != 0:
+        sys.exit(f"{' '.join(command)} has failed with exit code {code}")
 
 
 def main(what: str, *versions: str) -> None:
@@ -89,4 +97,6 @@ def main(what: str, *versions: str) -> None:
 if __name__ == "__main__":
     if shutil.which("git") is None:
         sys.exit("git is needed for fresh clones")
+    # Temporary folders are removed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     main(*sys.argv[1:])
