@@ -114,7 +114,7 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     """Return the path of a shard (a file of a checkpoint) on this machine.
 
-    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it.
+    If checkpoints are kept at a URL, the shard (file) is downloaded by the first of the node's ranks to need it.
 
     Raises:
         OSError: the file cannot be downloaded, or its bytes differ from the saved ones.

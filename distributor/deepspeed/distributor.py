@@ -103,7 +103,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
     ) -> DeepspeedTorchDistributor:
         """Return a copy of this distributor with another configuration.
 
-        All other arguments stay the same, also ``auto=``: the values for settings that are "auto" in the configuration.
+        All other arguments stay the same, including ``auto=``, the values for settings that are "auto" in the
+        configuration.
 
         Raises:
             ConfigurationError: the configuration is wrong, or does not fit the number of ranks.

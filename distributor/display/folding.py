@@ -46,11 +46,11 @@ class Fold:
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Add a rank's line to the entries, the lines that wait to be shown, each with the ranks that have written it.
+        """Add a rank's line to the entries, the lines that wait to be shown.
 
-        Ranks that write the same text share one entry (a line that waits). The rank's line joins the first entry that
-        has its text and comes after the entry of the rank's previous line on this stream, so that the rank's lines stay
-        in order. If there is no such entry, a new entry is added at the end.
+        Ranks that write the same text share one entry. The rank's line joins the first entry that has its text and
+        comes after the entry of the rank's previous line on this stream, so that the rank's lines stay in order. If
+        there is no such entry, a new entry is added at the end.
         """
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)

@@ -109,8 +109,7 @@ class _Agent:
     async def run(self, owner_pid: int) -> None:
         """Run the node, report to the owner (the process that started this agent), and clean up.
 
-        The clean-up begins once the owner, the process that started this agent, has closed the socket pair between
-        owner and agent.
+        The clean-up begins once the owner has closed the socket pair between owner and agent.
         """
         loop = asyncio.get_running_loop()
         folder = self._order.folder

@@ -95,7 +95,8 @@ class Keeper:
         """End the server that sends ranks' states to other nodes. If ``keep``, leave a process that keeps the states.
 
         A *state* is what a rank passes to ``save_checkpoint``. The process that is left keeps the states for the run's
-        next job. It is left only if there are states, and a connection to the driver shows that the run has not ended.
+        next job. It is left only if there are states and if a connection to the driver shows that the run has not
+        ended.
 
         The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
         of the fork, so this process uses nothing that takes a lock.

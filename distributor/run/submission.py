@@ -1,4 +1,4 @@
-"""Submits one job to a scheduler, sends orders to the job's nodes, and asks the scheduler about it or to end it."""
+"""Submits one job to a scheduler, sends orders to the job's nodes, asks the scheduler about the job, and ends it."""
 
 from __future__ import annotations
 
