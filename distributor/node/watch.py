@@ -164,14 +164,14 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
-        """Wait until a rank fails, a stop begins, or all ranks but serving ones (such as parameter servers) have ended.
+        """Wait until a rank fails, a stop begins, or all ranks have ended except serving ones.
 
-        A serving rank only serves other ranks, and runs until :meth:`release`.
+        A serving rank, such as a parameter server, only serves other ranks, and runs until :meth:`release`.
 
         Args:
             timeout: maximum number of seconds to wait.
-            known: whether the caller already knows that all ranks have ended except serving ones (such as parameter
-                servers), which run until :meth:`release`. In that case, wait only for a failure or a stop.
+            known: whether the caller already knows that all ranks have ended except serving ones. In that case, wait
+                only for a failure or a stop.
 
         Returns:
             The exit codes by local rank, ``None`` for running ranks.

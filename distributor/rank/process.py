@@ -302,8 +302,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    A script inside the working directory that was sent to the node runs from there, any other script from its own copy
-    on the node. Without a copy, the driver's own file runs.
+    A script inside the working directory that was sent to the node runs from there. Any other script runs from its own
+    copy on the node or, without a copy, from the driver's own file.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)

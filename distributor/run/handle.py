@@ -117,7 +117,7 @@ class Run:
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
-        """Show the run's live status in the current notebook cell too, besides the cell that started the run.
+        """Show the run's live status in the current notebook cell, in addition to the cell that started the run.
 
         If that is not possible, make IPython show the HTML of ``_repr_html_`` instead of a live status.
         """

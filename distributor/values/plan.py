@@ -186,10 +186,9 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """An order to an agent from its owner: the Spark task that starts it or, in local mode, the driver.
+    """An order to an agent from its *owner*: the Spark task that starts the agent or, in local mode, the driver.
 
-    The owner (the process that starts the agent) sends the order over a private connection, as a dict of the attributes
-    below.
+    The owner sends the order over a private connection, as a dict of the attributes below.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.
@@ -198,7 +197,7 @@ class AgentOrder:
         facts: the facts of all tasks, as dicts of the fields of :class:`~distributor.values.placement.NodeFacts`.
         folder: the node's private folder, which the agent removes at the end.
         root: path from which the library itself (``distributor``) can be imported.
-        sys_path: import path of the agent's *owner*, the process that starts the agent.
+        sys_path: import path of the owner.
         endpoint: where the driver listens; ``None`` if the agent inherits a socket to the driver, or gets no connection
             to it.
         on_driver: whether the node is the driver's machine, where scripts and folders are used in place.

@@ -1,7 +1,7 @@
 """Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in that function's rank.
 
-The user's function need not call ``ray.init()``, because public notebooks use ``ray.cluster_resources()`` and
-``ray.data`` in functions decorated with ``ray_launch`` without this call. Source:
+Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in functions decorated with ``ray_launch``, and do not
+call ``ray.init()``. So the user's function need not call it here either. Source:
 https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
 """
 
