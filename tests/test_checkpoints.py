@@ -160,7 +160,7 @@ def save_while_a_copy_is_sent() -> tuple[int, int]:
     may_go_on, sent = threading.Event(), list[str]()
 
     def replicate(_: Memory, checkpoint: str, *rest: object) -> None:
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(watch.DEADLINE)
         sent.append(checkpoint)
 
     Memory.replicate = replicate  # type: ignore[assignment, method-assign]

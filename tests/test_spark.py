@@ -187,19 +187,33 @@ def test_a_worker_that_dies_before_it_begins_costs_nothing(
 def test_a_run_that_is_placed_badly_is_placed_again(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = [False, False, True]
-    monkeypatch.setattr("distributor.schedulers.spark.placing.is_spread", lambda job, facts: answers.pop(0))
+    shipped = strict(monkeypatch)
     run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
-    assert run.results() == [3.0, 3.0]
-    assert answers == []
-    told = [record.getMessage() for record in caplog.records if "placing run" in record.getMessage()]
-    assert told == [f"Spark put more ranks on an executor than the 2 that it may host; placing run {run.id} again"]
+    told = f"Spark put more ranks on an executor than the 2 that it may host; placing run {run.id} again"
+    watch.until(lambda: told in caplog.messages)
+    shipped[0]["most_tasks"] = 2
+    assert run.results(watch.DEADLINE) == [3.0, 3.0]
+    assert caplog.messages.count(told) == 1
 
 
 def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.placing.is_spread", lambda job, facts: False)
+    strict(monkeypatch)
     with pytest.raises(StartError, match=r"start_timeout=3 s"):
         on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
+
+
+def strict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Makes tasks refuse to be two on an executor. Returns the input of each job's tasks, which may still change."""
+    from distributor.schedulers.spark import scheduler
+
+    real, made = scheduler._shipment, list[Any]()
+
+    def of(*given: Any) -> Any:
+        made.append({**real(*given), "most_tasks": 1})
+        return made[-1]
+
+    monkeypatch.setattr(scheduler, "_shipment", of)
+    return made
 
 
 def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: Any) -> None:
@@ -256,10 +270,10 @@ def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(two_exec
     )
     executor.kill()
     with pytest.raises(NodeLostError, match="lost the node on|was stopped|were stopped|the Spark job"):
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     watch.gone(run.id)
     assert len(os.listdir(starts)) == 4
-    assert on_executors(4).submit(trainings.all_reduce).results(timeout=60) == [10.0] * 4
+    assert on_executors(4).submit(trainings.all_reduce).results(2 * watch.DEADLINE) == [10.0] * 4
 
 
 @pytest.mark.slow

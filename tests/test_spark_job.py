@@ -121,7 +121,7 @@ def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str, tmp_pa
 def test_two_of_more_slots(two_executors: Any, tmp_path: Path) -> None:
     run = on_executors(2).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
     with pytest.raises(TrainingError) as caught:
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert isinstance(caught.value.__cause__, ValueError)
     assert_failed(two_executors, run, "rank 1 on ")
 
@@ -129,7 +129,7 @@ def test_two_of_more_slots(two_executors: Any, tmp_path: Path) -> None:
 def test_a_stall_is_told_as_one(two_executors: Any) -> None:
     run = on_executors(4, stall_timeout=1, grace_period=1).submit(lambda: time.sleep(600))
     with pytest.raises(StallError):
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert_failed(
         two_executors, run, "the ranks were stopped: no rank wrote anything or used CPU time for stall_timeout=1 s"
     )
@@ -142,7 +142,7 @@ def fail_everywhere() -> None:
 def test_ranks_that_all_fail_are_all_told(session: Any, ranks: int) -> None:
     run = on_executors(ranks).submit(fail_everywhere)
     with pytest.raises(TrainingError, match=r"failed: trainings\.Diverged: ") as caught:
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert isinstance(caught.value.__cause__, trainings.Diverged)
     assert caught.value.__cause__.step == caught.value.rank
     assert_failed(session, run, f"rank {caught.value.rank} on ")
@@ -171,7 +171,7 @@ def test_nodes_that_end_at_different_times(
 ) -> None:
     run = on_executors(ranks).submit(fail_while_others_save, failing)
     with pytest.raises(TrainingError, match=f"^rank {failing} on .* failed: ValueError: too early") as caught:
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert isinstance(caught.value.__cause__, ValueError)
     assert capfd.readouterr().out.count("saved") == ranks - 1
     assert_failed(session, run, f"rank {failing} on ")
@@ -233,12 +233,12 @@ def test_a_failed_run_without_the_channel(
     monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     run = on_executors(ranks, log_dir=tmp_path).submit(talk_and_fail)
     with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError: after talking") as caught:
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert isinstance(caught.value.__cause__, ValueError)
     assert_failed(session, run, "rank 1 on ")
     for rank in range(ranks):
         assert (tmp_path / run.id / f"rank-{rank}.stdout").read_text() == f"rank {rank}\n"
-    assert len(on_executors(ranks).submit(trainings.all_reduce).results(timeout=60)) == ranks
+    assert len(on_executors(ranks).submit(trainings.all_reduce).results(2 * watch.DEADLINE)) == ranks
 
 
 def test_a_run_of_one_task_is_told_as_data(one_jvm: Any) -> None:
@@ -393,7 +393,7 @@ def test_reports_do_not_leave_an_executor_in_the_clear(sessions: Sessions) -> No
     session = sessions.get(ONE_TASK_EACH, **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     run = on_executors(2).submit(fail_everywhere)
     with pytest.raises(TrainingError) as caught:
-        run.result(timeout=60)
+        run.result(2 * watch.DEADLINE)
     assert isinstance(caught.value.__cause__, trainings.Diverged)
     assert spark_job(session, run)[0] == "SUCCEEDED"
 

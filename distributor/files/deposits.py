@@ -171,8 +171,8 @@ class Deposits:
             self._progress += 1
         if found.hexdigest() != entry.digest:
             raise ConnectionError(
-                f"the SHA-256 of {entry.path} differs from the one that its node announced: the file has changed while "
-                "the node sent it"
+                f"the SHA-256 of {entry.path} differs from the one that its node announced: the file changed while "
+                "the node was sending it"
             )
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:

@@ -26,12 +26,11 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
     Args:
         facts: one entry per task, in any order.
-        job: the job. It says how many ranks a task and a node may have, how many GPUs a rank needs, and whether its
-            launch path runs the user's code only once, in one rank.
+        job: the job. It says how many ranks a task has, how many GPUs a rank needs, and whether its launch path runs
+            the user's code only once, in one rank.
 
     Raises:
-        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
-            ranks than allowed.
+        ResourceError: two ranks would share a device, or a task has fewer GPUs than its ranks need.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
     by_host = job.training.local_ranks == "host"
@@ -57,13 +56,6 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             ports=tuple(port for task in tasks for port in task.ports),
             slots=slots,
         )
-        if job.node_limit is not None and slots > job.node_limit:
-            raise ResourceError(
-                f"Spark put {slots} ranks on executor {lead.executor} ({lead.host}), more than the "
-                f"{job.node_limit} that max_processes_per_node or memory_per_process allow: other "
-                "executors were busy or smaller. Free them, or start the session with executors of one size "
-                "(spark.executor.cores)"
-            )
         nodes.append(node)
         first_rank += ranks
     _refuse_shared_gpus(nodes, [tasks[0].machine or tasks[0].executor for tasks in by_executor.values()])

@@ -263,7 +263,7 @@ def has_ended(pid: int, started: str) -> bool:
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return a process's fields of /proc/PID/stat from its state on; ``None`` if it has ended or is a zombie."""
+    """Return /proc/PID/stat's fields, beginning with the state; ``None`` if the process has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:  # a process's name may be any bytes
             fields = stat.read().rpartition(")")[2].split()

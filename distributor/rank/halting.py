@@ -45,8 +45,8 @@ class Stopper:
     Args:
         board: the file through which the ranks and the agent of a node agree on the step at which all ranks stop.
         local_rank: the rank's local rank.
-        patience: number of seconds that the rank waits, at a step at which the driver proposes to stop, until it knows
-            whether all nodes agree.
+        patience: maximum number of seconds that the rank waits to learn whether all nodes agree to stop, once it has
+            reached the step at which the driver proposes to stop.
     """
 
     def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:

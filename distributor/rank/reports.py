@@ -173,7 +173,7 @@ def latest() -> dict[str, float]:
 
 
 def finish() -> None:
-    """Write the last report if it was left out to save space, since the rank's function, script or module has ended."""
+    """Write the last report now if it was left out to save space: the rank's function, script or module has ended."""
     if _writer is not None:
         _writer.finish()
 

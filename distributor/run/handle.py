@@ -418,7 +418,7 @@ class Run:
                 self._life.done.set()
 
     def _tell_end(self) -> None:
-        """Show the run's failure in a printed line, unless an exception (if a caller waits) or the view shows it."""
+        """Print a line about the run's failure, unless a waiting caller gets an exception, or the view shows it."""
         error = self._verdict.error
         failures = error.failures if isinstance(error, TrainingError) else ()
         self._display.logs.release(failure.rank for failure in failures if failure.traceback)

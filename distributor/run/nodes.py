@@ -95,7 +95,8 @@ class Nodes:
             name: the name of the node's executor.
             port: the port that the node offers as a meeting point. If another attempt follows, all ranks meet at the
                 port of node 0.
-            unable: whether the node could not start its ranks. It could not start them in another attempt either.
+            unable: whether the node was unable to start its ranks, and so would be unable to start them in another
+                attempt.
         """
         state = self._states[name]
         state.port, state.alive, state.unable = port, 0, unable

@@ -163,7 +163,7 @@ class AttemptState:
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the failure that caused all others, even if it was not the first report."""
+        """Why the attempt failed, in words: the failure that caused all others, even if others were reported first."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"

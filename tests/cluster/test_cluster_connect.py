@@ -145,3 +145,45 @@ def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(client: Callable[[
     )
     assert answer["seen"] == 24 * 16
     assert answer["begun"] >= answer["lost"] - 1
+
+
+@pytest.mark.parametrize("client", ["another-host"], indirect=True)
+def test_a_run_that_is_placed_badly_is_placed_again(client: Callable[[str], Any], tmp_path: Path) -> None:
+    """Other tasks hold all slots. Those of host-a come free first, and there is room for all ranks."""
+    (answer,), _, _ = client(
+        f"""
+        import logging, threading, watch
+        from pathlib import Path
+
+        folder = Path({str(tmp_path)!r})
+
+        def hold(batches):
+            import socket, time
+
+            host = socket.gethostname()
+            (folder / f"held-{{host}}-{{os.getpid()}}").touch()
+            while not (folder / "go").exists() and not (folder / f"go-{{host}}").exists():
+                time.sleep(0.05)
+            yield from batches
+
+        holding = spark.range(0, 6, 1, 6).mapInArrow(hold, "id long")
+        thread = threading.Thread(target=holding.collect)
+        thread.start()
+        watch.until(lambda: len(list(folder.glob("held-*"))) == 6)
+        (folder / "go-host-a").touch()
+        told = []
+        watching = logging.Handler()
+        watching.emit = lambda record: told.append(record.getMessage())
+        logging.getLogger("distributor").addHandler(watching)
+        run = TorchDistributor(3, use_gpu=False, max_processes_per_node=1).submit(trainings.all_reduce)
+        watch.until(lambda: any("placing run" in line for line in told))
+        (folder / "go").touch()
+        answer(values=run.results(watch.DEADLINE), hosts=[node.host for node in run.placement.nodes], told=told)
+        thread.join()
+        """
+    )
+    assert answer["values"] == [6.0] * 3
+    assert sorted(answer["hosts"]) == ["host-a", "host-b", "host-c"]
+    assert [line.partition(";")[0] for line in answer["told"] if "placing run" in line] == [
+        "Spark put more ranks on an executor than the 1 that it may host"
+    ]

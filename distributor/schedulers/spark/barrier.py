@@ -13,9 +13,6 @@ from distributor.schedulers.spark.rows import Task
 from distributor.values.job import Job, Step
 from distributor.values.outcome import Collected
 
-#: Number of seconds within which the tasks of a job end once Spark has killed them.
-KILLED_TASKS = 6.0
-
 
 @dataclass(frozen=True)
 class Delivery:
@@ -51,7 +48,7 @@ class BarrierSession(Protocol):
         """Return a new thread for ``target``, the function that runs the job. The caller starts the thread."""
 
     def await_slots(self, job: Job) -> None:
-        """Wait until the job can be submitted, if the session says how many task slots there are.
+        """Wait until the job can be submitted, if the session reports how many task slots there are.
 
         Raises:
             RunCancelledError: the run was cancelled during the wait.

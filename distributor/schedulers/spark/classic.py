@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distributor.channel import task as exchange
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError, StartError
+from distributor.errors import DistributorError
 from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import errors as spark_errors, gathering, status
-from distributor.schedulers.spark.barrier import KILLED_TASKS, Delivery, pause
-from distributor.schedulers.spark.placing import Placing
-from distributor.schedulers.spark.rows import FailedRows, Task, sort
+from distributor.schedulers.spark.barrier import Delivery, pause
+from distributor.schedulers.spark.placing import Placing, crowded, refuse
+from distributor.schedulers.spark.rows import CROWDED, FailedRows, Task, sort
 from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
@@ -52,6 +52,9 @@ _KILLED_POLL = 0.1
 
 #: Number of seconds between checks of the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
+
+#: Number of seconds within which the tasks of a job end once Spark has killed them.
+_KILLED_TASKS = 6.0
 
 
 class ClassicSession:
@@ -117,7 +120,7 @@ class ClassicSession:
         while True:
             submitted = time.monotonic()
             try:
-                collected = sort(self._submit(job, task, server), server.intake.get)
+                rows = list(self._submit(job, task, server))
             except Exception as error:
                 self._await_killed(server)
                 lost += 1
@@ -127,10 +130,11 @@ class ClassicSession:
                 _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
                 self.await_slots(job)
                 continue
-            if not server.start_again():
-                return replace(collected, times=status.times(self._session, self._tag))
+            is_crowded = CROWDED in rows[:1]
+            if not (server.start_again() or is_crowded):
+                return replace(sort(rows, server.intake.get), times=status.times(self._session, self._tag))
             refused += 1
-            _refuse(job, placing.why, refused, time.monotonic() > deadline)
+            refuse(job, crowded(job) if is_crowded else placing.why, refused, time.monotonic() > deadline)
             pause(self._cancelled, _SLOT_POLL, job)
             self.await_slots(job)
 
@@ -184,7 +188,7 @@ class ClassicSession:
         A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
         connects to the driver, so the driver must go on listening for connections until all tasks have ended.
         """
-        end = time.monotonic() + KILLED_TASKS
+        end = time.monotonic() + _KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
             if not status.are_running(self._session, self._tag):
                 return
@@ -255,22 +259,6 @@ def _held_up(slots: Slots, job: Job) -> Step | None:
         there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
         return Step(f"waiting for {count(job.num_tasks, 'task slot')}", f": {there}{why}")
     return None
-
-
-def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
-    """Warn, the first time, that Spark must place the run's tasks again, and why.
-
-    Raises:
-        StartError: the run's start timeout has passed.
-    """
-    if too_late:
-        raise StartError(
-            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
-            "The other executors may have too few free slots, because other jobs hold them, or because these executors "
-            "have fewer cores: free the slots, or give all executors the same number of cores (spark.executor.cores)"
-        )
-    if times == 1:
-        _log.warning("%s; placing run %s again", why, job.run_id)
 
 
 def _session_tags(session: SparkSession) -> list[str]:

@@ -16,9 +16,10 @@ from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError
 from distributor.machine import network
 from distributor.schedulers.spark import gathering
-from distributor.schedulers.spark.barrier import KILLED_TASKS, Delivery, pause
+from distributor.schedulers.spark.barrier import Delivery, pause
+from distributor.schedulers.spark.placing import crowded, refuse
 from distributor.schedulers.spark.progress import Progress
-from distributor.schedulers.spark.rows import Task, sort
+from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.session import conf, set_connect_python
 from distributor.schedulers.spark.slots import Slots, cluster_of, profile
 from distributor.shipping import package as shipping
@@ -35,6 +36,9 @@ _CHUNK = 1 << 20
 
 #: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
 _INLINE = 1 << 20
+
+#: Number of seconds until a query is submitted again whose tasks Spark has placed badly.
+_PLACE_AGAIN = 1.0
 
 #: Names of the files that each session has already uploaded.
 _uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
@@ -63,19 +67,7 @@ class ConnectSession:
         return threading.Thread(target=target, name="distributor-run")
 
     def await_slots(self, job: Job) -> None:
-        """Wait until tasks of the run's previous job have ended, if the number of ranks per executor is limited.
-
-        Until then, these tasks occupy slots, so Spark might put too many of the new tasks on another executor. Spark
-        Connect reports neither slots nor tasks that still run, so the wait is ``KILLED_TASKS`` seconds long.
-
-        Raises:
-            RunCancelledError: the run was cancelled during the wait.
-        """
-        if job.attempt == 0 or job.node_limit is None:
-            return
-        self._held_up = Step("waiting for the tasks of the previous job to end")
-        pause(self._cancelled, KILLED_TASKS, job)
-        self._held_up = None
+        """Return at once, since Spark Connect does not report slots."""
 
     def driver_address(self) -> tuple[str, str]:
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
@@ -93,8 +85,25 @@ class ConnectSession:
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
+        """Run the query. Submit it again if Spark has put too many ranks on an executor.
+
+        Spark does so if slots of the other executors are not free yet, for example because tasks of the run's previous
+        job have not ended, or because an executor has just come up.
+
+        Raises:
+            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
+            RunCancelledError: the run was cancelled.
+        """
         self._server, self._tag = server, f"distributor-{job.job_id}"
-        return sort(self._submit(job, task), server.intake.get)
+        deadline = time.monotonic() + job.deadlines.start_timeout
+        refused = 0
+        while CROWDED in (rows := list(self._submit(job, task)))[:1]:
+            refused += 1
+            refuse(job, crowded(job), refused, time.monotonic() > deadline)
+            self._query, self._held_up = None, Step("waiting for slots on other executors")
+            pause(self._cancelled, _PLACE_AGAIN, job)
+            self._held_up = None
+        return sort(rows, server.intake.get)
 
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:

@@ -1,4 +1,4 @@
-"""Decide whether to accept where Spark has placed the tasks of a run, before the run begins."""
+"""Decide whether a run begins on the executors on which Spark has placed its tasks, or is submitted again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributor.schedulers.spark.slots import is_spread
+from distributor.errors import StartError
 from distributor.text import notices
 from distributor.values.job import Job
 from distributor.values.placement import host_in
@@ -26,7 +26,7 @@ class Placing:
     """Accepts or refuses the executors on which Spark has started the tasks of one job.
 
     Args:
-        job: says how many ranks an executor may have, and which hosts to avoid.
+        job: says which hosts to avoid.
         room: returns how many of the job's tasks fit on the hosts that the job does not avoid. The argument is the
             number of the job's running tasks by executor. The slots of these tasks count as free.
     """
@@ -42,16 +42,13 @@ class Placing:
     def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether to begin the run with the tasks that ``facts`` describes.
 
-        No executor may have more ranks than its limit. No task may be on a host that the job avoids (two attempts have
-        failed there) if all tasks fit on other hosts. The second rule holds for at most :data:`_MOST` placements and
-        for half of ``start_timeout``, so that the run begins even if Spark keeps choosing these hosts.
+        No task may be on a host that the job avoids (two attempts have failed there) if all tasks fit on other hosts.
+        This holds for at most :data:`_MOST` placements and for half of ``start_timeout``, so that the run begins even
+        if Spark keeps choosing these hosts.
 
         Args:
             facts: for each task, a mapping whose entry ``"facts"`` describes the task's node (executor, GPUs, ...).
         """
-        if not is_spread(self._job, facts):
-            self.why = f"Spark put more ranks on an executor than the {self._job.node_limit} that it may host"
-            return False
         bad = {host for each in facts if (host := _host(each)) in self._job.avoided}
         if not bad or not self._left or time.monotonic() > self._until:
             return True
@@ -65,6 +62,33 @@ class Placing:
             self._left -= 1
             self.why = f"Spark put ranks on {', '.join(sorted(bad))}, where two attempts of this run have failed"
         return not is_possible
+
+
+def crowded(job: Job) -> str:
+    """Return the reason, in words, to refuse a placement: an executor has more ranks than it may host."""
+    return f"Spark put more ranks on an executor than the {job.node_limit} that it may host"
+
+
+def refuse(job: Job, why: str, times: int, too_late: bool) -> None:
+    """Warn, the first time, that Spark must place the run's tasks again, and why.
+
+    Args:
+        job: the job.
+        why: why the placement is refused.
+        times: number of placements that were refused, this one included.
+        too_late: whether the run's start timeout has passed.
+
+    Raises:
+        StartError: the run's start timeout has passed.
+    """
+    if too_late:
+        raise StartError(
+            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
+            "The other executors may have too few free slots, because other jobs hold them, or because these executors "
+            "have fewer cores: free the slots, or give all executors the same number of cores (spark.executor.cores)"
+        )
+    if times == 1:
+        _log.warning("%s; placing run %s again", why, job.run_id)
 
 
 def _host(entry: Mapping[str, Any]) -> str:

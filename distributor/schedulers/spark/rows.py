@@ -20,6 +20,9 @@ from distributor.values.outcome import Collected, Log, NodeReport
 #: rows.
 Task = Callable[..., Iterator[bytes]]
 
+#: The row of each task that has ended at once because an executor has more ranks than it may host.
+CROWDED = b"C"
+
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 

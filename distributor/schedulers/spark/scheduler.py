@@ -216,6 +216,7 @@ def _shipment(
         "warmth": warmth(job),
         "driver_host": host,
         "gpu": spark_slots.GPU if job.resources.use_gpu else None,
+        "most_tasks": None if job.node_limit is None else job.node_limit // job.ranks_per_task,
         "ports": job.launch.ports * job.ranks_per_task,
         "packages": list(job.launch.needs),
         "chunk": delivery.chunk,

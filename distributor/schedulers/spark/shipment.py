@@ -24,6 +24,7 @@ class Shipment(TypedDict):
         warmth: the job's requirements for a warm process (it imports torch in advance); ``None`` if the job uses none.
         driver_host: the driver's address.
         gpu: Spark's name of the GPU resource; ``None`` if the run uses no GPUs.
+        most_tasks: maximum number of the job's tasks on one executor; ``None`` for any number.
         ports: number of ports that a task reserves for the run's launch path.
         packages: modules besides torch. A task reports the versions of torch and of these modules.
         chunk: size of one piece of a return value, in bytes.
@@ -46,6 +47,7 @@ class Shipment(TypedDict):
     warmth: Warmth | None
     driver_host: str
     gpu: str | None
+    most_tasks: int | None
     ports: int
     packages: list[str]
     chunk: int

@@ -9,8 +9,7 @@ Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-sche
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -375,18 +374,6 @@ class Slots:
             f"but the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
             f"spark.executor.instances or {larger}"
         )
-
-
-def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether no executor has more ranks than the job allows.
-
-    Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. If
-    only one executor has come up, it gets all the tasks that fit. It may then have more ranks than
-    ``max_processes_per_node`` or ``memory_per_process`` allow.
-    """
-    limit = job.node_limit
-    most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
-    return limit is None or most * job.ranks_per_task <= limit
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:

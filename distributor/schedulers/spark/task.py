@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,7 @@ from distributor.hosting.report import pieces, rest
 from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
 from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
+from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
 from distributor.values import messages
@@ -47,6 +49,9 @@ _MAX_LOGS = 16 << 20
 def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     """Run one barrier task: exchange facts with the other tasks, run the executor's agent, and yield rows for Spark.
 
+    Do none of this if Spark has put too many of the run's tasks on an executor. All tasks know this at once, since
+    Spark tells each task where all of them run. They end, and the driver submits the job again.
+
     Args:
         shipment: the task's input.
         failed_rows: accumulator of ``((partition, rows),)`` to which the rows of a failed run are added; ``None`` to
@@ -63,12 +68,31 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
         - ``b"L" + host`` if the agent died
         - ``b"E" + JSON`` of host and reason if the node's temporary folder cannot be used
+        - ``b"C"`` if the task has ended at once because an executor has more ranks than it may host
     """
     from pyspark import BarrierTaskContext
 
     times = {"task": time.time()}
     context = BarrierTaskContext.get()
     executors = [task.address for task in context.getTaskInfos()]
+    if shipment["most_tasks"] is not None and max(Counter(executors).values()) > shipment["most_tasks"]:
+        yield CROWDED
+    else:
+        yield from _begin(shipment, failed_rows, context, executors, times)
+
+
+def _begin(
+    shipment: Shipment, failed_rows: Any, context: Any, executors: list[str], times: dict[str, float]
+) -> Iterator[bytes]:
+    """Exchange facts with the other tasks, run the executor's agent, and yield rows for Spark; see :func:`run_task`.
+
+    Args:
+        shipment: the task's input.
+        failed_rows: as for :func:`run_task`.
+        context: Spark's context of the task.
+        executors: each task's executor, as Spark names it, by partition.
+        times: when this task started, to which the time of the exchange is added.
+    """
     executor = executors[context.partitionId()]
     held = f"distributor-{shipment['job_id']}-{context.taskAttemptId()}"
     hold = _hold(held)

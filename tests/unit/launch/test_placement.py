@@ -193,13 +193,6 @@ def test_executors_that_would_share_a_gpu(gpus, machines, refused):
         place(facts, job(2, use_gpu=True))
 
 
-def test_more_ranks_than_a_node_may_have():
-    request = job(4, max_processes_per_node=2)
-    assert place(facts_of("aabb"), request).world_size == 4
-    with pytest.raises(ResourceError, match=r"Spark put 3 ranks on executor a:1 \(host-a\), more than the 2"):
-        place(facts_of("aaab"), request)
-
-
 @pytest.mark.parametrize(
     ("gpus", "visible", "ranks_per_task", "words"),
     [

@@ -12,8 +12,8 @@ from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module
 
 
-def job(*avoided: str, limit: int | None = None, start_timeout: float = 60.0) -> Job:
-    return make_job("3f2a", 2, Module("train"), False, avoided=avoided, node_limit=limit, start_timeout=start_timeout)
+def job(*avoided: str, start_timeout: float = 60.0) -> Job:
+    return make_job("3f2a", 2, Module("train"), False, avoided=avoided, start_timeout=start_timeout)
 
 
 def facts(*executors: str) -> list[dict[str, dict[str, str]]]:
@@ -58,12 +58,6 @@ def test_late_placements_are_accepted() -> None:
     while time.monotonic() <= end:
         pass
     assert placing.accepts(facts("a:1", "b:1"))
-
-
-def test_too_many_ranks_on_an_executor_are_never_accepted() -> None:
-    placing = Placing(job(limit=1, start_timeout=0.0001), none)
-    assert not placing.accepts(facts("a:1", "a:1"))
-    assert placing.why == "Spark put more ranks on an executor than the 1 that it may host"
 
 
 def test_a_session_that_does_not_answer_holds_up_nobody() -> None:

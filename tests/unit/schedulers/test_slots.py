@@ -6,7 +6,7 @@ from jobs import make_job
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import slots
-from distributor.schedulers.spark.slots import Cluster, Slots, is_spread, node_limit, shape
+from distributor.schedulers.spark.slots import Cluster, Slots, node_limit, shape
 from distributor.values.job import Function, TaskProfile
 from distributor.values.options import Resources
 
@@ -179,23 +179,6 @@ def test_slots_of_an_executor(there, fields, cores, running, usable):
         }
     )
     assert Slots(None, there, job)._usable(cores, running) == usable
-
-
-@pytest.mark.parametrize(
-    ("executors", "ranks_per_task", "limit", "spread"),
-    [("aab", 1, None, True), ("aab", 1, 2, True), ("aab", 1, 1, False), ("ab", 2, 1, False), ("ab", 2, 2, True)],
-)
-def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
-    job = make_job(
-        "run",
-        len(executors) * ranks_per_task,
-        Function("train", b""),
-        False,
-        ranks_per_task,
-        launch=Torchrun(),
-        max_processes_per_node=limit,
-    )
-    assert is_spread(job, [{"facts": {"executor": name}} for name in executors]) == spread
 
 
 def test_memory_that_cannot_be_read():

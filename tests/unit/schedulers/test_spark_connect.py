@@ -1,53 +1,57 @@
-"""What a run on Spark Connect waits for before it submits its query."""
+"""How a run on Spark Connect is placed again, without a session."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import watch
 from jobs import make_job
 
-from distributor.errors import RunCancelledError
+from distributor.channel.intake import Intake
+from distributor.errors import RunCancelledError, StartError
 from distributor.schedulers.spark import connect
 from distributor.schedulers.spark.connect import ConnectSession
+from distributor.schedulers.spark.rows import CROWDED
 from distributor.values.job import Step
 
-
-def barrier() -> ConnectSession:
-    """A session of which nothing is asked."""
-    return ConnectSession(cast(Any, object()))
+JOB = make_job("3f2a", node_limit=1)
+SERVER: Any = SimpleNamespace(intake=Intake(limit=0), reached=False)
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "KILLED_TASKS", 3600.0)
+def session(monkeypatch: pytest.MonkeyPatch) -> ConnectSession:
+    """A session whose queries are placed badly twice, and then well."""
+    left = [[CROWDED, CROWDED], [CROWDED], [b"Lhost-b"]]
+    made = ConnectSession(cast(Any, SimpleNamespace(interruptTag=lambda tag: None)))
+    monkeypatch.setattr(made, "_submit", lambda *_: left.pop(0))
+    return made
 
 
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(("attempt", "limit"), [(0, 1), (2, None)])
-def test_a_first_job_and_a_job_without_a_limit_start_at_once(attempt: int, limit: int | None) -> None:
-    session, job = barrier(), make_job(attempt=attempt, node_limit=limit)
-    session.await_slots(job)
-    assert session.waiting_for(job) is None
+def test_a_bad_placement_is_tried_again(
+    session: ConnectSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connect, "_PLACE_AGAIN", 0.001)
+    session.await_slots(JOB)
+    assert session.collect(JOB, cast(Any, None), SERVER).lost_hosts == ("host-b",)
+    assert session.waiting_for(JOB) is None
+    told = "Spark put more ranks on an executor than the 1 that it may host; placing run 3f2a again"
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
-def test_tasks_of_the_previous_job_have_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    session, job = barrier(), make_job(attempt=1, node_limit=1)
-    monkeypatch.setattr(session._cancelled, "wait", waited.append)
-    session.await_slots(job)
-    assert waited == [6.0]
-    assert session.waiting_for(job) is None
+def test_bad_placements_end_with_the_start_timeout(session: ConnectSession) -> None:
+    job = make_job("3f2a", node_limit=1, start_timeout=0.0)
+    with pytest.raises(StartError, match=r"start_timeout=0 s: Spark put more ranks on an executor .* 1 times"):
+        session.collect(job, cast(Any, None), SERVER)
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_cancelled_run_waits_for_no_tasks() -> None:
-    session, job = barrier(), make_job("3f2a", attempt=1, node_limit=1)
+def test_a_cancelled_run_is_not_placed_again(session: ConnectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_PLACE_AGAIN", 3600.0)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(session.await_slots, job)
-        watch.until(lambda: session.waiting_for(job) == Step("waiting for the tasks of the previous job to end"))
+        waiting = pool.submit(session.collect, JOB, cast(Any, None), SERVER)
+        watch.until(lambda: session.waiting_for(JOB) == Step("waiting for slots on other executors"))
         assert session.cancel() is False
         with pytest.raises(RunCancelledError, match="run 3f2a was cancelled while it waited for slots"):
             waiting.result(watch.DEADLINE)

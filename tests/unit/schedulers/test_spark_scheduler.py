@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ from distributor.outcomes.mishaps import is_final
 from distributor.schedulers.spark import checks, classic, connect, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.slots import Cluster
-from distributor.values.job import Function, Step
+from distributor.values.job import Function, Job, Step
 from distributor.values.outcome import Collected, Failure, Log, NodeReport, Outcome
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
@@ -65,7 +67,7 @@ class Context:
 def session(monkeypatch: pytest.MonkeyPatch) -> classic.ClassicSession:
     """One without Spark, which always has slots."""
     monkeypatch.setattr(classic, "_SLOT_POLL", 0.001)
-    monkeypatch.setattr(classic, "Slots", lambda *_: SimpleNamespace(ready=lambda: True))
+    monkeypatch.setattr(classic, "Slots", lambda *_: SimpleNamespace(ready=lambda: True, room_beside=lambda *_: 2))
     spark: Any = SimpleNamespace(sparkContext=Context())
     return classic.ClassicSession(spark, CLUSTER)
 
@@ -138,17 +140,37 @@ def test_what_does_not_start_a_run_again(
     assert left == [[b"Lhost"]]
 
 
-def test_a_bad_placement_is_tried_again_until_the_start_timeout(
-    session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("job", "bad", "why"),
+    [
+        pytest.param(changed(JOB, max_processes_per_node=1), 0, "more ranks on an executor than the 1", id="tasks"),
+        pytest.param(replace(JOB, avoided=("a",)), 2, "ranks on a, where two attempts of this run", id="driver"),
+    ],
+)
+def test_a_bad_placement_is_tried_again(
+    session: classic.ClassicSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+    bad: int,
+    why: str,
 ) -> None:
-    job = changed(JOB, max_processes_per_node=1)
-    left = ends(session, monkeypatch, [], [], [b"Lhost"])
-    assert session.collect(job, None, Server(refused=2)).lost_hosts == ("host",)
+    """Tasks refuse it, or the driver."""
+    rows = [] if bad else [CROWDED]
+    left = ends(session, monkeypatch, rows, rows, [b"Lhost"])
+    assert session.collect(job, None, Server(refused=bad)).lost_hosts == ("host",)
     assert left == []
-    assert caplog.text.count("more ranks on an executor than the 1 that it may host; placing run r1 again") == 1
-    ends(session, monkeypatch, [])
+    assert [record.getMessage().partition(why)[1:] for record in caplog.records] == [
+        (why, " that it may host; placing run r1 again" if not bad else " have failed; placing run r1 again")
+    ]
+
+
+def test_bad_placements_end_with_the_start_timeout(
+    session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(session, monkeypatch, [CROWDED])
     with pytest.raises(StartError, match=r"start_timeout=0 s: Spark put more ranks .* 1 times"):
-        session.collect(changed(job, start_timeout=0.0), None, Server(refused=1))
+        session.collect(changed(JOB, max_processes_per_node=1, start_timeout=0.0), None, Server())
 
 
 def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch) -> None:
