@@ -90,8 +90,8 @@ class Planner:
         Args:
             key: the beginning of all keys in the ranks' shared store under which they exchange values about this save.
             tensors: the tensors to save. Only their sizes and types are used.
-            samples: for each module in the state, by its key there (such as ``"model"``), a digest of some values of
-                its parameters. Rank 0 checks that ranks with the same key have the same digest.
+            samples: for each module in the state, by its name there (such as ``"model"``), a digest of some values of
+                its parameters. Rank 0 checks that all ranks with a module of this name have the same digest.
             what: the user's call, for errors.
 
         Raises:

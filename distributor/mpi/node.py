@@ -113,7 +113,7 @@ def _beside(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    """Wait until ``manager``, MPI's process manager or its daemon, ends. Report this as an error if ranks still run."""
+    """Wait until MPI's process manager or the manager's daemon ends. Report this as an error if ranks still run."""
     manager.communicate()
     code = manager.returncode
     _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)

@@ -322,7 +322,8 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 def _write(order: NodeOrder) -> str:
     """Write the launcher's order to a file, and return the file's path.
 
-    The order is not sent to the launcher itself, because it may contain a function that is too large for a message.
+    The launcher gets the path and not the order, because an order may contain a function that is too large for a
+    message.
     """
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:

@@ -115,19 +115,19 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
         names = ", ".join(threads)
         return (
             notes,
-            f"cannot fork ranks: preload={preload} starts threads ({names}), which do not survive a fork: "
+            f"cannot fork ranks: a module in preload={preload} starts threads ({names}), which do not survive a fork: "
             "leave that module out of preload",
         )
     if _is_bad_fork():
         return (
             notes,
-            f"cannot fork ranks: preload={preload} uses a GPU, which forked ranks could not use then: "
+            f"cannot fork ranks: a module in preload={preload} uses a GPU, which forked ranks could not use then: "
             "leave that module out of preload",
         )
     if (runtime := _started_runtime()) is not None:
         return (
             notes,
-            f"cannot fork ranks: preload={preload} uses {runtime}, whose threads do not survive a fork: "
+            f"cannot fork ranks: a module in preload={preload} uses {runtime}, whose threads do not survive a fork: "
             "leave that module out of preload",
         )
     return notes, None

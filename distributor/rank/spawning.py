@@ -1,4 +1,4 @@
-"""Warn about code that starts its own training processes. Started in a rank, they may wait for each other forever.
+"""Warn about code that starts its own training processes. Started in a rank, they may wait for each other in vain.
 
 Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. In a rank, these processes
 inherit the rank's environment, which says that another process serves the rendezvous. As a result, none of them serves
