@@ -101,7 +101,7 @@ def timed(snapshot: Snapshot) -> str:
 
 
 def far(progress: Progress) -> str:
-    """Describe the progress of a training: its last step, its speed and the time left.
+    """Describe the progress of the training: the last step, the speed and the time left.
 
     >>> far(Progress(120, 1000, 12.34))
     'step 120 of 1000, 12.3 steps/s, 1 min 11 s left'
