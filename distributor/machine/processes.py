@@ -177,7 +177,7 @@ def kill_node(
 
 
 def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
-    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids still left."""
+    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids left."""
     start = time.monotonic()
     while True:
         left = sorted(find())

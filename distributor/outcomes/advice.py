@@ -54,8 +54,8 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (
-            "Ranks of several executors on one host used the same name for shared memory, because each executor numbers "
-            'its ranks from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
+            "Ranks of several executors on one host used the same name for shared memory, because each executor "
+            'numbers its ranks from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
         )
     if local:
         return ""
