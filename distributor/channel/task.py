@@ -4,8 +4,8 @@ Over a connection to the driver, a task sends facts about its node and gets the 
 rank's return value or a file that its ranks have written.
 
 The *facts* of a task describe its node: address, port, GPUs, CPUs and more. The facts are exchanged once, before any
-task starts its work. Over the channel, the connection to the driver, the driver answers as soon as it has received the
-facts of all tasks, whereas Spark's own ``allGather`` polls once a second.
+task starts its work. Over the channel (the connection to the driver), the answer comes as soon as the driver has
+received the facts of all tasks, whereas Spark's own ``allGather`` polls once a second.
 
 Either all tasks exchange facts over the channel to the driver, or all use Spark's ``allGather``, because ``allGather``
 waits for all tasks. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The

@@ -118,7 +118,7 @@ def _remove_listed(names: Path) -> None:
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a private folder, and the files and folders outside that :func:`note_elsewhere` recorded in it."""
+    """Remove a private folder, and the files and folders elsewhere that :func:`note_elsewhere` recorded in it."""
     remove_elsewhere(folder)
     _remove_listed(Path(folder, ELSEWHERE_TO_THE_END))
     shutil.rmtree(folder, ignore_errors=True)

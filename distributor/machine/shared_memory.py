@@ -26,7 +26,7 @@ class Segments:
         self._found: set[str] = set()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Record the new shared-memory files of libraries that the given processes have mapped now."""
+        """Record the files that libraries have created since this object was made, and the given processes have mapped."""
         self._found |= mapped(pids) - self._before
 
     def remove(self) -> None:
@@ -45,7 +45,7 @@ def _names() -> set[str]:
 
 
 def mapped(pids: Iterable[int]) -> set[str]:
-    """Return the names of the files in ``/dev/shm`` that libraries such as NCCL made and the processes have mapped."""
+    """Return the names of files in ``/dev/shm`` that libraries have made, and that the given processes have mapped."""
     found = set()
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:

@@ -22,7 +22,7 @@ LEAVING = 2.0
 
 
 def may_last(running_for: float | None, longest: float, left_for: float | None = None) -> bool:
-    """Return whether a task of the run is possibly still in ``allGather``, or has yet to enter it.
+    """Return whether a started task of the run may still be in ``allGather``, or may yet enter it.
 
     Args:
         running_for: number of seconds since Spark started the latest task; ``None`` if it has not started any.
