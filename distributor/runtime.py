@@ -98,8 +98,9 @@ def report(
     """Report metrics of the training to the driver, for ``run.metrics``, ``run.progress`` and callbacks.
 
     Any rank may report, any number of times, without waiting for other ranks or the driver. Outside a run, the
-    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports; less with
-    more than 4 ranks, see ``docs/metrics.md``), only every second of its reports is kept, then every fourth, and so on.
+    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports; the limit
+    is lower with more than 4 ranks, see ``docs/metrics.md``), only every other report is kept, then every fourth, and
+    so on.
 
     Args:
         metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
@@ -177,8 +178,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 
     Raises:
         ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, an entry
-            cannot be saved, parameters that are not split differ between ranks, or there are several ranks and
-            ``init_process_group`` has not been called.
+            cannot be saved, a parameter that is not split has different values on different ranks, or there are several
+            ranks and ``init_process_group`` has not been called.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP

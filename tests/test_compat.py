@@ -72,7 +72,7 @@ def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog
         values = serverless_gpu.distributed(gpus=8, gpu_type="H100", remote=True)(who).distributed(offset=10)
     assert values == [[10, 2, 0], [11, 2, 1]]
     assert "DISTRIBUTOR_COMPAT_CPU=2: 2 ranks on CPUs train, whatever @distributed(gpus=8" in caplog.text
-    assert "GPU types are not checked. Unset it to train as asked" in caplog.text
+    assert "GPU types are not checked. To train as asked, unset DISTRIBUTOR_COMPAT_CPU" in caplog.text
 
 
 @pytest.mark.slow_on_executors

@@ -467,7 +467,7 @@ def test_what_spoils_gpus_for_forks_is_not_forked(
     )
     assert make_local(1, preload=["counting_module"], env={"PYTHONPATH": str(tmp_path)}).run(started_by) == 0
     assert (
-        "preload=['counting_module'] uses a GPU, which forked ranks could not use then: "
+        "preload=['counting_module'] uses a GPU, so forked ranks could not use it: "
         "leave that module out of preload" in caplog.text
     )
 

@@ -17,7 +17,10 @@ PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print the result of :func:`answer` as JSON in the last line of the output (entry point of this process)."""
+    """Print the result of :func:`answer` as JSON in the last line of the output.
+
+    The driver runs this function in a separate process.
+    """
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 

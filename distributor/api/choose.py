@@ -88,7 +88,7 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check that there are enough GPUs, if it is known where ranks train before a run starts.
+    """Check that there are enough GPUs, if it is already known where ranks will train.
 
     Raises:
         ResourceError: there are fewer GPUs than requested.

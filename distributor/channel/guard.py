@@ -186,7 +186,7 @@ class Guard:
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
-        """Check a message about a file that a node's ranks have written or removed, and return the node's rank.
+        """Check a message about a file that ranks have written or removed, and return the number of their node.
 
         Raises:
             ProtocolError: the sender is not an agent of this run, or the message contains an invalid path or, for a
@@ -372,7 +372,7 @@ class Guard:
 
     def _check_halting(self, node: str, told: messages.Halting) -> None:
         if isinstance(told, messages.Reached):
-            _check_number("the number of the driver's proposal that the node answers", told.number)
+            _check_number("the number of the proposal to which the node replies", told.number)
             _check_number("the highest step that the node reports", max(told.step, 0))
             return
         self._check_rank(node, told.rank)

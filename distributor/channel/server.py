@@ -462,8 +462,9 @@ class ChannelServer:
 
         This method is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a
         task has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But
-        if the driver has already had the facts of all tasks, the run has begun, and Spark has lost a task and started
-        tasks again. In this case, stop the run: only the driver decides whether the run's ranks start again, not Spark.
+        if the driver received the facts of all tasks earlier, the run has begun, and the missing facts are those of
+        tasks that Spark started again after it lost one. In this case, stop the run: only the driver decides whether
+        the run's ranks start again, not Spark.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))

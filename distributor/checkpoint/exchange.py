@@ -153,7 +153,7 @@ class Exchange:
             self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
 
     def agree(self, key: str, value: str) -> str:
-        """Return the value that the first rank to call this for ``key`` has passed. No rank waits for another rank."""
+        """Return the value of the first rank that calls this method for ``key``. No rank waits for another rank."""
         if self._store is None:
             return value
         return bytes(self._store.compare_set(key, "", value)).decode()
@@ -211,7 +211,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     Args:
         rank: this rank.
         world_size: number of ranks.
-        prefix: the text with which all keys that the ranks write to torch's store begin, different in each attempt.
+        prefix: the beginning of every key that the ranks write to torch's store. It is different in each attempt.
         what: the user's call, for errors.
 
     Raises:

@@ -200,7 +200,8 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
         if kept is None:
             raise
         _log.warning(
-            "load_checkpoint: loads the state in memory, since the folder or URL of checkpoints= cannot be read: %s",
+            "load_checkpoint: loads the state that is kept in memory, since the folder or URL of checkpoints= cannot "
+            "be read: %s",
             error,
         )
         return None

@@ -96,7 +96,7 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Make the state that :meth:`begin` has begun valid, once its tensors have been copied into the slot (file).
+        """Complete the state that :meth:`begin` started, and make it valid. Its tensors must be in the slot (file).
 
         Args:
             objects: the rank's state apart from the tensors.

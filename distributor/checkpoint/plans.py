@@ -74,8 +74,8 @@ class Planner:
     def omitted(self) -> frozenset[str]:
         """The names of the tensors that are left out of the copy of this rank's state that another node keeps.
 
-        The copy of this rank's state on another node need not hold tensors that a rank with a lower number, on any
-        node, has in full too. A rank that loads the copy takes these tensors from the states of lower ranks.
+        A tensor is left out if this rank and a lower rank, on any node, both have it in full. A rank that loads the
+        copy takes these tensors from the states of lower ranks.
         """
         return self._omitted
 

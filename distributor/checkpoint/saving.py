@@ -161,8 +161,8 @@ class _Task:
         }
         if missing:  # another rank's plan has changed since the tensors were copied
             raise OSError(
-                "another rank's tensors have changed since the last save, and it no longer writes the tensor "
-                f"{min(missing)!r}. This rank must write it now, but has not copied it; the next save will be complete"
+                "the tensors of another rank have changed since the last save, so this rank must now write the tensor "
+                f"{min(missing)!r}, which it has not copied; the next save will be complete"
             )
         files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)

@@ -51,13 +51,13 @@ class Session:
 
     @property
     def exchange(self) -> Exchange:
-        """The connection to the other ranks, which exists once :meth:`connect` was called."""
+        """The connection to the other ranks, which exists once :meth:`connect` has been called."""
         assert self._exchange is not None
         return self._exchange[0]
 
     @property
     def origin(self) -> str:
-        """The run and attempt, as in the names of checkpoint folders (``3f2a-0``), once :meth:`connect` was called."""
+        """The run and attempt, as in names of folders (``3f2a-0``); known once :meth:`connect` has been called."""
         assert self._exchange is not None
         return self._exchange[1]
 

@@ -1,4 +1,4 @@
-"""Convert the state of a training to named tensors, and restore it from them.
+"""Convert the state of training to named tensors, and restore it from them.
 
 - A module's tensors are named ``<entry>.<name>``: the module's key in the dict that the user saves, and the tensor's
   name in ``state_dict()`` without the prefixes of DDP and ``torch.compile``. So a checkpoint of a DDP model can be
@@ -46,7 +46,7 @@ _NAMED = 3
 
 @dataclass
 class State:
-    """The state of a training in one rank.
+    """The state of training in one rank.
 
     Attributes:
         tensors: tensors by name, some of which may be split over the ranks (DTensor).

@@ -219,7 +219,7 @@ class RayDistribution:
                 raise ConfigurationError(
                     f"{name}={value!r} cannot be used, since the run decides how Ray starts: leave it out. "
                     'To set what each instance offers, pass options={"cpus_per_process": 4, "gpus_per_process": 1} to '
-                    "run"
+                    "run()"
                 )
         for name in ("port", "dashboard_port", "include_dashboard"):
             if value := getattr(self, name):

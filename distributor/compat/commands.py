@@ -48,8 +48,8 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
         raise ConfigurationError(f"command must be a line such as 'python train.py --lr 0.1', not {command!r}")
     if found := _OUTPUT.search(command):
         raise ConfigurationError(
-            f"command names the output {found[1]!r}, but nothing is uploaded: write a path instead of {found[0]}, and "
-            'pass options={"output_dir": ...} to run to get new files back'
+            f"command names the output {found[1]!r}, but nothing is uploaded: write a path instead of {found[0]}; to "
+            'get new files back, pass options={"output_dir": ...} to run()'
         )
     marked = _INPUT.sub(r"\0\1\0", command.strip().replace("\\\n", " "))
     if found := _SHELL.search(marked):

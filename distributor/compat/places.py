@@ -62,7 +62,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
 
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs for a run on this machine: those that Spark found for the driver, if any, or all."""
+    """Return the number of GPUs for a run on this machine: those that Spark found for the driver, or else all."""
     found = driver_gpus()
     return len(devices.local_gpus(environ) if found is None else found)
 

@@ -157,12 +157,13 @@ def _distributor(request: Request) -> EveryRank:
     if trial is not None:
         check_trial(request, trial)
         notices.logger.warning(
-            "%s=%d: %s on CPUs %s, whatever %s asks for; GPU types are not checked. Unset it to train as asked",
+            "%s=%d: %s on CPUs %s, whatever %s asks for; GPU types are not checked. To train as asked, unset %s",
             VARIABLE,
             trial,
             count(trial, "rank"),
             "trains" if trial == 1 else "train",
             request.asked,
+            VARIABLE,
         )
     return EveryRank(settled.processes, settled.local_mode, settled.use_gpu, launch=settled.launch, **settled.options)
 

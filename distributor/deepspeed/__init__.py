@@ -1,4 +1,4 @@
 """Training with DeepSpeed: configurations, ZeRO, tuning, checkpoints and extensions.
 
-The package is a wing: the library's core folders, the rooms, do not import it (see docs/architecture.md).
+This package is a wing, which means that no core package imports it (see docs/architecture.md).
 """

@@ -234,7 +234,7 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Return a context in which every rank has parameters in full that ZeRO stage 3 has split over the ranks.
+    """Return a context in which every rank has the whole of each parameter that ZeRO stage 3 has split over ranks.
 
     If one rank changes the parameters in this context, its number must be passed as ``modifier_rank``. The other ranks
     then get the changed values.

@@ -48,7 +48,7 @@ class Display:
 
     @property
     def announces(self) -> bool:
-        """Whether a printed line, and not a view, must report the failure of a run whose result no caller awaits."""
+        """Whether a line must tell of a failed run whose result no caller awaits: ``False`` if the view shows this."""
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:

@@ -125,7 +125,10 @@ class Printer:
 
 
 def _newest(lines: bytes) -> bytes:
-    """Return each line as a terminal shows it: the text after its last carriage return, ignoring those at its end."""
+    """Remove what a terminal would overwrite: in each line, the text before the last carriage return.
+
+    Carriage returns at the end of a line overwrite nothing. They are removed too.
+    """
     if b"\r" not in lines:
         return lines
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))

@@ -74,7 +74,7 @@ class NotebookView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Show a progress bar for the packing of a project folder, where the run's status will appear."""
+        """While a project folder is packed, show a progress bar where the run's status will appear later."""
 
         def packed(done: int, total: int) -> None:
             part = round(100 * done / max(1, total))

@@ -27,7 +27,7 @@ _LINES = 4
 
 
 class PlainView:
-    """Shows a line about a run if packing the project folder, or a status such as waiting for slots, lasts long."""
+    """Shows a line if packing the project folder takes long, or if a run waits long for something, such as slots."""
 
     interval = 1.0
     announces = True

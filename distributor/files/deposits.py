@@ -225,8 +225,8 @@ class Deposits:
         if found.hexdigest() != entry.digest:
             self._store.discard(name)
             raise OSError(
-                "its SHA-256 differs from the one that its node announced: its content has changed while the node sent "
-                "it, or on the way through Spark"
+                "its SHA-256 differs from the one that its node announced: its content changed while the node was "
+                "sending it, or on the way through Spark"
             )
         self._store.finish(name, entry)
 

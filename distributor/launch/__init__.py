@@ -1,4 +1,4 @@
-"""Launch paths: ways to start ranks, such as torchrun's or Ray's. Their code has no side effects.
+"""Launch paths: ways to start ranks, such as torchrun's or Ray's. They describe processes, and start none themselves.
 
 This package runs on the driver and on nodes, and may import ``machine``. Users pass an object of a launch path's class
 to ``Distributor``, as the argument ``launch=``. The classes:

@@ -46,7 +46,7 @@ def is_left_alone(environ: Mapping[str, str]) -> bool:
 
 
 def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that, added to ``environ``, make a process started with it, and all forks, use huge pages.
+    """Return variables to add to ``environ``, so that a process with this environment, and its forks, use huge pages.
 
     >>> huge_pages({"GLIBC_TUNABLES": "glibc.rtld.nns=8"})
     {'GLIBC_TUNABLES': 'glibc.rtld.nns=8:glibc.malloc.hugetlb=1'}

@@ -34,9 +34,7 @@ def overwrite_environ(old: str, new: str) -> None:
 
 def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
     if len(new) > len(old):
-        raise ValueError(
-            f"this process cannot show other processes {new!r} in place of {old!r}: the new text is longer"
-        )
+        raise ValueError(f"the kernel cannot show {new!r} in place of {old!r} for this process: the new text is longer")
     with open(f"/proc/self/{file}", "rb") as shown:
         at = (b"\0" + shown.read()).index(b"\0" + old + b"\0")
     fields = stat(os.getpid())

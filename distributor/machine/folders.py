@@ -1,8 +1,8 @@
 """Private folders in the temporary directory, which are removed even if the process that owns them was killed.
 
-As long as a folder's owner, a process, lives, it keeps a file in the folder locked. The kernel releases the lock when
-the owner ends, even if the owner is killed. The next process that calls :func:`remove_stale` then removes the folder.
-This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
+The process that owns a folder keeps a file in it locked. The kernel releases the lock when the process ends, even if it
+is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses the standard
+library only, because Spark's Python workers run part of it, and may lack other packages.
 """
 
 from __future__ import annotations

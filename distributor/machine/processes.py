@@ -317,8 +317,8 @@ def mounts() -> str:
     """Return an identifier of the mount namespace, the file systems that this process sees; ``""`` if unknown.
 
     Processes with the same identifier see the same files and the same shared memory. Processes in a container with its
-    own mounts get another identifier than processes on the host. Processes in a container that has only its own control
-    group, as on YARN, get the host's identifier.
+    own mounts get a different identifier from processes on the host. Processes in a container that has only its own
+    control group, as on YARN, get the host's identifier.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"

@@ -14,10 +14,10 @@ import sys
 
 
 def main() -> None:
-    """Send this script's arguments, a host and the command that starts MPI's daemon there, to the companion of node 0.
+    """Send this script's arguments to the companion of node 0, and wait until the companion ends.
 
-    The companion of node 0 is the process that runs ``prterun``. It passes the command that starts MPI's daemon to a
-    node on the other host. Wait until the companion ends.
+    The arguments are a host, and the command that starts MPI's daemon on that host. The companion of node 0 is the
+    process that runs ``prterun``. It passes the command on to a node on that host.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")

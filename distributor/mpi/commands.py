@@ -23,7 +23,7 @@ _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Send each node that asks the line of text that the node needs to start MPI. Never returns.
+    """When a node asks, send it the line of text that it needs to start MPI. Never returns.
 
     Args:
         listener: the socket to which nodes connect.

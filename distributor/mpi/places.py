@@ -67,10 +67,11 @@ class Places:
         return self._ended == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Pass what ranks need to join MPI from shims (processes that MPI starts instead of ranks) to the ranks.
+        """Get from shims what ranks need to join MPI, and give it to the ranks. Never returns.
 
-        A *place* is what a rank needs to join MPI: environment variables and, with MPICH, a socket. Once the places of
-        all ranks of this node have arrived, send each rank its place when the rank asks for it. Never returns.
+        A *shim* is a process that MPI starts instead of a rank. A *place* is what a rank needs to join MPI: environment
+        variables and, with MPICH, a socket. Once the places of all ranks of this node have arrived, send each rank its
+        place when the rank asks for it.
 
         Args:
             ready: called once each shim (a process that MPI starts instead of a rank) has sent what its rank needs to

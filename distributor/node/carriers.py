@@ -26,7 +26,7 @@ from distributor.values.plan import AgentOrder
 
 
 class ChangedError(OSError):
-    """A file has changed while it was being copied."""
+    """A file changed while it was being copied."""
 
 
 #: Number of seconds that the driver may take to give an uploaded file its final name.
@@ -220,7 +220,7 @@ def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) ->
     place.put(source, name)
     if not unchanged():
         place.remove(name)
-        raise ChangedError(f"{source} has changed while it was copied")
+        raise ChangedError(f"{source} changed while it was being copied")
 
 
 class Copies:

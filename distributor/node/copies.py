@@ -52,8 +52,8 @@ class Copies:
             )
         if copy.record + copy.objects > self._limit:
             raise OSError(
-                f"a rank's state has {copy.record + copy.objects} bytes apart from its tensors, and these alone "
-                "are more than this node may keep in shared memory"
+                f"a rank's state without its tensors has {copy.record + copy.objects} bytes, which is already more "
+                "than this node may keep in shared memory"
             )
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 

@@ -1,8 +1,8 @@
 """Find new files in the ranks' current directory, and copy them to ``output_dir``.
 
-A file is copied once no process of the node has it open for writing, and again if it changes. To find such files, this
-module searches the ranks' current directory at intervals. The alternative, inotify, does not work on network file
-systems, and other processes may use up its limits.
+A file is copied as soon as no process of the node has it open for writing, and copied again if it changes. To find such
+files, this module searches the ranks' current directory at intervals. The alternative, inotify, does not work on
+network file systems, and other processes may use up its limits.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
 
 
 class Keeper:
-    """Sends ranks' states to other nodes while the agent lives, and then can leave a process that keeps the states.
+    """Sends ranks' states to other nodes while the agent lives. Can then start a process that keeps them.
 
     A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states.
 

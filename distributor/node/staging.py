@@ -21,9 +21,9 @@ _STAYING = (folders.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, lay
 def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the job's script and project folder into the node's folder. On the driver's machine, ranks need no copies.
 
-    Without a project folder, ranks run in a new folder with links to the files in the executor's current directory,
-    where Spark puts the files of ``--files``, unless that directory is the driver's own. In a new folder, new files of
-    ranks can be told apart from other files.
+    Without a project folder, ranks run in a new folder, so that their new files can be told apart from other files. The
+    new folder has links to the files in the executor's current directory, where Spark puts the files of ``--files``. If
+    the executor's current directory is the driver's own, ranks run there instead.
     """
     if agent.on_driver:
         return
@@ -125,10 +125,10 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
 
 
 def _check(site: Site) -> Call | None:
-    """Return the call by which ranks check the place for checkpoints before they run user code; ``None`` for no check.
+    """Return the call by which ranks check, before user code runs, that checkpoints can be kept; ``None`` for no check.
 
-    Ranks check the place for checkpoints in the first attempt of a job only. Later attempts can start even if that
-    place cannot be reached.
+    Ranks make this check in the first attempt of a job only. Later attempts can start even if the place for checkpoints
+    cannot be reached.
     """
     if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None

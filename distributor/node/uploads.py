@@ -80,7 +80,7 @@ class Uploads:
             raise StartError(f"output_dir {self._url!r} cannot be used on this node: {error}") from None
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file in ``output_dir``, the folder at the URL, by the file's name."""
+        """Return the size in bytes of each file in ``output_dir``, which is a URL, by the file's name."""
         found: dict[str, int] = self._call("sizes")
         return found
 

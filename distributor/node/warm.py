@@ -121,7 +121,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
     if _is_bad_fork():
         return (
             notes,
-            f"cannot fork ranks: a module in preload={preload} uses a GPU, which forked ranks could not use then: "
+            f"cannot fork ranks: a module in preload={preload} uses a GPU, so forked ranks could not use it: "
             "leave that module out of preload",
         )
     if (runtime := _started_runtime()) is not None:

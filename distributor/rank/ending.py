@@ -72,7 +72,7 @@ class Account:
         return self._slot.is_mine
 
     def called(self) -> None:
-        """Note the time, since the rank's function, script or module begins now."""
+        """Record the time: the rank's function, script or module begins now."""
         self._called = _wall()
 
     def exited(self, text: str) -> None:

@@ -70,7 +70,7 @@ def _watch_lightning(module: Any) -> None:
 
 
 def _total(trainer: Any) -> int | None:
-    """Return the total number of steps of a Lightning training; ``None`` if it is infinite or not known yet."""
+    """Return the total number of steps of Lightning's trainer; ``None`` if it is infinite or not known yet."""
     if trainer.train_dataloader is None:
         return None
     steps = trainer.estimated_stepping_batches

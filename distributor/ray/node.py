@@ -65,11 +65,12 @@ def too_old(version: str) -> str | None:
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")
-    "Ray 2.9.3 is too old: install 2.60 or later, which asks for the run's token"
+    "Ray 2.9.3 is too old: install 2.60 or later, which accepts only clients with the run's token"
     """
     if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _LEAST:
         return None
-    return f"Ray {version} is too old: install {'.'.join(map(str, _LEAST))} or later, which asks for the run's token"
+    least = ".".join(map(str, _LEAST))
+    return f"Ray {version} is too old: install {least} or later, which accepts only clients with the run's token"
 
 
 def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:

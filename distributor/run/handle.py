@@ -342,8 +342,8 @@ class Run:
         follows.
 
         Args:
-            timeout: number of seconds after which the run is cancelled if it has not ended; ``None`` (default) waits
-                without a limit. Ranks go on as before if they never call ``runtime.should_stop``, or if nodes cannot
+            timeout: number of seconds after which the run is cancelled if it has not ended; with ``None`` (default), it
+                is never cancelled. Ranks go on as before if they never call ``runtime.should_stop``, or if nodes cannot
                 reach the driver.
 
         Raises:

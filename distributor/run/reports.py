@@ -1,6 +1,6 @@
 """Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
 
-The user's callbacks get these reports, too, and committed checkpoints and the ends of attempts.
+The user's callbacks get these reports. They are also told of committed checkpoints and of the ends of attempts.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Scheduler(Protocol):
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a new scheduler, which needs no ``check``, for a run's next job, once the previous job has ended."""
+        """Return a new scheduler, which needs no ``check``, for a run's next job. The previous job must have ended."""
 
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or nothing is known.

@@ -181,7 +181,7 @@ class Settings:
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
-    """Return the settings for checkpoints that environment variables give. The default folder is ``checkpoints``.
+    """Read the settings for checkpoints from environment variables. The default folder is ``checkpoints``.
 
     >>> from_environ({}).checkpoints
     Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)

@@ -200,7 +200,7 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 
 
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
-    """Accept which ranks' output is shown: ``"all"``, ``"rank0"``, ``"none"``, or a list of rank numbers.
+    """Check ``logs=``, which says whose output is shown: ``"all"``, ``"rank0"``, ``"none"`` or a list of ranks.
 
     Return ``"all"`` or a tuple of rank numbers. This check does not know whether the run has ranks with these numbers.
     """

@@ -30,7 +30,7 @@ class Identity:
         name: the run's name.
         resume: whether the run continues an earlier training of this name.
         target: name of the function or module, or the file name of the script.
-        code: digest of the source code, or of the byte code if there is no source. The same for every module.
+        code: digest of the source code, or of the byte code if there is no source. If a module is run, a constant.
         arguments: a digest of each argument, by its name or position.
         shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim
             (the record that reserves the name).

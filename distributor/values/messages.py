@@ -458,7 +458,10 @@ class Agree(Message):
 
 @dataclass(frozen=True)
 class Dump(Message):
-    """The driver asks a node for its ranks' stacks within ``timeout`` seconds: of all threads or the main threads."""
+    """The driver asks a node for the stacks of its ranks: of all threads, or of the main threads only.
+
+    The node must answer within ``timeout`` seconds.
+    """
 
     number: int
     all_threads: bool

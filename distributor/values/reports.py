@@ -141,7 +141,7 @@ def parse_committed(line: bytes) -> Committed | None:
 
 
 def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
-    """Return the ``number`` elements after ``kind`` in a line, a JSON list; ``None`` if it is not such a list."""
+    """Return a line's values. ``None`` if the line is not a JSON list of ``kind`` and ``number`` values."""
     if not line.startswith(f'["{kind}",'.encode()):
         return None
     try:
@@ -197,7 +197,7 @@ def parse_spent(line: bytes) -> Spent | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training, according to the lowest rank that reports steps.
+    """The progress of training, according to the lowest rank that reports steps.
 
     Attributes:
         step: the step that the rank reported last.

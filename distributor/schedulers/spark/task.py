@@ -292,7 +292,7 @@ def _content(what: bytes | str) -> bytes:
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of the output and files of ranks that the agent could not send directly to the driver."""
+    """Yield, as rows, the output and files of ranks that the agent could not send directly to the driver."""
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:

@@ -86,7 +86,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         (Log(2, 1, 0, b""), not_run(2)),
         (
             messages.Reached(-1, True, 5),
-            f"the number of the driver's proposal that the node answers is -1{NO_INTEGER}",
+            f"the number of the proposal to which the node replies is -1{NO_INTEGER}",
         ),
         (messages.Reached(1, False, 2**80), f"the highest step that the node reports is {2**80}{NO_INTEGER}"),
         (messages.Preempted(2), not_run(2)),

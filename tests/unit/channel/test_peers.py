@@ -98,7 +98,7 @@ def test_without_room_nothing_is_taken(node: Endpoint, folder: Path, tmp_path: P
     with pytest.raises(OSError, match="a rank needs 1 MiB of shared memory"):
         peers.send_copy(node, "5-0", b"", b"", str(path), [(0, LIMIT + 1)])
     with pytest.raises(
-        OSError, match=r"has 2000000 bytes apart from its tensors, and these alone are more than this node may keep"
+        OSError, match=r"without its tensors has 2000000 bytes, which is already more than this node may keep"
     ):
         peers.send_copy(node, "5-0", bytes(2_000_000), b"", str(path), [(0, 1)])
     assert not list(folder.glob("5-0*"))

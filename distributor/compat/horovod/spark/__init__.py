@@ -121,8 +121,8 @@ _REFUSED = {
     "extra_mpi_args": "MPI does not start the ranks: leave it out, and set variables of NCCL or gloo with env=",
     "stdout": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
     "stderr": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
-    "hosts": "ranks train on the executors of the Spark session, or on this machine without a session: leave it out",
-    "hostfile": "ranks train on the executors of the Spark session, or on this machine without a session: leave it out",
+    "hosts": "ranks train on the executors of the Spark session, or on this machine if there is none: leave it out",
+    "hostfile": "ranks train on the executors of the Spark session, or on this machine if there is none: leave it out",
     "executable": "ranks run with the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
 }
 
