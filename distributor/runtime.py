@@ -126,8 +126,8 @@ def report(
 def should_stop(step: int) -> bool:
     """Return whether all ranks must stop at this step.
 
-    Ranks must stop after ``run.stop()``, if the run is preempted (a rank gets SIGTERM, or Spark decommissions an
-    executor), or so that the run can go on with more ranks.
+    Ranks must stop in three cases: ``run.stop()`` was called; the run is preempted, which means that a rank gets
+    SIGTERM or that Spark decommissions an executor; or the run can go on with more ranks.
 
     Call this function on all ranks with the same values of ``step``, each larger than the one before. It returns
     ``True`` on all ranks at the same step, and does not make ranks wait for each other. When it returns ``True``, save

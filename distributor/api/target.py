@@ -92,7 +92,7 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that the function can be called with these arguments. Without this check, every rank would fail at once."""
+    """Check that the function can be called with these arguments. If not, every rank would fail."""
     runs_later = _runs_later(function)
     if runs_later is not None:
         kind, remedy = runs_later

@@ -165,7 +165,7 @@ def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _Mapped:
-    """A file that contains the tensors of a rank's state, or everything else in the state, mapped into memory.
+    """A file, mapped into memory, with either the tensors of a rank's state or everything else in the state.
 
     Args:
         path: path of the file.

@@ -62,7 +62,7 @@ class Peers:
             raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
-        """Return the states that nodes of this run, also of its earlier jobs, keep in memory on this machine."""
+        """Return the states that nodes of this run keep in memory on this machine, including nodes of earlier jobs."""
         found = []
         for folder in state_folders.find(self._run_id):
             for record in sorted(Path(folder.path).glob("*.record")):

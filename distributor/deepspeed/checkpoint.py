@@ -181,7 +181,8 @@ def _check_whole(engine: Any) -> None:
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
     """Return, on rank 0, the state dict of the engine's module, with only the parameters that ``wanted`` selects.
 
-    All ranks must call this function, which gathers each parameter in full. ``keep`` returns the tensor to keep.
+    All ranks must call this function, which gathers each parameter in full. ``keep`` makes the copy of a full parameter
+    that rank 0 returns.
     """
     import torch
     import torch.distributed as dist

@@ -269,7 +269,7 @@ def suggest_zero(
     except with stage 3, where the model is built within ``zero.Init``. For stage 2 with an offloaded optimizer,
     DeepSpeed's formula makes the host memory of each node grow with the total number of GPUs.
 
-    GB are 2**30 bytes. Stages that split less among ranks are quicker, and so are stages without offload.
+    One GB is 2**30 bytes. Stages that split less among ranks are quicker, and so are stages without offload.
 
     Args:
         model_or_parameter_count: a torch module (on any device, including "meta"), or its number of parameters.

@@ -51,8 +51,8 @@ class Backlog:
     def unfinished(self) -> bool:
         """Whether any stream (a rank's stdout or stderr) may have an unfinished line, one without a newline so far.
 
-        From its first output on, a stream counts as having an unfinished line, even if this line is empty. When a node
-        reports that it has skipped lines of the stream, the unfinished line is dropped and does not count.
+        A stream that has had any output counts as having an unfinished line, even if its output ended with a newline.
+        When a node reports that it has skipped lines of the stream, the unfinished line is dropped and does not count.
         """
         return bool(self._partial)
 

@@ -39,8 +39,8 @@ def connect(line: socket.socket, rank: int) -> None:
     """Connect to the companion, the process that runs MPI on the rank's node.
 
     Try again for :data:`_PATIENCE` seconds, because the companion may start later than this process. With Open MPI, one
-    daemon starts such processes (shims) for the ranks of all executors of a host, but each executor starts its own
-    companion.
+    daemon starts the processes that call this function, for the ranks of all executors of a host. But each executor
+    starts its own companion.
     """
     end = time.monotonic() + _PATIENCE
     while True:

@@ -146,7 +146,7 @@ class DriverLink:
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
-        """Send the driver warnings about the node on a host. Do nothing if ``texts`` is empty."""
+        """Send warnings about the node on a host to the driver. Do nothing if ``texts`` is empty."""
         if texts:
             self.tell(messages.Warnings(host, tuple(texts)))
 

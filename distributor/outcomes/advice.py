@@ -1,4 +1,4 @@
-"""Adds advice to failures that the driver can explain better than a rank, from the job and the user's files."""
+"""Adds advice to failures that the driver can explain better than a rank: it knows the job and the user's files."""
 
 from __future__ import annotations
 

@@ -122,10 +122,10 @@ def is_infrastructure(failure: Failure) -> bool:
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """Return the text of a :class:`~distributor.errors.TrainingError`. The cause of all ``failures`` must come first.
+    """Return the text of a :class:`~distributor.errors.TrainingError`.
 
-    Each traceback is shown once, even if several ranks have it. Mere consequences of the first failure, the root, are
-    shown in one line each, without a traceback.
+    The first of ``failures`` must be the root, which caused all others. Each traceback is shown once, even if several
+    ranks have it. Mere consequences of the root are shown in one line each, without a traceback.
     """
     root = failures[0]
     alike, *others = _alike(failures)

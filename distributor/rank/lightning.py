@@ -48,7 +48,7 @@ class Numbers:
 
 
 def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
-    """Return how many devices and how many nodes to tell Lightning of, in one rank.
+    """Return the number of devices and the number of nodes that a rank gives to Lightning.
 
     Args:
         placement: which rank runs on which node.

@@ -12,7 +12,7 @@ class Margins:
     Attributes:
         stop: time after the grace period until the scheduler ends a run that has not stopped.
         kill: time after ``run.kill()`` for nodes to kill their ranks and report, until the scheduler ends the nodes.
-        lost: time for a job that has lost a node to end by itself, after all other nodes have ended too.
+        lost: time for a job to end by itself, once one of its nodes is lost and all others have ended.
         unreached: time for any node to reach the driver once tasks run, before a warning is logged.
         look: time between checks of whether the scheduler runs the tasks, or whether the cluster will soon end a node.
         stall_answer: time for ranks to report their stacks before a stalled run is stopped.

@@ -44,7 +44,7 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end, and submits a new job if the run can go on in one.
+    """Runs a job to its end, and submits a new job if the run can continue in another job.
 
     Implements the protocols ``channel.server.Listener`` and ``run.attempt.Line``.
 
@@ -225,7 +225,7 @@ class Supervisor:
         ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """Pass on to the new attempt a request to end the run that came just before the previous attempt ended."""
+        """If a request to end the run came just before the previous attempt ended, pass it on to the new attempt."""
         if ended.wish is not None:
             self.on(ended.wish)
 

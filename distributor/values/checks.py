@@ -47,7 +47,7 @@ def one_of(*choices: str) -> Check:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Accept an integer of at least ``least``."""
+    """Check that a value is an integer of at least ``least``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
         wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ConfigurationError(f"{name} must be {wanted}, not {value!r}")
@@ -55,7 +55,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_range(name: str, value: Any) -> tuple[int, int]:
-    """Accept a pair of positive integers, the lower one first, or one integer ``n``, which becomes ``(n, n)``."""
+    """Check a pair of positive integers, the lower one first. One integer ``n`` is accepted too, as ``(n, n)``."""
     if not isinstance(value, (tuple, list)):
         count = check_count(name, value)
         return count, count
@@ -68,7 +68,7 @@ def check_range(name: str, value: Any) -> tuple[int, int]:
 
 
 def check_gpus(name: str, value: Any) -> int:
-    """Accept a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
+    """Check that a value is a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
     if isinstance(value, float) and not value.is_integer():
         raise ConfigurationError(
             f"{name} must be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
@@ -78,7 +78,7 @@ def check_gpus(name: str, value: Any) -> int:
 
 
 def check_title(name: str, value: Any) -> str:
-    """Accept one line of text. Return it without the blanks around it."""
+    """Check that a value is one line of text. Return it without the blanks around it."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ConfigurationError(f"{name} must be one line of text, not {value!r}")
     if len(value) > _LONGEST_NAME:
@@ -87,14 +87,14 @@ def check_title(name: str, value: Any) -> str:
 
 
 def check_seconds(name: str, seconds: Any, least: float) -> float:
-    """Accept a number of seconds from ``least`` to a year."""
+    """Check that a value is a number of seconds from ``least`` to a year."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
         raise ConfigurationError(f"{name} must be a number of seconds from {least} to a year, not {seconds!r}")
     return float(seconds)
 
 
 def check_memory(name: str, size: Any) -> int:
-    """Accept a number of bytes, or a size as text such as ``"8g"``. Return the number of bytes."""
+    """Check a number of bytes, or a size as text such as ``"8g"``. Return the number of bytes."""
     try:
         number = parse_memory(size) if isinstance(size, str) else check_count(name, size)
     except ValueError:
@@ -129,7 +129,7 @@ def as_whole(value: Any) -> int | None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Accept ``True`` or ``False``, also as 0, 1 or NumPy's bool. Return a bool."""
+    """Check that a value is ``True`` or ``False``, also as 0, 1 or NumPy's bool. Return a bool."""
     flag = _as_flag(value)
     if flag is None:
         raise ConfigurationError(f"{name} must be True or False, not {value!r}")
@@ -137,7 +137,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_choice(name: str, value: Any) -> bool | None:
-    """Accept ``None``, and every form of ``True`` or ``False`` that :func:`check_flag` accepts."""
+    """Check that a value is ``None``, or one that :func:`check_flag` accepts. Return ``None`` or a bool."""
     flag = _as_flag(value)
     if value is not None and flag is None:
         raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
@@ -153,21 +153,21 @@ def _as_flag(value: Any) -> bool | None:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Accept the path of a folder. The folder need not exist."""
+    """Check the path of a folder. The folder need not exist."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigurationError(f"{name} must be the path of a folder, not {value!r}")
     return Path(value)
 
 
 def check_place(name: str, value: Any) -> str:
-    """Accept the path of a folder, or a URL such as ``s3://bucket/run``. The folder need not exist."""
+    """Check the path of a folder, or a URL such as ``s3://bucket/run``. The folder need not exist."""
     if isinstance(value, os.PathLike) or (isinstance(value, str) and value.strip()):
         return str(os.fspath(value))
     raise ConfigurationError(f"{name} must be the path of a folder or a URL such as 's3://bucket/run', not {value!r}")
 
 
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    """Accept a list of patterns for the names of environment variables, such as ``WANDB_*``."""
+    """Check a list of patterns for the names of environment variables, such as ``WANDB_*``."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
         raise ConfigurationError(f"{name} must be a list of patterns such as ['WANDB_*'], not {patterns!r}")
     listed = tuple(patterns)
@@ -178,7 +178,7 @@ def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
 
 
 def check_env(name: str, env: Any) -> dict[str, str]:
-    """Accept a dict of environment variables for ranks. Errors do not show the values, since they may be secrets."""
+    """Check a dict of environment variables for ranks. Errors do not show the values, since they may be secrets."""
     if not isinstance(env, Mapping):
         raise ConfigurationError(f"{name} must be a dict such as {{'SEED': '1'}}, not {type(env).__name__}")
     for variable, value in env.items():
@@ -216,7 +216,7 @@ def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
 
 
 def check_ports(name: str, ports: Any) -> tuple[int, int]:
-    """Accept a range of ports: its first and its last port."""
+    """Check a range of ports, given as its first and its last port."""
     try:
         first, last = (operator.index(port) for port in ports)
     except (TypeError, ValueError):
@@ -230,7 +230,7 @@ def check_ports(name: str, ports: Any) -> tuple[int, int]:
 
 
 def check_modules(name: str, names: Any) -> tuple[str, ...]:
-    """Accept a list of names of modules."""
+    """Check a list of names of modules."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigurationError(f"{name} must be a list of module names, not {names!r}")
     modules = tuple(names)
