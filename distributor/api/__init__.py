@@ -1,5 +1,5 @@
 """Checks users' requests, and starts runs.
 
-This code runs on the driver. Of ``distributor``, it may import ``run``, ``schedulers``, ``display``, ``launch``,
-``shipping`` and ``machine``, and like all code ``values``, ``text`` and ``errors``.
+This code runs on the driver. It may import ``run``, ``schedulers``, ``display``, ``launch``, ``shipping`` and
+``machine``. Like all code of ``distributor``, it may also import ``values``, ``text`` and ``errors``.
 """

@@ -4,8 +4,7 @@ Each rank has two *slots*, which are files, and saves to them in turn. So while 
 complete. A slot is valid once it has a record, a second file that names the slot's checkpoint and tensors.
 
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
-keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node. A rank's
-record is a file that lists the tensors that this rank keeps.
+keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node.
 
 A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Since each
 rank keeps two states, there is always a checkpoint that all ranks have in memory, once all have copied their first
@@ -49,8 +48,8 @@ class Memory:
     """The states that one rank keeps in shared memory.
 
     Args:
-        about: the folder in shared memory for the states of all ranks of the node, and the maximum size of all files of
-            tensors in it together.
+        about: the folder in shared memory for the states of all ranks of the node, and the maximum total size of the
+            files of tensors in it.
         rank: this rank.
         world_size: number of ranks.
         peers: the connections to other nodes, which keep copies of the states; ``None`` if other nodes keep no copies.
@@ -287,7 +286,7 @@ class _Slot:
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Write a state's objects, and then its record (description), which makes it valid. Copy its tensors first."""
+        """Write a state's objects, and then its record, which makes the state valid. Copy its tensors earlier."""
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 

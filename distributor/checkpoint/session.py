@@ -97,7 +97,8 @@ class Session:
     def check_fence(self) -> None:
         """Check that this attempt may commit checkpoints.
 
-        A run with a ``name=`` may commit checkpoints until another run takes this name, and only in its newest job.
+        A run with a ``name=`` may commit checkpoints only in its own newest job, and only until another run takes the
+        name.
 
         Raises:
             OSError: another run has taken this run's ``name=``, a later attempt of this run has begun, or this rank

@@ -54,8 +54,8 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     marked = _INPUT.sub(r"\0\1\0", command.strip().replace("\\\n", " "))
     if found := _SHELL.search(marked):
         raise ConfigurationError(
-            f"command uses {found[0]!r}, which only a shell or Azure understands, and no shell runs it: pass one "
-            f"program with its arguments, not {command!r}"
+            f"command uses {found[0]!r}, which only a shell or Azure understands, but no shell runs the command: pass "
+            f"one program with its arguments, not {command!r}"
         )
     try:
         words = shlex.split(marked)

@@ -37,7 +37,7 @@ class View(Protocol):
 
         Args:
             snapshot: the state of the run.
-            awaited: whether a caller waits for the end of the run, so that nothing else uses the terminal.
+            awaited: whether a caller waits for the end of the run. If so, nothing else uses the terminal.
         """
 
     def show_again(self, snapshot: Snapshot) -> bool:

@@ -208,7 +208,7 @@ class Keeper:
     def release(self, *, finished: bool) -> None:
         """Release the run's name, so that another run may use it; see :meth:`Tenure.settle`.
 
-        Stop renewing the claim (the record that reserves the name), and write to the claim that no run uses the name.
+        Stop renewing the claim (the record that reserves the name), and mark it as free: no run uses the name.
         """
         self._ended.set()
         with self._writing:

@@ -109,8 +109,8 @@ UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 def title(part: str, argument: object = PLACEHOLDER) -> str:
     """Return the command-line arguments that identify a process of this package.
 
-    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, for a
-    launcher the pid of its agent. NULs pad these arguments to a length that is the same for all processes, so that a
-    fork can show its own arguments in place of those that it has inherited.
+    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, which
+    for a launcher is the pid of its agent. NULs pad these arguments to a length that is the same for all processes, so
+    that a fork can show its own arguments in place of those that it has inherited.
     """
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

@@ -1,8 +1,7 @@
 """The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
 
-The companion of node 0 (a process such as this one) starts MPI's process manager. For each node, the manager provides a
-command, which starts the manager's daemon there. The companions of the other nodes fetch their commands from the
-companion of node 0.
+The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
+manager's daemon there. The companions of the other nodes fetch their commands from the companion of node 0.
 
 MPI gives each process that it starts a *place*: environment variables, and with MPICH also a socket, that say which
 rank the process is, and connect it to MPI's process manager. Here, however, the launcher (a process of this package)

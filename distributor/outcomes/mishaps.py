@@ -11,8 +11,8 @@ E = TypeVar("E", bound=DistributorError)
 
 #: What each error number of the operating system means for a run, and what to do.
 _NUMBERS = {
-    errno.ENOSPC: "the disk is full: make room there, or set TMPDIR to another folder before Python starts",
-    errno.EDQUOT: "the disk quota is used up: make room there, or set TMPDIR to another folder before Python starts",
+    errno.ENOSPC: "the disk is full: delete files, or set TMPDIR to another folder before Python starts",
+    errno.EDQUOT: "the disk quota is used up: delete files, or set TMPDIR to another folder before Python starts",
     errno.EROFS: "the file system is read-only: set TMPDIR to another folder before Python starts",
     errno.EMFILE: "this process has too many open files: raise ulimit -n",
     errno.ENFILE: "this machine has too many open files: end other processes, or raise sysctl fs.file-max",

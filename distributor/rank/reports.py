@@ -168,7 +168,7 @@ def spending(what: str) -> Iterator[None]:
 
 
 def latest() -> dict[str, float]:
-    """Return the values that this process has reported last, by name."""
+    """Return the latest value that this process has reported under each name."""
     return dict(_latest)
 
 

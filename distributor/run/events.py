@@ -16,7 +16,7 @@ class Deadline(enum.Enum):
     """A kind of deadline. The value of each member says in words what is checked when such a deadline passes."""
 
     START = "the ranks must be up"
-    REACH = "a node should have reached the driver"
+    REACH = "some node should have reached the driver"
     END = "the job must have ended"
     HALT = "the ranks should have stopped together"
     WIDEN = "there may be slots for more ranks"
@@ -74,7 +74,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Asked:
-    """The scheduler has answered the question what the job waits for, such as free slots.
+    """The scheduler has answered what the job is waiting for, such as free slots.
 
     Attributes:
         deadline: the deadline that had passed, which is why the scheduler was asked.

@@ -59,8 +59,8 @@ def again_in_new_job(
         attempt: number of the job's last attempt, from 0.
         recovery: the user's options for restarts.
         widens: whether ranks have stopped so that the run can go on with more ranks.
-        excused: number of earlier attempts that do not count as failed, because ranks were preempted or
-            stopped to go on with more ranks. ``recovery`` allows one restart more for each of them.
+        excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
+            so that the run could go on with more ranks. ``recovery`` allows one restart more for each of them.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))

@@ -91,7 +91,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The ranks are being stopped, with ``grace`` seconds from ``since`` on to end. ``reason`` is text for users."""
+    """The ranks are being stopped. From ``since`` on, they have ``grace`` seconds to end. ``reason`` is for users."""
 
     since: float
     cause: Cause

@@ -156,8 +156,9 @@ class Job:
             it is fixed.
         avoided: hosts on which two attempts of the run have failed, as Spark names them. Ranks are placed on other
             hosts if these have room.
-        excused: number of earlier attempts that do not count as failed, because ranks were preempted or stopped to go
-            on with more ranks. ``recovery.max_restarts`` already includes one additional restart for each of them.
+        excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
+            so that the run could go on with more ranks. ``recovery.max_restarts`` already includes one additional
+            restart for each of them.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if this is not the first job of
             the run.
     """

@@ -30,7 +30,7 @@ class Report:
 
     Attributes:
         number: number of reports that the rank has made before this one in this attempt.
-        stage: how many times the rank has doubled the distance between the reports that it writes, to need less space.
+        stage: how many times the rank has halved the share of its reports that it writes, to save space.
         attempt: number of the attempt.
         time: when the report was made, in seconds since the epoch.
         step: the step of the training; ``None`` if the rank did not report it.

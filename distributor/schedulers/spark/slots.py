@@ -152,7 +152,7 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     limit = node_limit(resources, cluster)
     if limit is not None and limit < ranks:
         raise ResourceError(
-            f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} per executor, but "
+            f"max_processes_per_node or memory_per_process allows {limit} rank{'s' * (limit > 1)} per executor, but "
             f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise "
             "max_processes_per_node, lower memory_per_process, or give tasks fewer GPUs"
         )

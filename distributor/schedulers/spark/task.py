@@ -308,9 +308,9 @@ class _Importing:
     Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
 
     The callback starts no thread, so that this worker can find the warm process (which has imported torch) that it
-    started earlier. The search for this process (in :mod:`distributor.hosting`) only finds one that ignores the same
-    signals as a new child of this worker would. When a process starts its first thread, the C library changes which
-    signals the children of the process ignore.
+    started earlier. The search (in :mod:`distributor.hosting`) finds a warm process only if it ignores the same signals
+    as a new child of this worker would. When a process starts its first thread, the C library changes which signals the
+    children of the process ignore.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

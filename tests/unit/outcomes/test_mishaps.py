@@ -15,7 +15,7 @@ from distributor.outcomes import mishaps
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (OSError(errno.ENOSPC, "No space", "/tmp/a"), "the disk is full: make room there, or set TMPDIR to another"),
+        (OSError(errno.ENOSPC, "No space", "/tmp/a"), "the disk is full: delete files, or set TMPDIR to another"),
         (OSError(errno.EDQUOT, ""), "the disk quota is used up"),
         (OSError(errno.EROFS, ""), "the file system is read-only"),
         (
