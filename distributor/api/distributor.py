@@ -112,7 +112,8 @@ class Distributor:
         log_dir: a folder on the driver that receives every rank's whole output, byte for byte and regardless of
             ``logs``, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
         progress: show what the run is doing (default). In a terminal, this is a live status while you wait; in Jupyter,
-            a status that stays below the cell; elsewhere, an occasional line on stderr about a step that takes long.
+            a status that stays below the cell; elsewhere, an occasional line on stderr about a step that takes a long
+            time.
         driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
             some ports (default: any free port).
         keep_warm: number of seconds (default 600) for which a process that has imported torch waits for the next run,

@@ -50,7 +50,7 @@ class Generation:
         step: the step of the training.
         world_size: number of ranks.
         pieces: the tensors that the rank keeps.
-        others: the names of the tensors that are missing in ``pieces``, because other ranks keep them.
+        others: the names of the tensors that are missing from ``pieces``, because other ranks keep them.
     """
 
     checkpoint: str

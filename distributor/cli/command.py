@@ -281,7 +281,7 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the JVM and this process on a signal while Spark starts. The start takes long if the master does not answer.
+    """End the JVM and this process on a signal while Spark starts. The start is slow if the master does not answer.
 
     An exception raised in this signal handler would interrupt py4j in the middle of a call, and print pages of Java
     stack traces.

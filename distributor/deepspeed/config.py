@@ -179,7 +179,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
         config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
         world_size: number of ranks.
         auto: the user's argument ``auto=``: values for settings that are "auto", by the names in :data:`FILL`.
-        guess: whether to fill in also the settings for which ``auto`` has no value, with values derived from other
+        guess: whether to also fill in the settings for which ``auto`` has no value, with values derived from other
             settings or with defaults. ``False`` leaves them to a library, such as Transformers, that takes better
             values from its own settings.
 

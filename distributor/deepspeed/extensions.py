@@ -155,8 +155,9 @@ def cache_folder(gpus: str = "") -> str:
     its own folder, because extensions are compiled for the machine's own instructions, and machines may share a home
     folder.
 
-    Each Python environment has its own folder, too. In a shared folder, a second environment would compile an extension
-    again, because it finds torch's headers at another path, while ranks of the first environment may be using it.
+    Each Python environment has its own folder, too. In a shared folder, a second environment would find torch's headers
+    at another path, and so compile an extension again, perhaps while ranks of the first environment are using that
+    extension.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [

@@ -141,7 +141,7 @@ class Backlog:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Queue a partial line and ``rest`` (its end, and any lines after it), or skip all this if there is no room."""
+        """Queue an unfinished line and ``rest``, the end of this line and any more lines. Without room, skip them."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)

@@ -27,7 +27,7 @@ _LINES = 4
 
 
 class PlainView:
-    """Shows a line if packing the project folder takes long, or if a run waits long for something, such as slots."""
+    """Shows a line if the project folder takes a long time to pack, or if a run waits long, such as for slots."""
 
     interval = 1.0
     announces = True
@@ -39,7 +39,7 @@ class PlainView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Print one line if the packing of a project folder takes long."""
+        """Print one line if the packing of a project folder takes a long time."""
         began, said = time.monotonic(), False
 
         def packed(done: int, total: int) -> None:

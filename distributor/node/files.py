@@ -98,7 +98,7 @@ class _Books:
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
     def wait(self, path: str, began: float, least: float) -> None:
-        """Put off the next copy of a file by ``least`` seconds, or by more if the last try took long.
+        """Put off the next copy of a file by ``least`` seconds, or by more if the last try took a long time.
 
         Args:
             path: the file.

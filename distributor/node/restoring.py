@@ -75,7 +75,7 @@ def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) ->
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy the files of ``source`` that are missing in ``folder``."""
+    """Copy the files of ``source`` that are missing from ``folder``."""
     for name in tree.sizes(str(source)):
         target = folder / name
         if not os.path.lexists(target):

@@ -69,7 +69,7 @@ def switch_off(folder: str) -> None:
 
 
 def warning(seconds: float, address: str) -> str | None:
-    """Return a warning for the user if torch's rendezvous store took long to start on this node; otherwise ``None``.
+    """Return a warning if torch's rendezvous store took a long time to start on this node; otherwise ``None``.
 
     Args:
         seconds: number of seconds that the store took to start.

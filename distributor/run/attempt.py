@@ -23,7 +23,7 @@ class Line(Protocol):
     """The interface through which an attempt sends requests to its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks. Pass an event with them to ``then``, at the latest after a time limit."""
+        """Ask all ranks for their stacks. Pass them to ``then``, in an event, once all have answered or time is up."""
 
     def rest(self, port: int | None) -> None:
         """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.

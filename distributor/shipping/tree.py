@@ -31,7 +31,7 @@ def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | Non
     Args:
         folder: the folder whose files are listed.
         apart: real paths of folders to leave out, in addition to those that are never shipped.
-        failed: a list to which errors are appended. A file or folder that cannot be read is missing in the result.
+        failed: a list to which errors are appended. A file or folder that cannot be read is missing from the result.
     """
     top = os.path.realpath(folder)
     return dict(_below(top, "", top + os.sep, apart, [] if failed is None else failed))

@@ -273,7 +273,7 @@ class Startup(Group):
     keep_warm: float = option(
         600.0,
         partial(check_seconds, least=0),
-        "Seconds that a process that has imported torch waits for the next run; 0 keeps no such process.",
+        "Seconds that a process with torch imported waits for the next run; 0 keeps no such process.",
     )
     preload: tuple[str, ...] = option((), check_modules, "Modules that the process kept by keep_warm imports.")
 

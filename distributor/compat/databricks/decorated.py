@@ -46,7 +46,7 @@ class DistributedFunction(Generic[P, T]):
         With the decorator ``ray_launch``, the function runs once, as Ray's driver, so the returned list has one value.
 
         Raises:
-            ConfigurationError: a run as the decorator asks for is not possible; nothing was started.
+            ConfigurationError: the run that the decorator asks for is not possible; nothing was started.
             ResourceError: there are fewer GPUs than requested.
             TrainingError: a rank failed, for instance because its GPU is of another type.
         """

@@ -90,7 +90,8 @@ class BarrierSession(Protocol):
     def cancel(self) -> bool:
         """End the wait for slots, and cancel the Spark job if there is one.
 
-        Returns: ``True`` if the job has not been cancelled yet. The reason is that its tasks may be waiting in
+        Returns:
+            ``True`` if the job has not been cancelled yet. The reason is that its tasks may be waiting in
             ``allGather``: killing a task there ends its executor, too (Spark 4.3). The caller must then call this
             method again, until the result is ``False``. Meanwhile, the driver tells every task that is connected to it,
             or connects now, to end.
