@@ -113,7 +113,7 @@ class TrainingError(DistributorError):
         signal: name of the signal that ended the rank with the root failure (``"SIGKILL"``), or ``None`` if none did.
         traceback: that rank's own traceback as text, ``""`` if there is none.
         log_tail: the last lines of that rank's stdout and stderr. Both are read 20 times a second, so lines of stdout
-            and stderr that were written within 1/20 s may be in the wrong order.
+            and stderr that were written within 1/20 s of each other may be in the wrong order.
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError

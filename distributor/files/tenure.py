@@ -110,7 +110,7 @@ class Keeper:
         self._claim = claim
 
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
-        """Wait until the last run with this run's name has ended, then claim the name for this run.
+        """Wait until the previous run with this run's name has ended, then claim the name for this run.
 
         Return the new claim, the record that reserves the run's name.
 

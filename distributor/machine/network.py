@@ -45,7 +45,7 @@ def listen(address: str) -> socket.socket:
 def reserve(address: str) -> socket.socket:
     """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
-    All interfaces are reserved because a server may listen at another address than the given one. Ray, for example,
+    All interfaces are reserved because a server may listen on an address other than the given one. Ray, for example,
     never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free port.
     The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since the
     reserving socket is bound to the port but does not listen on it (socket(7)).

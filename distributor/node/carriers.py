@@ -54,8 +54,8 @@ class Carrier(Protocol):
                 writing it.
 
         Returns:
-            ``None`` if the copy is complete. If the driver could not be told about a copy at a URL, the temporary name
-            of the copy, which the caller must pass to :meth:`settle` later.
+            ``None`` if the copy is complete; the copy's temporary name if it is at a URL and the driver could not be
+            told about it. The caller must pass this name to :meth:`settle` later.
 
         Raises:
             ChangedError: the file has changed during the copy.

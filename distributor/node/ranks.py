@@ -72,7 +72,7 @@ class Ranks:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has failed, and was not stopped."""
+        """Whether a rank has failed by itself, not because it was stopped."""
         return any(exit.code != 0 and exit.stopped is None for exit in self.exits.values())
 
     @property

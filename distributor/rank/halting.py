@@ -114,7 +114,7 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Make this process, which is now a rank, read from the board (a file of the agent) when to stop."""
+    """Make this process, now a rank, learn when to stop from the board, a file of the agent."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 

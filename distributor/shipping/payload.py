@@ -76,7 +76,7 @@ def _dumps(what: Any) -> bytes:
 
 
 def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Unpickle the call that :func:`dump_function` pickled, inside a rank."""
+    """Inside a rank, unpickle the call that :func:`dump_function` pickled."""
     function, args, kwargs = pickle.loads(pickled)
     return function, args, kwargs
 
