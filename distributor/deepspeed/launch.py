@@ -23,14 +23,15 @@ class DeepSpeed:
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
             :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
-            configuration with ``distributor.runtime.deepspeed_config()``; no file with it remains after the run.
+            configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
             ``None`` (default): the training code has its own configuration.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). Batch sizes are computed from each other; the other settings get the defaults of
-            Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only the values given here are
-            filled in, since these libraries fill in the others from the model and their own settings.
+            are computed from it). Of the settings without a value here, batch sizes are computed from each other, and
+            all others get the defaults of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only
+            the values given here are filled in, since these libraries fill in the others from the model and their own
+            settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
             ``--deepspeed --deepspeed_config PATH``, as PySpark appends them; without a configuration only
             ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
