@@ -110,7 +110,7 @@ def test_ranks_of_one_executor(fields, limit):
             asked(use_gpu=True, max_processes_per_node=1),
             cluster(task_gpus="2", executor_gpus=2),
             ResourceError,
-            "allow 1 rank per executor, but each task hosts 2",
+            "allows 1 rank per executor, but each task hosts 2",
         ),
         (
             asked(cpus_per_process=8),
