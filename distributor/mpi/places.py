@@ -74,8 +74,7 @@ class Places:
         place when the rank asks for it.
 
         Args:
-            ready: called once each shim (a process that MPI starts instead of a rank) has sent what its rank needs to
-                join MPI.
+            ready: called once each shim has sent the place of its rank.
         """
         while len(self._shims) < self._size:
             shim = self._accept()

@@ -162,7 +162,8 @@ def _who(failures: Sequence[Failure]) -> str:
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
     """Return a line about a group of equal failures, with their traceback if that helps to explain them.
 
-    The traceback is left out if it has been shown already, or if the failures are mere consequences of another one.
+    The traceback is left out if it, or many others, have been shown already, or if the failures are mere consequences
+    of another one.
 
     Args:
         group: the failures, which differ only in addresses.
