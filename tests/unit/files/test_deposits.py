@@ -168,6 +168,13 @@ def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
     ]
 
 
+def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits.settle([Brought(0, entry("a", b"announced"), [b"something"])])
+    assert there(tmp_path) == {}
+    assert "its SHA-256 differs from the one that its node announced: its content changed" in deposits.warnings[0]
+
+
 def test_a_url_that_fails_as_the_run_starts() -> None:
     job = make_job(output_dir=OutputDir("nowhere://run", 1))
     with pytest.raises(StartError, match="output_dir 'nowhere://run' cannot be used: Protocol not known"), keep(job):

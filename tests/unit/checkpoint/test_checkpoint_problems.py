@@ -1,0 +1,40 @@
+"""What a rank says when it cannot save or load as usual."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distributor.checkpoint import loading, saving
+from distributor.checkpoint.publishing import Save
+from distributor.checkpoint.recalling import Kept
+from distributor.checkpoint.session import Session
+from distributor.values.checkpoints import Checkpoints, Settings
+
+
+def test_a_folder_that_cannot_be_read_is_no_error_if_memory_has_a_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "runs"
+    session = Session(Settings(Checkpoints(str(folder)), None, {}, True))
+    if folder.exists():
+        folder.rmdir()
+    folder.write_text("a file in its place")
+    assert loading._committed(session, [], Kept("step-1-3f-0-1", [b""])) is None
+    assert "load_checkpoint: loads the state that is kept in memory, since the folder or URL of" in caplog.text
+    with pytest.raises(NotADirectoryError):
+        loading._committed(session, [], None)
+
+
+def test_a_tensor_that_was_not_copied_cannot_be_written(tmp_path: Path) -> None:
+    """The plan gives this rank a tensor that another rank wrote when the copies were made."""
+    plan: Any = SimpleNamespace(items=[SimpleNamespace(index=SimpleNamespace(fqn=name)) for name in ("mine", "new")])
+    save = Save("save_checkpoint(step=2)", 2, "key", "step-2-3f-0-2")
+    task = saving._Task(None, save, plan, {"mine": torch.ones(1)}, b"", frozenset())  # type: ignore[arg-type]
+    told = "this rank must now write the tensor 'new', which it has not copied; the next save will be complete"
+    with pytest.raises(OSError, match=told):
+        task._write(plan, tmp_path / "staging")
