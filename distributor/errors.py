@@ -8,7 +8,7 @@
     │   └── ResourceError                 more slots, GPUs, CPUs or memory requested than available
     ├── StartError                        the run could not start (missing executors or nodes, or nodes without torch)
     ├── CompanionError                    a process that runs beside the ranks, such as Ray's, ended before them
-    ├── TrainingError                     a rank failed: which one, where, why, and its traceback
+    ├── TrainingError                     a rank failed; says which one, where and why, and has its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
     │   └── StallError                    no rank was active for stall_timeout; has the stacks of all ranks
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
@@ -65,7 +65,7 @@ def show_shortly(error: BaseException) -> None:
 
 
 def _shortly(error: BaseException) -> list[str]:
-    """Return lines that show the error and, of its traceback, only the line of user code that called this package."""
+    """Return lines that show the error and the line of user code that called this package, but no other frames."""
     package = os.path.dirname(__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
@@ -91,10 +91,10 @@ class StartError(DistributorError):
 
 
 class CompanionError(DistributorError):
-    """A companion, a process that a launch path (such as Ray's) runs beside the ranks, ended before the ranks.
+    """A companion (a process that a launch path, such as Ray's, runs beside the ranks) ended before the ranks.
 
-    The error's text says which companion (process beside the ranks) ended, where and how, followed by the last lines
-    that the companion wrote. All ranks were stopped.
+    The error's text says which companion (process beside the ranks) ended, where and how. Then come the last lines that
+    the companion wrote. All ranks were stopped.
     """
 
 
@@ -106,14 +106,16 @@ class TrainingError(DistributorError):
     because the text already contains the exception.
 
     Attributes:
-        failures: the failures of all ranks: the root failure first, then those that it may have caused, in order of
-            time.
+        failures: the failures of all ranks: first the root failure, then the failures that it may have caused, in
+            order of time.
         rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
         exit_code: exit code of the rank with the root failure, or ``None`` if a signal ended this rank.
-        signal: name of the signal that ended the rank with the root failure (``"SIGKILL"``), or ``None`` if none did.
-        traceback: that rank's own traceback as text, ``""`` if there is none.
-        log_tail: the last lines of that rank's stdout and stderr. Both are read 20 times a second, so lines of stdout
-            and stderr that were written within 1/20 s of each other may be in the wrong order.
+        signal: name of the signal that ended the rank with the root failure (``"SIGKILL"``), or ``None`` if no signal
+            ended this rank.
+        traceback: the traceback of the rank with the root failure, as text; ``""`` if there is none.
+        log_tail: the last lines that the rank with the root failure wrote to stdout and stderr. Both are read 20 times
+            a second, so lines of stdout and stderr that were written within 1/20 s of each other may be in the wrong
+            order.
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -145,9 +147,9 @@ class TrainingError(DistributorError):
 
         The text of a ``TrainingError`` already contains the rank's exception with its traceback. If the interpreter or
         ``logging`` printed this exception as the cause too, the exception would appear twice. ``logging``, and the
-        interpreter from Python 3.13 on, print tracebacks through the module ``traceback``, and this property hides the
-        exception from that module. Earlier interpreters print only a cause that is stored in the C object of the error,
-        and the rank's exception is not stored there.
+        interpreter from Python 3.13 on, use the module ``traceback`` to print tracebacks. This property hides the
+        exception from that module. Earlier interpreters print a cause only if it is stored in the C object of the
+        error. The rank's exception is not stored there.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -160,7 +162,7 @@ class TrainingError(DistributorError):
 
 
 class GroupError(DistributorError):
-    """Ranks trained, but never joined a process group of all ranks, which ``require_group=True`` demands."""
+    """Ranks trained, but never joined a process group of all ranks. Raised only with ``require_group=True``."""
 
 
 class PreemptionError(DistributorError):

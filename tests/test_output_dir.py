@@ -261,7 +261,8 @@ def test_files_beyond_the_limit_stay(make: Make, here: Path, out: Path, caplog: 
     assert "c.bin" in there and len(there) == 2
     lost = "a.bin" if "b.bin" in there else "b.bin"
     assert re.search(
-        rf"1 new file .*output_dir.*'{lost}'.*: with it, new files would exceed output_limit \(1.9 MiB\)",
+        rf"1 new file .*output_dir.*'{lost}'.*: with this file, the files in output_dir would exceed output_limit "
+        r"\(1.9 MiB\)",
         caplog.text,
     )
 
@@ -296,8 +297,8 @@ def test_without_it_a_warning_comes_with_the_first_file(
         watch.until(lambda: "removes new files of its ranks" in caplog.text)
     (tmp_path / "ready").touch()
     run.result(watch.DEADLINE)
-    warnings = re.findall(r"removes new files .*: (.*)\. Pass output_dir=", caplog.text)
-    assert warnings == ([] if mode == LOCAL else ["rank 1 wrote 'ckpt/a.pt'"])
+    warnings = re.findall(r"removes new files .*, such as (.*)\. Pass output_dir=", caplog.text)
+    assert warnings == ([] if mode == LOCAL else ["'ckpt/a.pt' (written by rank 1)"])
     assert (here / "ckpt/a.pt").exists() == (mode == LOCAL)
 
 

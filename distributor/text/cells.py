@@ -11,7 +11,7 @@ _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<rest>.*)')
 
 
 def readable(trace: str) -> str:
-    """Return a traceback in which each frame of a notebook cell has the cell's name and its line of code.
+    """Return a traceback in which each frame of a notebook cell has the cell's name and the line of code.
 
     Ranks know only the file name under which IPython compiled a cell.
 
@@ -38,9 +38,9 @@ def shell() -> Any:
 
 
 def _cell(path: str) -> str | None:
-    """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path is not a cell's."""
+    """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path does not belong to a cell."""
     try:
         kind, name = shell().compile.format_code_name(path)
-    except Exception:  # there is no IPython, its version is too old, or the path is that of a file
+    except Exception:  # there is no IPython, its version is too old, or the path belongs to a file
         return None
     return f"{kind} {name}" if kind == "Cell" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Sources: ECMA-48; https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. Each sequence has a second form, in which
-# one character from U+0080 to U+009F replaces the first two.
+# one character from U+0080 to U+009F replaces the first two characters.
 
 #: The start and the end of a control string (OSC, DCS, SOS, PM, APC). A terminal does not show its text.
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
@@ -25,7 +25,7 @@ _SEQUENCE = re.compile(
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)([0-9;:]*)m")
 
 #: A sequence that is not complete at the end of a text, so its rest may be in the next text. The groups match what is
-#: needed to recognise this rest.
+#: needed to recognize this rest.
 _OPEN = re.compile(
     rf"({_STRING})(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*(\x1b?)\Z|((?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
 )
@@ -55,7 +55,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return what to put before the next text, so that an escape sequence that ``text`` leaves open is recognised.
+    """Return what to put before the next text, so that an escape sequence that ``text`` leaves open is recognized.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')

@@ -19,7 +19,7 @@ Show = Callable[[str], None]
 class _LastResort(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        #: The displays of active runs. The newest one shows a warning, above its progress bar and status.
+        #: The displays of active runs. The newest display shows each warning, above its own progress bar and status.
         self.displays: list[Show] = []
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""Numbers, ranks, sizes and times as text for users, and sizes that users write. Pure functions."""
+"""Writes numbers, ranks, sizes and times as text for users, and reads sizes that users write. Pure functions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def mebibytes(number: int) -> str:
-    """Return a number of bytes in MiB, the unit of Spark's settings, so that users can compare it with them.
+    """Return a number of bytes as text in MiB, so that users can compare it with Spark's settings, which use this unit.
 
     >>> mebibytes(1 << 30)
     '1,024 MiB'
@@ -130,14 +130,14 @@ def parse_memory(text: str, unit: str = "") -> int:
 
 
 def no_temporary_folder(host: str, why: str) -> str:
-    """Return the text of an error: the temporary folder on the host of an executor cannot be used."""
+    """Return the text of the error for an executor's host whose temporary folder cannot be used."""
     return (
         f"the temporary folder on {host} cannot be used ({why}): make it usable there, or set another one for "
         "executors (spark.executorEnv.TMPDIR)"
     )
 
 
-#: A part of the text of the error that a companion (a process beside the ranks) has ended before the ranks were
+#: Part of an error text, which says that a companion (a process beside the ranks) has ended before the ranks were
 #: started. The restart policy recognizes the error by this part.
 NOT_READY = "before it was ready"
 

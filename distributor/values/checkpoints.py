@@ -19,8 +19,8 @@ PLACE = "DISTRIBUTOR_CHECKPOINTS"
 #: ranks.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 
-#: The file in a node's folder in shared memory with the address, certificate and token of the node's agent. The ranks
-#: of all nodes exchange these addresses, to send copies of their states to the agents of other nodes.
+#: The file that holds the address, certificate and token of a node's agent. The file is in the node's folder in shared
+#: memory. The ranks of all nodes exchange these addresses, to send copies of their states to the agents of other nodes.
 PEERS = "peers.json"
 
 
@@ -31,12 +31,12 @@ class Checkpoints:
     Attributes:
         dir: a folder that all nodes see under this path, or an fsspec URL such as ``"s3://bucket/run"``.
         keep: number of newest checkpoints to keep (default 3); ``None`` keeps all.
-        best: a metric and ``"min"`` or ``"max"``: besides the newest checkpoints, the one with the best value of the
-            metric is kept. A checkpoint's value is the one that rank 0 reported last before the save.
+        best: the name of a metric, and ``"min"`` or ``"max"``. The checkpoint with the best value of the metric is kept
+            in addition to the newest ones. A checkpoint's value is the one that rank 0 reported last before the save.
         memory: whether each call of ``save_checkpoint`` also keeps the state in the nodes' shared memory until the run
             ends. If the ranks are restarted (``max_restarts``), they load the state from there.
-        replicate: whether a node on another host keeps copies of a node's states in memory (only with ``memory=True``).
-            If a host is lost and the ranks are restarted, they load the copies.
+        replicate: whether each state in memory is also copied to the memory of a node on another host (only with
+            ``memory=True``). If a host is lost and the ranks are restarted, they load the copies.
 
     Raises:
         ConfigurationError: a value is wrong.
@@ -105,8 +105,8 @@ class SharedMemory:
 
     Attributes:
         folder: a private folder of the run in the node's shared memory.
-        limit: maximum number of bytes of all states in ``folder``: those of the node's ranks, and copies from other
-            nodes.
+        limit: maximum total size, in bytes, of the tensors in ``folder`` (in the states of the node's ranks, and in
+            copies from other nodes).
         replicate: whether a node on another host keeps copies of the states of this node's ranks.
     """
 
@@ -166,7 +166,7 @@ class Settings:
         checkpoints: where checkpoints are kept, and how many.
         staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
         hosts: the name of each node's host by node rank; empty outside a run.
-        is_given: whether a run or the user has set ``checkpoints.dir``. If not, it is the default, ``"checkpoints"``.
+        is_given: whether a run or the user has set ``checkpoints.dir``. If not, ``dir`` is ``"checkpoints"``.
         memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
         fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
             checkpoint; ``None`` outside a run, or for a run without a name.

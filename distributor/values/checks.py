@@ -129,7 +129,7 @@ def as_whole(value: Any) -> int | None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Check that a value is ``True`` or ``False``, also as 0, 1 or NumPy's bool. Return a bool."""
+    """Check that a value is a flag: ``True``, ``False``, 0, 1 or a NumPy bool. Return the flag as a bool."""
     flag = _as_flag(value)
     if flag is None:
         raise ConfigurationError(f"{name} must be True or False, not {value!r}")
@@ -145,7 +145,7 @@ def check_choice(name: str, value: Any) -> bool | None:
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return a flag as a bool, whether given as a bool, 0, 1 or NumPy's bool; ``None`` for anything else."""
+    """Return a flag (a bool, 0, 1 or a NumPy bool) as a bool; ``None`` for anything else."""
     is_numpys = (type(value).__module__, type(value).__name__) in (("numpy", "bool"), ("numpy", "bool_"))
     if is_numpys or (hasattr(value, "__index__") and not hasattr(value, "__len__") and value in (0, 1)):
         return bool(value)

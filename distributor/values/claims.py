@@ -1,8 +1,8 @@
 """Claims: records that reserve a name (``name=``) for one run, so that no other run saves checkpoints under it.
 
 A claim is a small record in the folder or at the URL for checkpoints, which reserves a name (``name=``) for one run.
-While the run lasts, its driver renews the claim, since a run whose claim is not renewed counts as ended. The record is
-kept in two files, which are written in turn. So one of the files is always complete, even if the driver is killed while
+During the run, its driver renews the claim, since a run whose claim is not renewed counts as ended. The record is kept
+in two files, which are written in turn. So one of the files is always complete, even if the driver is killed while
 it writes the other, and no file needs to be overwritten atomically.
 """
 
@@ -30,7 +30,7 @@ class Identity:
         name: the run's name.
         resume: whether the run continues an earlier training of this name.
         target: name of the function or module, or the file name of the script.
-        code: digest of the source code, or of the byte code if there is no source. If a module is run, a constant.
+        code: digest of the source code, or of the byte code if there is no source; a constant if a module is run.
         arguments: a digest of each argument, by its name or position.
         shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim
             (the record that reserves the name).
@@ -46,7 +46,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Holder:
-    """The run that has reserved a name (the holder), with its driver process. No other run may use a reserved name.
+    """The holder of a name (the run that has reserved it), and this run's driver. No other run may use the name.
 
     Attributes:
         run: identifier of the run.
@@ -105,7 +105,7 @@ class Claim:
 
 
 def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
-    """Return the newest version of a claim, the record that reserves a name; ``None`` if there is none.
+    """Return the newest version of a claim (the record that reserves a name); ``None`` if there is none.
 
     ``fetch`` returns the content of one of the claim's two files (:data:`FILES`), or ``None`` if the file is missing.
     """
@@ -127,9 +127,9 @@ def _build(told: dict[str, Any]) -> Claim:
 
 
 def folder_of(where: str, name: str) -> str:
-    """Return the folder or URL of a name's claim, the record that reserves the name for one run.
+    """Return the folder or URL of a name's claim (the record that reserves the name for one run).
 
-    The folder is below ``where``, the folder or URL that the user has given for checkpoints.
+    The folder is below ``where`` (the folder or URL that the user has given for checkpoints).
 
     >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
@@ -142,13 +142,13 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
     """Return the claim (the record that reserves a name) that a new run must write to reserve its name.
 
     Args:
-        found: the claim of the last run with this name, a run that has ended; ``None`` if no run has had the name.
+        found: the claim of the last run with this name (that run has ended); ``None`` if no run has had the name.
         identity: what the new run trains.
         holder: the new run, with its driver process.
 
     Raises:
-        ConfigurationError: there is no earlier training, but ``resume="must"``; or the new run should continue the
-            earlier training, which has finished or trains something else.
+        ConfigurationError: ``resume="must"`` is given although there is no earlier training, or the new run should
+            continue an earlier training that has finished or has another target.
     """
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training

@@ -75,8 +75,8 @@ _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCK
 
 
 #: Number of times that a waiting OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000
-#: spins cost nothing if nothing else runs. Beside four busy processes, a training step takes a third of the time that
-#: it takes with OpenMP's default.
+#: spins cost nothing if nothing else runs. While four other processes are busy, a training step takes a third of the
+#: time that it takes with OpenMP's default.
 _TURNS = "10000"
 
 #: With up to this number of ranks, gloo connects all ranks to each other when a process group starts. On two CPUs,
@@ -117,7 +117,7 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
-        environ: the variables that are already set, and are not changed. If ``TORCH_GLOO_LAZY_INIT`` is among them,
+        environ: the variables that are already set. They are not changed. If ``TORCH_GLOO_LAZY_INIT`` is among them,
             nothing is added.
         world_size: number of ranks.
 

@@ -102,14 +102,14 @@ def remove(folder: str, name: str) -> None:
 
 
 def beyond_limit(limit: int) -> str:
-    """Return the reason for refusing a file: with it, all files together would have more than ``limit`` bytes."""
-    return f"with it, new files would exceed output_limit ({size(limit)})"
+    """Return the reason why a file is refused: with this file, all files together would exceed ``limit`` bytes."""
+    return f"with this file, the files in output_dir would exceed output_limit ({size(limit)})"
 
 
 def mark(run_id: str) -> str:
     """Return the name of a file by which nodes check that a URL leads to the same ``output_dir`` as on the driver.
 
-    If ``output_dir`` is a URL, the driver writes a file with this name there, and each node looks for it.
+    If ``output_dir`` is a URL, the driver writes a file with this name to the URL, and each node looks for this file.
     """
     return f".distributor-{run_id}"
 

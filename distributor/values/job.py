@@ -21,7 +21,7 @@ class Warmth(TypedDict):
 
     ``keep`` is the number of seconds that a warm process waits for the next run. ``preload`` lists the modules that it
     imports in addition to torch. The other fields have the same values as in the job. They determine the environment
-    variables of a warm process when it imports these modules.
+    variables that a warm process has while it imports these modules.
     """
 
     keep: float
@@ -33,7 +33,7 @@ class Warmth(TypedDict):
 
 
 def warmth(job: Job) -> Warmth | None:
-    """Return a job's requirements for warm processes, which fork its agents; ``None`` if it uses no warm processes."""
+    """Return a job's requirements for warm processes, which fork agents; ``None`` if the job uses no warm processes."""
     if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
@@ -81,7 +81,7 @@ Target = Function | Script | Module
 
 @dataclass(frozen=True)
 class WorkingDir:
-    """A project folder. Ranks on the driver's machine use the folder itself; other nodes unpack ``archive``, a zip."""
+    """A project folder. Ranks on the driver's machine use the folder itself; other nodes unpack the zip ``archive``."""
 
     path: str
     archive: bytes | None = field(default=None, repr=False)
@@ -93,7 +93,7 @@ class OutputDir:
 
     Attributes:
         where: a URL, or the absolute path of a folder on the driver.
-        limit: maximum number of bytes of all files there together.
+        limit: maximum total size, in bytes, of all files in the folder or at the URL.
         held: number of bytes of the files that are in the folder before the run; 0 for a URL.
         archive: a zip with the files that are in the folder before the run, if they are sent with the job.
     """
@@ -150,12 +150,12 @@ class Job:
             is compared; ``None`` for a run without a name or without checkpoints.
         fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
             checkpoint; ``None`` until the run holds a claim, and for a run without a name or without checkpoints.
-        peers: the key with which nodes exchange copies of the states of ranks; ``None`` if they exchange none.
-        collect: which return values the driver gets: only rank 0's (``"rank0"``), or those of all ranks (``"all"``).
+        peers: the key with which nodes exchange copies of ranks' states; ``None`` if they exchange none.
+        collect: the ranks whose return values the driver gets: only rank 0 (``"rank0"``), or all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if their number may change during the run; ``None`` if
-            it is fixed.
-        avoided: hosts on which two attempts of the run have failed, as Spark names them. Ranks are placed on other
-            hosts if these have room.
+            the number is fixed.
+        avoided: hosts (by the names that Spark uses) on each of which at least two attempts of the run have failed.
+            Ranks are placed on other hosts if these have room.
         excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
             so that the run could go on with more ranks. ``recovery.max_restarts`` already includes one additional
             restart for each of them.
@@ -235,7 +235,7 @@ class Job:
 class Step(NamedTuple):
     """One step of a run's start (the time until its ranks are up), such as waiting for free slots.
 
-    ``what`` names the step, and stays the same while the step lasts. ``how_far`` describes the step's progress.
+    ``what`` names the step, and stays the same during the step. ``how_far`` describes the step's progress.
     """
 
     what: str

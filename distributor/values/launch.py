@@ -79,7 +79,7 @@ class Launch(Protocol):
 
 
 def key(secret: str, *parts: str) -> str:
-    """Return a key for one purpose, derived from a secret, in hexadecimal. The key does not reveal the secret.
+    """Derive a key for one purpose from a secret, and return it in hexadecimal. The key does not reveal the secret.
 
     Args:
         secret: a secret that the nodes of a run share.

@@ -1,4 +1,4 @@
-"""Paths in a node's private folder. The node's agent, launcher and ranks use its files to communicate."""
+"""Paths in a node's private folder. The node's agent, launcher and ranks use this folder's files to communicate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HURRY_SIGNAL = signal.SIGRTMIN + 12
 #: contains what the rank passes to ``runtime.report``, which is not shown as output.
 STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
-#: Name of the node's copy of the project folder, and of the folder for its copy of a script.
+#: The name of the node's copy of the project folder, and the name of the folder for the node's copy of a script.
 WORKING_DIR, SCRIPT = "working_dir", "script"
 
 #: A node's private folder.
@@ -39,7 +39,7 @@ def order(folder: Folder) -> Path:
 
 
 def launcher_log(folder: Folder) -> Path:
-    """Return the path of the file with the output of the launcher, the process that starts the ranks."""
+    """Return the path of the file with the output of the launcher (the process that starts the ranks)."""
     return Path(folder, "launcher.log")
 
 
@@ -52,7 +52,7 @@ def companion_order(folder: Folder, name: str) -> Path:
 
 
 def companion_log(folder: Folder, name: str) -> Path:
-    """Return the path of the output of a companion, a process that runs beside the ranks, such as Ray."""
+    """Return the path of the file with the output of a companion (a process beside the ranks, such as Ray)."""
     return Path(folder, f"companion-{name}.log")
 
 
@@ -67,7 +67,7 @@ def stacks(folder: Folder, local_rank: int) -> Path:
 
 
 def board(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.channel.board.Board`, a file that the node's processes share.
+    """Return the path of the :class:`~distributor.channel.board.Board` (a file that the node's processes share).
 
     Through the board, the node's ranks and their agent agree on a step at which all ranks stop.
     """
@@ -80,7 +80,7 @@ def value(folder: Folder, rank: int) -> Path:
 
 
 def error(folder: Folder, local_rank: int) -> Path:
-    """Return the path of the file that torch's own ``@record`` writes if the rank fails."""
+    """Return the path of the file that torch's decorator ``@record`` writes if the rank fails."""
     return Path(folder, f"error-{local_rank}.json")
 
 

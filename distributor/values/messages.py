@@ -1,9 +1,9 @@
 """Every message between the processes of a run, and its form on the wire.
 
-A message is a frozen dataclass. It is sent as a dict of its ``kind`` and its fields. Connections to the driver (the
-channel) and the launcher's pipe use JSON. Sockets between processes of one user on one machine use pickle, since those
-messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as a message, but as a
-:class:`~distributor.values.outcome.Log`.
+A message is a frozen dataclass. It is sent as a dict of its ``kind`` and its fields. JSON is used on connections to the
+driver (the channel), between nodes, and between an agent and its launcher. Pickle is used on other sockets between
+processes of one user on one machine, since their messages can hold bytes. :func:`decode` checks each value on arrival.
+A rank's output is not sent as a message, but as a :class:`~distributor.values.outcome.Log`.
 
 This module is pickled by value for Spark's workers, where other packages may be missing. So it imports only the
 standard library and modules of ``distributor`` that do the same.
@@ -156,7 +156,7 @@ class Copy(Message):
 
 @dataclass(frozen=True)
 class Recall(Message):
-    """A rank asks another node for parts of a rank's state, which that node keeps in a file in shared memory.
+    """A rank asks for parts of a rank's state that another node keeps in a file in shared memory.
 
     ``path`` is the file's path on the node that is asked. Each of ``parts`` is an offset in the file and a number of
     bytes. The agent of that node answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused`
@@ -172,9 +172,9 @@ class Recall(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a node's main connection to the driver: its name, the run's placement, and a secret.
+    """The first message of a node's main connection to the driver: the node's name, the run's placement, and a secret.
 
-    ``placement`` is empty if the node's task connects instead of an agent, because the agent has died or could not be
+    ``placement`` is empty if the node's task connects in place of the agent, because the agent has died or could not be
     started. Only the node's task and agent know ``secret``. Once the driver has received the secret, no other process
     can pretend to be this node.
     """
@@ -325,7 +325,7 @@ class Dead(Message):
 
 @dataclass(frozen=True)
 class Orphaned(Message):
-    """An agent reports that its owner, the Spark task that started it, has ended too early.
+    """An agent reports that its owner (the Spark task that started it) has ended too early.
 
     The node counts as lost, unless all its ranks have ``succeeded``.
     """
@@ -410,8 +410,8 @@ class Farewell(Message):
 class Stop(Message):
     """The driver orders a node to stop its ranks: with SIGTERM, and with SIGKILL after the grace period.
 
-    Without ``grace``, the node kills the ranks at once, even if a grace period has already begun. With ``hasty``,
-    another attempt waits for the ranks to end, so the node kills each rank as soon as the rank is not writing a file.
+    Without ``grace``, the node kills the ranks at once, even if a grace period has already begun. ``hasty`` means that
+    another attempt waits for the ranks to end. The node then kills each rank as soon as the rank is not writing a file.
     """
 
     reason: str
@@ -421,7 +421,7 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Begin(Message):
-    """The driver orders a node to start its ranks again. The ranks of all nodes meet at ``port`` of node 0.
+    """The driver orders a node to start its ranks again. The ranks of all nodes meet at the port ``port`` of node 0.
 
     ``attempt`` is the number of this attempt, counted from 0.
     """
@@ -473,7 +473,7 @@ class Dump(Message):
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Start the ranks as described in the file ``path``, a pickled :class:`~distributor.values.plan.NodeOrder`.
+    """Start the ranks as described in the file ``path`` (a pickled :class:`~distributor.values.plan.NodeOrder`).
 
     File descriptors are sent with this message; ``names`` says what each descriptor is for.
     """
@@ -511,9 +511,9 @@ class RankExited(Message):
         code: the exit code; if a signal ended the process, the negative number of the signal.
         stopped: when the launcher told the rank to stop; ``None`` if the launcher did not.
         moment: when the process ended.
-        released: when the launcher told the rank to end because the rank only served other ranks, as a parameter
-            server does, and all of those had succeeded; ``None`` if the launcher did not. If this time is set, ``code``
-            is 0, however the process ended.
+        released: when the launcher told the rank to end because the rank only served other ranks (as a parameter server
+            does) and all of these had succeeded; ``None`` if the launcher did not. If this time is set, ``code`` is 0,
+            however the process ended.
     """
 
     local_rank: int
@@ -537,7 +537,7 @@ class LauncherWarning(Message):
 
 @dataclass(frozen=True)
 class LauncherFailed(Message):
-    """The launcher, the process that starts the ranks, has failed with an exception."""
+    """The launcher (the process that starts the ranks) has failed with an exception."""
 
     message: str
     traceback: str
@@ -549,10 +549,11 @@ class LauncherFailed(Message):
 
 @dataclass(frozen=True)
 class Fork(Message):
-    """Asks a warm process, which has imported torch, to fork an agent. ``owner`` is the pid of the process that asks.
+    """A request to a warm process to fork an agent. ``owner`` is the pid of the process that asks.
 
-    The agent gets the environment variables ``environ`` and the file descriptors that are sent with the message: the
-    current directory, standard output, standard error, and the sockets that ``names`` lists, in this order.
+    A warm process has imported torch. The agent gets the environment variables ``environ`` and the file descriptors
+    that are sent with the message: the current directory, standard output, standard error, and the sockets that
+    ``names`` lists, in this order.
     """
 
     names: tuple[str, ...]
@@ -562,7 +563,7 @@ class Fork(Message):
 
 @dataclass(frozen=True)
 class Retire(Message):
-    """Asks a warm process to accept no more requests, and to end once all agents that it has forked have ended."""
+    """An order to a warm process: accept no more requests, and end once all agents that it has forked have ended."""
 
 
 @dataclass(frozen=True)
@@ -614,7 +615,7 @@ class NodeResult(Message):
         report: the pickled :class:`~distributor.values.outcome.NodeReport`.
         values: for each rank, its pickled return value, the path of a file with this value, or a :class:`Sent` if the
             driver already has the value.
-        rest: output of ranks that the driver has not received over the channel (the node's connection to the driver).
+        rest: ranks' output that the driver has not received over the channel (the node's connection to the driver).
         failed: whether the run has failed, as far as the agent knows.
         files: files that ranks wrote and that the driver has not received over the channel.
         node_rank: the node's rank.
@@ -629,7 +630,7 @@ class NodeResult(Message):
 
     @property
     def size(self) -> int:
-        """Number of bytes of output and files that the agent's owner, which started it, must pass to the driver."""
+        """Number of bytes of output and files that the process which started the agent must pass to the driver."""
         return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 

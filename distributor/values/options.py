@@ -50,7 +50,7 @@ class Flag:
     """An option's form on the command line.
 
     Attributes:
-        panel: the panel of the help that lists the option, one of :data:`PANELS`.
+        panel: the panel of the help that lists the option (one of :data:`PANELS`).
         kind: the kind of the option's value: text, a number, a path that need not exist, an existing folder, or one of
             several words (a tuple). A switch takes no value.
         names: the option's names, in click's notation; by default, the argument's name with dashes: ``--grace-period``.
@@ -73,7 +73,7 @@ class Option:
         default: the option's value if the user gives no value.
         check: a function that takes the user's value, and returns the value to keep or raises a ``ConfigurationError``;
             see :mod:`distributor.values.checks`.
-        help: one sentence for the command line's help, on what the option is.
+        help: one sentence for the command line's help, which says what the option is.
         flag: the option's form on the command line; ``None`` if the command line does not have this option.
     """
 
@@ -257,9 +257,9 @@ class Startup(Group):
     """How the processes of ranks start.
 
     Attributes:
-        start_method: ``"fork"`` if ranks are forks of a process that has imported torch, ``"spawn"`` if ranks are new
+        start_method: ``"fork"`` if ranks are forks of a process that has imported torch; ``"spawn"`` if ranks are new
             processes.
-        keep_warm: number of seconds that a process that has imported torch (a *warm process*) waits for the next run,
+        keep_warm: number of seconds that a *warm process* (a process that has imported torch) waits for the next run,
             so that the ranks of that run start sooner. With 0, no process waits, and each run imports torch itself.
         preload: modules that the warm process imports besides torch and the modules that the launch path needs.
     """
@@ -300,7 +300,7 @@ class Training(Group):
     local_ranks: Literal["executor", "host"] = option(
         "executor",
         one_of("executor", "host"),
-        "Whether ranks are numbered within their executor, or together with those of all executors on their host.",
+        "Whether ranks are numbered within their executor, or together with all ranks on their host.",
         Flag(panel=RANKS, kind=("executor", "host")),
     )
     require_group: bool | None = option(
@@ -338,7 +338,7 @@ class Recovery(Group):
     resume: Literal["auto", "must", "never"] | None = option(
         None,
         optional(one_of("auto", "must", "never")),
-        "Whether to continue an earlier training of this --name; auto does so if one is unfinished.",
+        "Whether to continue an earlier training of this --name; auto continues an unfinished one.",
         Flag(panel=RANKS, kind=("auto", "must", "never")),
     )
 
@@ -376,9 +376,9 @@ class Project(Group):
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
         working_dir_limit: maximum total size of the files in ``working_dir``, in bytes.
-        output_dir: folder or URL that receives the files that ranks write to relative paths, or ``None``.
+        output_dir: folder or URL that receives the files that ranks write to relative paths; ``None`` for no copies.
         output_limit: maximum total size of the files in ``output_dir``, in bytes.
-        checkpoints: where ranks keep checkpoints, and how many, or ``None``.
+        checkpoints: where ranks keep checkpoints, and how many; ``None`` if the user names no place.
     """
 
     working_dir: Path | None = option(

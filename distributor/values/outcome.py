@@ -19,12 +19,12 @@ class Failure:
         kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if it is unknown how the
             rank's process ended.
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
-        traceback: the traceback of the exception in the rank, ``""`` if there is none.
+        traceback: the traceback of the exception in the rank; ``""`` if there is none.
         exit_code, signal: how the rank's process ended; each is ``None`` if it does not apply.
         time: time of the failure in seconds since the epoch, by the driver's clock if the failure was reported during
             the run, otherwise by the clock of the rank's host.
         log_tail: the last lines that the rank wrote.
-        exception: the pickled exception, ``None`` if it could not be pickled or is too long.
+        exception: the pickled exception; ``None`` if it could not be pickled or is too long.
         after_stop: whether the rank had been told to stop before it failed.
     """
 
@@ -69,14 +69,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """A report that a rank itself makes of how it ended.
+    """A rank's own report on how it ended.
 
     Attributes:
         outcome: how the rank ended.
-        moment: when it ended, in seconds of ``time.monotonic()``, a clock that all processes of the host share.
+        moment: when the rank ended, in seconds of ``time.monotonic()``, a clock that all processes of the host share.
         value: the rank's pickled return value if this is small; the rank writes a larger value to a file.
-        final: false for a first report, which a rank makes after an exception before it computes the exception's text.
-            The final report replaces this report.
+        final: false for the first report on an exception, which the rank makes before it computes the exception's text.
+            The final report replaces the first one.
     """
 
     outcome: Outcome
@@ -145,7 +145,7 @@ class Collected:
         values: pickled return values in pieces, by rank.
         lost_hosts: hosts of the nodes that never reported.
         logs: output of ranks that did not arrive over the channel (the nodes' own connections to the driver).
-        times: when events happened, as the scheduler has recorded them, by name, in seconds since the epoch.
+        times: times of the events that the scheduler has recorded, by name, in seconds since the epoch.
         files: files that ranks wrote and that did not arrive over the channel.
     """
 

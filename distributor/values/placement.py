@@ -11,7 +11,7 @@ from distributor.text.wording import who
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one Spark task, from which the placement of the ranks is computed. In local mode, about one node.
+    """Facts about one Spark task (in local mode, one node), from which the placement of the ranks is computed.
 
     Attributes:
         partition: index of the barrier task.
@@ -26,8 +26,8 @@ class NodeFacts:
             environment; ``None`` if neither is set.
         cpus: number of CPUs of the task; in local mode, of one rank.
         versions: versions of Python, torch and the launch path's packages in the task.
-        machine: name of the machine or container. If tasks have the same name, a device number means the same device in
-            all of them. ``""`` if the name is not known: device numbers are then compared within this executor only.
+        machine: name of the machine or container. In tasks with the same value, a device number means the same device.
+            ``""`` if the name is not known: device numbers are then compared within this executor only.
         mounts: identifies the file systems and shared memory that the task sees. Tasks with the same value see the same
             files. ``""`` if the value is not known.
     """
@@ -72,7 +72,7 @@ class Node:
     """One executor (or, in local mode, this machine), with a contiguous block of ranks under one agent.
 
     Attributes:
-        executor, host, address, port: as in ``NodeFacts``, of the task that runs the node's agent.
+        executor, host, address, port: as in ``NodeFacts``, for the task that runs the node's agent.
         leader: the partition of this task.
         first_rank, local_world_size: the node's first rank, and the number of its ranks.
         gpus: the GPUs in the order in which ranks see them: the first GPU of each rank, then the second GPU of each

@@ -1,4 +1,4 @@
-"""The plan of one node, which says what the node does in a run, and the messages in which processes pass it on."""
+"""The plan of one node (what the node does in a run), and the orders to its agent, launcher, ranks and companions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Companion:
     runs until SIGTERM ends it. If the function ends while ranks run, the run ends with an error.
 
     Attributes:
-        name: the companion's name in errors, and the name of its files. It is unique on the node.
+        name: the companion's name in errors and in the names of its files. It is unique on the node.
         module: a module of ``distributor``, or any other module that can be imported on the node.
         function: the function of this module that the process calls.
         arguments: the function's keyword arguments.
@@ -76,7 +76,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class CompanionOrder:
-    """An agent's order to a companion, a process that runs beside the ranks of a node, such as Ray.
+    """An agent's order to a companion (a process that runs beside the ranks of a node, such as Ray).
 
     Attributes:
         companion: the function that the process calls, with its arguments and environment.

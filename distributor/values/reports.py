@@ -1,8 +1,8 @@
 """Reports of ranks about their training: the format of a report on its way to the driver, and how many are kept.
 
-A rank appends a line to a file for each report, and its agent sends the file to the driver like the rank's output. When
-a rank's reports need more bytes than :func:`room` allows, they are thinned out evenly. From then on, the rank writes
-only every second report, then every fourth, and so on, and the driver drops earlier reports in the same way.
+For each report, a rank appends a line to a file, which the rank's agent sends to the driver like the rank's output.
+When a rank's reports need more bytes than :func:`room` allows, they are thinned out evenly. From then on, the rank
+writes only every second report, then every fourth, and so on, and the driver drops earlier reports in the same way.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ def parse_committed(line: bytes) -> Committed | None:
 
 
 def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
-    """Return a line's values. ``None`` if the line is not a JSON list of ``kind`` and ``number`` values."""
+    """Return the values that follow ``kind`` in a line.
+
+    Return ``None`` if the line is not a JSON list of ``kind`` and the given number of values.
+    """
     if not line.startswith(f'["{kind}",'.encode()):
         return None
     try:
@@ -211,7 +214,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Number of seconds until the last step at this rate; ``None`` if the rate or the last step is not known."""
+        """Number of seconds that the remaining steps take at this rate; ``None`` if rate or total is not known."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.step) / self.rate

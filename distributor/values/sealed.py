@@ -24,11 +24,11 @@ def seal(record: DataclassInstance) -> bytes:
 
 
 def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the record in a file; ``None`` if there is no file, or if it is incomplete or holds something else.
+    """Return the record in a file; ``None`` if the file is missing or incomplete, or holds something else.
 
     Args:
-        data: the content of the file to which a record was written, as returned by :func:`seal`; ``None`` if there is
-            no file.
+        data: the content of the file, which should be a record as :func:`seal` returns it; ``None`` if there is no
+            file.
         build: makes the record (a dataclass instance) from a dict of its fields. It raises a ``ValueError``,
             ``TypeError`` or ``KeyError`` if the values do not fit.
     """
