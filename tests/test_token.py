@@ -103,7 +103,8 @@ def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
     it.intake.expect(range(4))
     known = len(listener.events)
     assert all(isinstance(each, (messages.Welcome, messages.Heard)) for each in say(endpoint, *said))
-    watch.until(lambda: "run 3f2a: ended a connection from 127.0.0.1, which sent an invalid message (" in caplog.text)
+    told = "run 3f2a: the driver ended a connection from 127.0.0.1, which sent an invalid message ("
+    watch.until(lambda: told in caplog.text)
     assert listener.logs == []
     assert {type(message) for _, message in listener.events[known:]} <= {messages.Hello}
 

@@ -29,13 +29,13 @@ _NUMBER = struct.Struct("=q")
 
 @dataclass(frozen=True)
 class Head:
-    """The part of the board (a file that a node's agent and ranks share) that the agent writes.
+    """What the agent has written to the board, a file that a node's agent and ranks share.
 
     Attributes:
         proposed: the step at which all ranks stop if all nodes agree; :data:`NONE` if none is proposed.
         agreed: the step at which all nodes have agreed to stop; :data:`NONE` if there is none yet.
-        linked: whether the agent could send messages to the driver when it created the board. If not, ranks do not
-            turn SIGTERM into a stop of all ranks at a common step.
+        linked: whether the agent could send messages to the driver when the agent created the board. If not, ranks do
+            not turn SIGTERM into a stop of all ranks at a common step.
         ending: whether the agent is stopping the ranks.
     """
 
@@ -47,11 +47,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Seat:
-    """The part of the board (a file that a node's agent and ranks share) that one rank writes.
+    """What one rank has written to the board, a file that a node's agent and ranks share.
 
     Attributes:
-        step: the last step that the rank has passed to ``should_stop``; :data:`NONE` before the first.
-        halted: the step at which ``should_stop`` told the rank to stop; :data:`NONE` if it has not.
+        step: the last step that the rank has passed to ``should_stop``; :data:`NONE` before the first call.
+        halted: the step at which ``should_stop`` told the rank to stop; :data:`NONE` if the rank was not told to stop.
         preempted: whether the rank got SIGTERM.
         handles: whether the rank takes SIGTERM as a request to stop at a step common to all ranks, and therefore does
             not end at once when it gets SIGTERM.

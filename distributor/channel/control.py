@@ -1,9 +1,9 @@
-"""The private connection (control line) between an agent and its owner, the process that started it.
+"""The private connection (control line) between an agent and its owner, the process that started the agent.
 
-An agent's owner is the process that started it: the Python worker of a Spark task or, in local mode, the driver. The
-control line between agent and owner is a socket pair. The agent inherits one end, and no other process can reach the
-line. The line carries pickles of plain values, each preceded by its length. When one process ends, the line closes, and
-the other process notices this.
+The owner is the Python worker of a Spark task or, in local mode, the driver. The control line between agent and owner
+is a socket pair. The agent inherits one end, and no other process can reach the line. The line carries pickles of plain
+values, each preceded by its length. When the agent or the owner ends, the line closes, and the other process notices
+this.
 
 On Spark, this module also runs in Python workers where ``distributor`` is not installed. It therefore imports nothing
 but the standard library.
@@ -16,13 +16,13 @@ import socket
 import struct
 from typing import Any
 
-#: The answer of a warm process (a process that has imported torch, and forks agents) that must be replaced, for example
-#: because a module that it has loaded has changed.
+#: What a warm process (a process that has imported torch, and forks agents on request) answers if it must be replaced,
+#: for example because a module that it has loaded has changed.
 OUTDATED = b"outdated"
 
 
-#: The start of the answer of a warm process (a process that has imported torch, and forks agents) that must not be
-#: forked, for example because a module has started threads. The reason follows.
+#: The start of what a warm process (a process that has imported torch, and forks agents on request) answers if it must
+#: not be forked, for example because a module has started threads. The reason follows.
 UNFIT = b"unfit "
 
 

@@ -58,7 +58,7 @@ class Door:
             ports: first and last port to try; ``None`` for any free port.
 
         Raises:
-            OSError: the address does not belong to this machine, or none of the ports is free.
+            OSError: the address ``bind`` does not belong to this machine, or none of the ports is free.
         """
         self._context, certificate = make_tls()
         self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))

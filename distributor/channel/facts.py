@@ -17,9 +17,9 @@ class Facts:
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
     *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. Tasks that
-    Spark starts together get consecutive IDs, so the driver takes the facts as complete only if the IDs of all tasks
-    are consecutive. If a version of Spark gives other IDs, the facts are never complete. All tasks then exchange them
-    through Spark's ``allGather``, not through the driver.
+    Spark starts together get consecutive IDs, so the driver considers the facts complete only if the IDs of all tasks
+    are consecutive. If a version of Spark gives IDs that are not consecutive, the facts are never complete. All tasks
+    then exchange their facts through Spark's ``allGather``, not through the driver.
 
     Args:
         tasks: number of tasks of the run.
@@ -46,7 +46,7 @@ class Facts:
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether the driver has the facts (address, GPUs, ...) of all tasks, and one of them sent ``told``.
+        """Return whether the driver has the facts (address, GPUs, ...) of all tasks, and ``told`` is among them.
 
         A task that connects again, because its connection broke, sends the same facts as before, and gets the driver's
         answer again. A task that Spark has started again sends other facts.
@@ -97,7 +97,10 @@ class Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """Stop waiting for the facts of tasks that cannot reach the driver: all must use Spark's ``allGather``."""
+        """Stop waiting for the facts of tasks that cannot reach the driver.
+
+        All tasks must then exchange their facts through Spark's ``allGather``.
+        """
         self.given_up = True
 
     def start_again(self) -> bool:

@@ -1,6 +1,7 @@
 """Frames, the units of data between a node and the driver: a length, a kind, and JSON or raw log bytes.
 
-A frame holds nothing that could run code when it is read, such as a pickle. Its length is bounded.
+A frame never holds a pickle or anything else that could run code when the frame is read. The length of a frame is
+limited.
 
 ::
 
@@ -37,7 +38,7 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: Matches the escape sequence of a surrogate in JSON. It may be a lone surrogate, which UTF-8 cannot encode.
+#: Matches the escape sequence of a surrogate in JSON. The surrogate may be a lone one, which UTF-8 cannot encode.
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 #: Matches a string in JSON. Its quantifiers are possessive, so that an unterminated string takes no longer to match

@@ -2,8 +2,9 @@
 
 A process must show the run's token when it connects to the driver. Since any rank can read the token, the token does
 not prove to which node the process belongs. The driver therefore accepts messages about a node and its ranks only from
-a process that has proved with the node's secret that it belongs to the node. If the driver refuses a message, it ends
-only the connection on which the message came.
+a process that has proved with the node's secret that it belongs to the node. Only messages from before the node's agent
+connects, such as the facts of a task, need no such proof. If the driver refuses a message, it ends only the connection
+on which the message came.
 
 This module has no side effects except that it logs refusals. It has nothing to do with the guard process, which cleans
 up after an agent.
@@ -67,10 +68,8 @@ class Guard:
         label: names the run in log messages.
         tasks: number of tasks of the run.
         world_size: number of ranks of the run; ``None`` if it is not known.
-        placement: returns the placement (which rank runs on which node) once a node has reported it, until then
-            ``None``.
-        received: returns how many bytes of an output stream have arrived, given the numbers of its rank and of the
-            stream.
+        placement: returns the placement (which rank runs on which node); ``None`` until a node has reported it.
+        received: returns how many bytes of an output stream have arrived, given the rank and the number of the stream.
         skips: whether nodes may leave out output if the driver is too slow.
     """
 
@@ -108,9 +107,9 @@ class Guard:
         """Log that the driver has ended a connection, and why. Only the first :data:`_MOST_LOGGED` ends are logged."""
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
-            last = "; further ones are not logged" if self._refused == _MOST_LOGGED else ""
+            last = "; further ended connections are not logged" if self._refused == _MOST_LOGGED else ""
             run = f"run {self._label}: " if self._label else ""
-            _log.warning("%sended a connection from %s, which %s%s", run, peer, why, last)
+            _log.warning("%sthe driver ended a connection from %s, which %s%s", run, peer, why, last)
 
     @property
     def names(self) -> Collection[str] | None:
@@ -186,11 +185,11 @@ class Guard:
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
-        """Check a message about a file that ranks have written or removed, and return the number of their node.
+        """Check a message about a file that ranks have written or removed, and return the sender's node rank.
 
         Raises:
-            ProtocolError: the sender is not an agent of this run, or the message contains an invalid path or, for a
-                written file, an invalid size, modification time or mode.
+            ProtocolError: the sender is not an agent of this run, the message contains an invalid path, or the message
+                gives an invalid size, modification time or mode for a written file.
         """
         node = self.check_node(told)
         path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
@@ -234,7 +233,7 @@ class Guard:
     def passes(self, node: str, message: Message | Log) -> bool:
         """Check a message of a node, and return whether to pass it on.
 
-        Messages that are allowed are passed on, except warnings of a node that are too many or too long.
+        Allowed messages are passed on, except a node's warnings if they are too many or too long.
 
         Raises:
             ProtocolError: the node must not send this message, or the message has a value that is not allowed.
@@ -312,7 +311,7 @@ class Guard:
             self._check_count({*self._secrets, hello.node})
 
     def _check_count(self, names: set[str]) -> None:
-        """Check that not too many node names have connected. Called until the placement says which nodes the run has.
+        """Check that not too many node names have been reported. The check matters while the run's nodes are unknown.
 
         There may be more names than tasks, since Spark may start tasks again, and their nodes then have other names.
         """
@@ -324,7 +323,7 @@ class Guard:
     def _check_rank(self, node: str, rank: int) -> None:
         ranks = self._ranks(node)
         if ranks is not None and rank not in ranks:
-            raise ProtocolError(f"a message is about rank {rank}, but comes from node {node!r}, which does not run it")
+            raise ProtocolError(f"node {node!r} sends a message about rank {rank}, but does not run this rank")
 
     def _check_log(self, node: str, log: Log) -> None:
         self._check_rank(node, log.rank)
@@ -340,8 +339,8 @@ class Guard:
             )
         if self._received is not None and log.offset > (had := self._received(log.rank, log.stream)):
             raise ProtocolError(
-                f"the node sends bytes of the output of rank {log.rank} from {log.offset} on, but the driver has only "
-                f"those before {had}"
+                f"the node sends output of rank {log.rank} from byte {log.offset} on, but the driver has only the "
+                f"bytes before {had}"
             )
 
     def _check_skipped(self, node: str, skipped: messages.Skipped) -> None:
@@ -363,7 +362,8 @@ class Guard:
         ranks = self._ranks(node)
         if beat.alive < 0 or (ranks is not None and beat.alive > len(ranks)):
             raise ProtocolError(
-                f"node {node!r} reports {beat.alive} running ranks, which is negative or more than it has"
+                f"node {node!r} reports {beat.alive} running ranks, but the number must be from 0 to the node's number "
+                "of ranks"
             )
         if beat.idle is not None and not 0 <= beat.idle < math.inf:
             raise ProtocolError(
@@ -402,7 +402,7 @@ class Guard:
             )
         if placed is not None and [outcome.rank for outcome in report.outcomes] != list(placed.ranks):
             raise ProtocolError(
-                f"node {node!r} reports that its ranks have ended, but not with one outcome for each of them, in order"
+                f"node {node!r} does not report exactly one outcome for each of its ranks, in the order of ranks"
             )
         if (
             report.error is not None
@@ -429,7 +429,7 @@ class Guard:
                 ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show a node's warnings during the run: not if they are too many or too long.
+        """Return whether to show a node's warnings during the run; ``False`` if they are too many or too long.
 
         At most :data:`_MOST_WARNINGS` different warnings of a node are shown during the run. Other warnings are not
         lost, because the node's report at the end repeats all warnings. After a break of the connection, a node sends

@@ -1,8 +1,8 @@
 """Receive, on the driver, the return values that agents send over separate connections.
 
-To send a rank's return value, an agent must show the secret of the rank's node, which ranks do not know. Before the
-driver unpickles the value, it compares the value's digest with the digest that arrives through Spark, unless the Spark
-job has failed.
+To send a rank's return value, an agent must show the secret of the rank's node. Ranks do not know this secret. Unless
+the Spark job fails or an agent dies, the driver compares the value's digest with the digest that arrives through Spark,
+and only then unpickles the value.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Intake:
 
     Args:
         limit: maximum total size of all return values, in bytes. The default is half of this machine's memory, since
-            unpickling makes a copy. A value that would exceed the limit is refused, and its node sends it through
-            Spark.
+            unpickling makes a copy. A value that would make the total exceed the limit is refused, and its node sends
+            the value through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -122,7 +122,7 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one return value. The connection writes them into ``data``; ``filled`` is how many have arrived.
+    """The bytes of one return value. The connection writes them into ``data``, and counts them in ``filled``.
 
     Args:
         size: number of bytes of the value. Memory is taken up only as the bytes arrive.
@@ -157,7 +157,7 @@ class _Delivery(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def digest(self) -> bytes:
-        """Return the digest of the value once all bytes have arrived. Another thread computes the digest meanwhile.
+        """Return the digest of the value once all bytes have arrived. Another thread hashes the bytes as they arrive.
 
         Raises:
             ConnectionError: the connection ended before all bytes had arrived.

@@ -145,7 +145,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Use a new first message for later connections, and do not repeat earlier messages of :meth:`tell` on them."""
+        """Use a new first message for later connections. Do not send the earlier messages of :meth:`tell` again."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -155,8 +155,9 @@ class Uplink:
     async def send_log(self, log: outcome.Log) -> None:
         """Send a piece of a rank's output to the driver, and return once the driver is ready for more.
 
-        While the connection is down, wait until it is restored. The driver then says how many bytes of the output it
-        has. If it lacks bytes before this piece, the piece is not sent: the missing bytes must be sent again first.
+        While the connection is down, wait until it is restored. The driver then says how many bytes of the output have
+        arrived. If bytes before this piece are missing, the piece is not sent, since the missing bytes must be sent
+        again first.
         """
         if not self._welcome.is_set():
             await self._welcome.wait()

@@ -1,14 +1,14 @@
 """The connection between nodes: ranks send copies of their states to other nodes, and fetch states from them.
 
 A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent serves connections
-from ranks of other nodes, each in a thread of its own, because a connection may carry gigabytes. This module uses the
-standard library only.
+from ranks of other nodes. Each connection has a thread of its own, because a connection may carry gigabytes. This
+module uses the standard library only.
 
-A connection carries one request. The client, a rank, shows the token that all nodes of the run share. It sends a
+A connection carries one request. The client (a rank) shows the token that all nodes of the run share. Then it sends a
 :class:`~distributor.values.messages.Copy` to announce its state, or a :class:`~distributor.values.messages.Recall` to
-ask for a state. The server, the agent of another node, answers ``Proceed`` or ``Refused``. After ``Proceed``, the bytes
-follow: from the client for a ``Copy``, from the server for a ``Recall``. Once the server has a whole copy, it answers
-``Received``.
+ask for a state. The server (the agent of another node) answers ``Proceed`` or ``Refused``. After ``Proceed``, the
+client sends the bytes of a ``Copy``, or the server sends the bytes for a ``Recall``. Once the server has a whole copy,
+it answers ``Received``.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class _StoreError(Exception):
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function that reads or writes states on this node. If the function fails, raise a ``_StoreError``.
 
-    A failure on this node, such as lack of memory for a copy, can thus be told from a failure of the connection to the
-    other node, which raises an ``OSError``.
+    The caller can thus distinguish a failure on this node, such as lack of memory for a copy, from a failure of the
+    connection to the other node, which raises an ``OSError``.
 
     Raises:
         _StoreError: ``call`` has raised an ``OSError``. Both errors have the same text, which the server sends to the
@@ -165,7 +165,7 @@ def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _Mapped:
-    """A file, mapped into memory, with either the tensors of a rank's state or everything else in the state.
+    """A memory-mapped file that contains either the tensors of a rank's state or everything else in the state.
 
     Args:
         path: path of the file.
@@ -232,7 +232,7 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
 
 
 def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
-    """Return the bytes of some parts of a file that the agent of another node keeps, joined in the order of ``parts``.
+    """Return the given parts of a file that the agent of another node keeps, joined in the order of ``parts``.
 
     Args:
         peer: where the agent of the other node listens.

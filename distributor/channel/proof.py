@@ -1,8 +1,8 @@
 """Make and check the secrets with which a process proves to the driver that it belongs to a certain node.
 
-For each Spark job, the driver makes a random key, the *seal*. Spark sends the seal to the tasks with their work. Agents
-and ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and the
-node's agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a
+For each Spark job, the driver makes a random key, the *seal*. Spark sends the seal to the tasks along with their work.
+Agents and ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and
+the node's agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a
 valid secret sends.
 
 This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other

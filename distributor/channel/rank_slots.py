@@ -1,7 +1,7 @@
 """Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
 A rank must be able to report its end even if the disk is full, if it can open no more files, if user code has changed
-the root directory, or if the node's folder is gone. The memory for the report, the rank's *slot*, is therefore mapped
+the root directory, or if the node's folder is gone. The memory for the report (the rank's *slot*) is therefore mapped
 before user code runs, and a rank needs nothing else in order to report. Slots can be large, since each page of a slot
 takes up memory only once it has been written.
 
@@ -61,8 +61,8 @@ class Slots:
 def _memory(name: str) -> int:
     """Create anonymous memory that processes can share (memfd_create(2)), and return its file descriptor.
 
-    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. In such a Python, this
-    function calls the C library. ``name`` serves only to recognize the memory in /proc.
+    Some builds of Python, such as conda's, were compiled with old headers and lack ``os.memfd_create``. On such a
+    Python, this function calls the C library. ``name`` serves only to recognize the memory in /proc.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)

@@ -21,7 +21,7 @@ _LOOK = 0.05
 
 
 class Depository(Protocol):
-    """Keeps the files that ranks write, for ``output_dir``. Its methods run in the channel's thread."""
+    """Keeps the ranks' new files in ``output_dir``. The methods of this class run in the channel's thread."""
 
     @property
     def progress(self) -> int:
@@ -44,7 +44,7 @@ class Returns:
 
     Args:
         intake: receives, over separate connections, return values that are too large for a node's final message.
-        depository: receives the files that ranks write, for ``output_dir``; ``None`` if the run has no ``output_dir``.
+        depository: keeps the ranks' new files in ``output_dir``; ``None`` if the run has no ``output_dir``.
     """
 
     def __init__(self, intake: Intake, depository: Depository | None = None) -> None:

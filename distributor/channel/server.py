@@ -80,8 +80,8 @@ class Listener(Protocol):
 class _Peer:
     """A node from which the driver has accepted a hello, the first message of a node's connection.
 
-    ``writer`` is the node's newest connection, ``heard`` the time of the node's last message. ``leaving`` is the timer
-    after which a node whose connection has ended counts as lost.
+    ``writer`` is the node's newest connection. ``heard`` is the time of the node's last message. ``leaving`` is the
+    timer after which a node whose connection has ended counts as lost.
     """
 
     writer: asyncio.StreamWriter
@@ -116,7 +116,7 @@ class ChannelServer:
         tasks: number of tasks that exchange facts (address, GPUs and more) before the nodes start.
         guard: decides which messages of nodes are accepted; the default guard does not check which nodes and ranks the
             run has.
-        depository: receives the files that ranks write, for ``output_dir``; ``None`` if the run has no ``output_dir``.
+        depository: keeps the ranks' new files in ``output_dir``; ``None`` if the run has no ``output_dir``.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ChannelServer:
 
     @property
     def intake(self) -> Intake:
-        """The receiver of return values that are too large for a node's final message, over separate connections."""
+        """Receives, over separate connections, return values that are too large for a node's final message."""
         return self.returns.intake
 
     @property
@@ -204,7 +204,7 @@ class ChannelServer:
             ports: first and last port to try; any free port by default.
 
         Raises:
-            OSError: the address does not belong to this machine, or none of the ports is free.
+            OSError: the address ``bind`` does not belong to this machine, or none of the ports is free.
         """
         endpoint = self._door.listen(bind, advertise, ports)
         self._call(self._start(self._door.accept(self._start))).result()
@@ -220,7 +220,7 @@ class ChannelServer:
         return self._guard.seal
 
     def returned(self, patience: float) -> outcome.Collected | None:
-        """Wait for the nodes' results that come over the channel, and return them once those of all nodes are complete.
+        """Wait until the results of all nodes have arrived over the channel, and return these results.
 
         Args:
             patience: number of seconds to wait while nothing arrives.
@@ -240,14 +240,14 @@ class ChannelServer:
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
-        """Pass to the listener a message about a node that is not connected yet."""
+        """Give the listener a message about a node that is not connected yet."""
         with suppress(RuntimeError):  # the run has just ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def await_loss(self, node: str) -> None:
         """Wait until the channel's thread has told the listener that a node is lost.
 
-        Call this method once the node's process has ended. The wait lasts at most :data:`_NOTICE` seconds.
+        Call this method once the node's process has ended. The method waits at most :data:`_NOTICE` seconds.
         """
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
@@ -328,7 +328,8 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
         """Read the frames of one connection until it ends.
 
-        After the end of a node's connection, the node counts as lost unless it reconnects within ``window`` seconds.
+        After the end of a node's connection, the node counts as lost unless it reconnects within ``window`` seconds. If
+        the network broke the connection and ``window`` is not 0, the node has the server's ``timeout`` instead.
         """
         node, why = None, "its agent ended without giving a reason"
         try:
@@ -462,9 +463,9 @@ class ChannelServer:
 
         This method is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a
         task has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But
-        if the driver received the facts of all tasks earlier, the run has begun, and the missing facts are those of
-        tasks that Spark started again after it lost one. In this case, stop the run: only the driver decides whether
-        the run's ranks start again, not Spark.
+        if the driver received the facts of all tasks earlier, the run has begun. The missing facts then belong to tasks
+        that Spark started again after it lost a task. In this case, stop the run: only the driver decides whether the
+        run's ranks start again, not Spark.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
@@ -525,7 +526,7 @@ class ChannelServer:
     def _expects_nothing(self) -> bool:
         """Return whether no more results of nodes can arrive.
 
-        This is so if the run is stopped. It is also so if no node is connected and none has sent results before.
+        No more results can arrive if the run is stopped, or if no node is connected and none has sent results before.
         """
         return self._standing.stop is not None or not (self._peers or self.returns)
 

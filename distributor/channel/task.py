@@ -1,11 +1,12 @@
-"""Connections of a Spark task, or of a node, to the driver, without asyncio.
+"""Connections from a Spark task or a node to the driver, for code that does not use asyncio.
 
-Over a connection to the driver, a task sends facts about its node and gets the facts of all tasks, or a node sends a
-rank's return value or a file that its ranks have written.
+A task uses such a connection to send facts about its node and to get the facts of all tasks. A node uses such a
+connection to send a rank's return value or a file that the node's ranks have written, or to get the files of earlier
+runs.
 
 The *facts* of a task describe its node: address, port, GPUs, CPUs and more. The facts are exchanged once, before any
-task starts its work. Over the channel (the connection to the driver), the answer comes as soon as the driver has
-received the facts of all tasks, whereas Spark's own ``allGather`` polls once a second.
+task starts its work. Over the channel (the connection to the driver), tasks get the facts of all tasks as soon as the
+driver has received them, whereas Spark's own ``allGather`` polls once a second.
 
 Either all tasks exchange facts over the channel to the driver, or all use Spark's ``allGather``, because ``allGather``
 waits for all tasks. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The
@@ -79,7 +80,8 @@ def exchange(
             number of this task attempt; later attempts have higher numbers.
         endpoint: where the driver listens; ``None`` to use ``gather`` without trying to reach the driver.
         gather: ``BarrierTaskContext.allGather``.
-        patience: number of seconds without contact after which the driver counts as lost, once it was reached.
+        patience: number of seconds without contact after which the driver counts as lost, if the task has reached
+            it before.
 
     Returns:
         The facts of all tasks, ordered by partition, and whether they came from the driver.
@@ -116,7 +118,7 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
 
     Args:
         endpoint: where the driver listens.
-        value: announces the return value: which rank's it is, and how large.
+        value: the message that announces the return value, with its rank and size.
         content: the pickled value, or the path of a file that holds it.
         patience: number of seconds without progress after which the driver counts as lost.
 

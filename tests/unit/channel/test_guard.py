@@ -37,7 +37,7 @@ FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
 
 def not_run(rank: int) -> str:
     """Why a message of node b about a rank of another node, or of none, is refused."""
-    return f"a message is about rank {rank}, but comes from node 'b', which does not run it"
+    return f"node 'b' sends a message about rank {rank}, but does not run this rank"
 
 
 def not_later(kind: str) -> str:
@@ -105,7 +105,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         ),
         (
             messages.Finished(replace(REPORT, outcomes=())),
-            "node 'b' reports that its ranks have ended, but not with one outcome for each of them, in order",
+            "node 'b' does not report exactly one outcome for each of its ranks, in the order of ranks",
         ),
         (
             messages.Finished(replace(REPORT, outcomes=(Outcome(3, "host-b", "failed", FAILURE),))),
@@ -141,15 +141,21 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         ),
         (
             Log(3, 1, 11, b"x"),
-            "the node sends bytes of the output of rank 3 from 11 on, but the driver has only those before 10",
+            "the node sends output of rank 3 from byte 11 on, but the driver has only the bytes before 10",
         ),
         (
             Log(3, 1, 2**63 - 1, b"x"),
             "the node sends output that begins at byte 9223372036854775807, so that its end exceeds the largest signed "
             "64-bit integer",
         ),
-        (messages.Beat(2), "node 'b' reports 2 running ranks, which is negative or more than it has"),
-        (messages.Beat(-1), "node 'b' reports -1 running ranks, which is negative or more than it has"),
+        (
+            messages.Beat(2),
+            "node 'b' reports 2 running ranks, but the number must be from 0 to the node's number of ranks",
+        ),
+        (
+            messages.Beat(-1),
+            "node 'b' reports -1 running ranks, but the number must be from 0 to the node's number of ranks",
+        ),
         (
             messages.Beat(1, math.nan),
             "the node reports that its ranks have been idle for nan s, which is negative or not finite",
@@ -321,7 +327,8 @@ def test_values_come_from_the_task_of_their_node() -> None:
     it.admit(Hello("b", secret="s"))
     it.check_value(messages.Value(3, 10, "b", "s"))
     why = (
-        f"the sender announces the return value of rank 3, {UNPROVED}|a message is about rank [23], but comes from node"
+        f"the sender announces the return value of rank 3, {UNPROVED}|"
+        "node 'b' sends a message about rank [23], but does not run this rank"
     )
     for value in (messages.Value(3, 10), messages.Value(3, 10, "b"), messages.Value(2, 10, "b", "s")):
         with pytest.raises(ProtocolError, match=why):
@@ -377,9 +384,10 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
             it.log("10.0.0.7", "sent an invalid message (the sender claims to be node 'c')")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
-        "run 3f2a: ended a connection from 10.0.0.7, which sent an invalid message (the sender claims to be node 'c')"
+        "run 3f2a: the driver ended a connection from 10.0.0.7, which sent an invalid message (the sender claims to be "
+        "node 'c')"
     )
-    assert lines[-1] == f"{lines[0]}; further ones are not logged"
+    assert lines[-1] == f"{lines[0]}; further ended connections are not logged"
     assert len(lines) == 10
 
 

@@ -106,7 +106,7 @@ def test_without_room_nothing_is_taken(node: Endpoint, folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("slot", ["../5-0", "5-2", "a-0", "5-0.record", "lock", ""])
 def test_other_names_are_refused(node: Endpoint, folder: Path, tmp_path: Path, slot: str) -> None:
-    with pytest.raises(OSError, match="is refused: its name is not one such as '3-0', or one of its sizes is negative"):
+    with pytest.raises(OSError, match="is refused: its name does not look like '3-0', or one of its sizes is negative"):
         peers.send_copy(node, slot, b"", b"", str(state(tmp_path, 10)), [(0, 10)])
     assert os.listdir(folder) == [PEERS]
 
