@@ -19,7 +19,7 @@ _ABANDONED = 3600.0
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that has all its shards (files) and can be committed. The fields are the same as in ``Manifest``."""
+    """A checkpoint with all its shards (files), ready to be committed. Each field means the same as in ``Manifest``."""
 
     folder: str
     step: int
@@ -35,8 +35,8 @@ class Catalog:
     Args:
         place: the folder or URL that holds the checkpoints.
         checkpoints: the options that say which checkpoints are kept.
-        sole: whether no other run can commit here, because only this run may use its ``name=`` (see ``values.claims``).
-            Uncommitted checkpoints of other runs are then removed at once.
+        sole: whether only this run can commit here, because it has claimed its ``name=`` (see ``values.claims``). If
+            so, uncommitted checkpoints of other runs are removed at once.
     """
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
@@ -57,7 +57,7 @@ class Catalog:
         return list(self._known)
 
     def read(self, folder: str) -> Manifest | None:
-        """Return the manifest (record) of the checkpoint in a folder; ``None`` if it is not committed."""
+        """Return the manifest (record) of a folder's checkpoint; ``None`` if the checkpoint is not committed."""
         data = self._place.read(f"{folder}/{MANIFEST}")
         manifest = None if data is None else records.read_manifest(data)
         return manifest if manifest is not None and manifest.folder == folder else None
@@ -123,7 +123,7 @@ class Catalog:
         self._sequence = index.sequence
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Remove checkpoints: of each, the manifest (record) first, so that no manifest names a missing file."""
+        """Remove checkpoints. Each manifest (record) is removed first, so that no manifest names a missing file."""
         for folder in folders:
             self._place.remove_file(f"{folder}/{MANIFEST}")
             self._place.remove_folder(folder)

@@ -1,7 +1,7 @@
 """Exchange bytes between the ranks of a run over torch's rendezvous store, without collectives.
 
-Collectives of two threads would disturb each other. Since this module uses none, a thread can commit a checkpoint while
-the main thread trains, and also after ``destroy_process_group()``.
+Collectives of two threads would disturb each other. Since this module uses no collectives, a thread can commit a
+checkpoint while the main thread trains, and even after ``destroy_process_group()``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = notices.logger
 #: Numbers of seconds after which a rank that waits for another rank logs a warning, and after which it raises an error.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 
-#: Maximum number of seconds between two checks whether another rank's value is there, or that rank has ended.
+#: Maximum number of seconds between two checks of whether another rank's value is there or that rank has ended.
 _LOOK = 0.1
 
 #: Maximum number of bytes under one key of the store. Longer values are split. Torch's limit is 8 MiB.
@@ -54,7 +54,7 @@ class Exchange:
     """Sends bytes from one rank to the other ranks, and receives bytes from them. Only one thread at a time may use it.
 
     Args:
-        store: the store that the ranks share; ``None`` if there is one rank.
+        store: the store that the ranks share; ``None`` if there is only one rank.
         rank: this rank.
         world_size: number of ranks.
     """
@@ -86,13 +86,13 @@ class Exchange:
             key: name of this exchange, the same on all ranks. Each exchange needs a new name.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
-            patient: whether to wait for the values of other ranks without a time limit. The wait then fails only if
-                such a rank ends without sending its value. ``True`` is for steps that may take long, such as writing
-                files.
+            patient: whether to wait for the values of other ranks without a time limit, for steps that may take a long
+                time, such as writing files. If ``True``, the wait fails only if another rank ends without sending its
+                value.
 
         Raises:
-            ConfigurationError: a rank makes a different call, has ended without this call, or has not made this call
-                within half an hour.
+            ConfigurationError: a rank makes a different call, has ended without this call, or (unless ``patient`` is
+                set) has not made this call within half an hour.
         """
         if self._store is None:
             return [value]
@@ -120,12 +120,12 @@ class Exchange:
         Args:
             key: the key of the :meth:`gather` that this call answers.
             values: on rank 0, a value for each rank, or one value; ignored on other ranks.
-            what: the user's call, for errors.
+            what: the user's call, which errors quote.
             patient: whether to wait for rank 0 without a time limit, as for :meth:`gather`.
 
         Raises:
-            ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or has not made this call
-                within half an hour.
+            ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or (unless ``patient`` is
+                set) has not made this call within half an hour.
         """
         if self._store is None:
             return values[0]
@@ -212,7 +212,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
         rank: this rank.
         world_size: number of ranks.
         prefix: the beginning of every key that the ranks write to torch's store. It is different in each attempt.
-        what: the user's call, for errors.
+        what: the user's call, which errors quote.
 
     Raises:
         ConfigurationError: there are several ranks, but no store of torch's elastic agent.
@@ -222,8 +222,8 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port:
         raise ConfigurationError(
-            f"all {world_size} ranks take part in {what}, but they have no store of torch's elastic agent: leave the "
-            "environment variables MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE of ranks unchanged"
+            f"all {world_size} ranks take part in {what}, but they have no store of torch's elastic agent: do not "
+            "change the environment variables MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE of ranks"
         )
     return _exchange(_client(address, int(port)), rank, world_size, prefix)
 
@@ -238,8 +238,8 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
     Args:
         rank: this rank.
         world_size: number of ranks.
-        token: a random text; only that of rank 0 is used.
-        what: the user's call, for errors.
+        token: a random text. Only rank 0's text is used.
+        what: the user's call, which errors quote.
 
     Returns:
         The connection to the other ranks, and the token (random text) of rank 0.

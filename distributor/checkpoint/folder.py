@@ -1,4 +1,4 @@
-"""``checkpoint_folder``: checkpoints whose files are written by the ranks' own code."""
+"""``checkpoint_folder``: checkpoints whose files are written by the user's code in each rank."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
 
 def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
-    """Return a new folder for this rank's files, and an error text; ``None`` instead of the text if there is no error.
+    """Return a new folder for this rank's files, and an error text (``None`` if there is no error).
 
     The user's code writes this rank's files into a new folder. If checkpoints are kept in a folder and not at a URL,
     the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
-    without copying. If it cannot be created there, return a temporary folder, and an error text that says why.
+    without copying. If the new folder cannot be created there, return a temporary folder, and an error text that says
+    why.
     """
     name, root = f".rank-{session.exchange.rank}", session.place.root
     if root is not None:

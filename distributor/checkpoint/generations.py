@@ -137,7 +137,7 @@ class Source:
 
 
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
-    """Return the newest state of which the nodes' memory holds all parts, and where each rank finds its parts.
+    """Return the newest state that is complete in the nodes' memory, and where each rank finds its parts of the state.
 
     If several ranks have the same tensor in full, such as a weight under DDP, the states of some of them may lack it.
     When a rank loads a state, it first takes the tensors in its own state. It takes each missing tensor from the state
@@ -165,7 +165,7 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, lis
 
 
 def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source, ...] | None:
-    """Return where the parts of one rank's state are; ``None`` if any part is on no node."""
+    """Return where the parts of one rank's state are; ``None`` if any part is missing from all nodes."""
     own = [holding for holding in holdings if holding.rank == rank]
     for holding in sorted(own, key=lambda each: (each.node != home, len(each.generation.others))):
         found = [Source(holding.node, holding.path, holding.generation.pieces, holding.objects)]
@@ -181,7 +181,7 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
 
 
 def pack(generation: Generation) -> bytes:
-    """Return the description of a state as JSON: the record, which is kept beside the state's file of tensors."""
+    """Return the record of a state: its description as JSON, which is kept next to the state's file of tensors."""
     return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
 
 
@@ -223,7 +223,7 @@ def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
     """Return which of a rank's two slots (files of states) to overwrite: an empty one, or the one with the older state.
 
     If ranks have loaded a state from memory, the slot (file) with this state stays. The other slot is overwritten, even
-    if its state is later: not all ranks have that state, so it can never be loaded.
+    if its state is newer, because not all ranks have that state, and it can therefore never be loaded.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1

@@ -35,7 +35,7 @@ class Checkpoint:
     Attributes:
         step: the step of the training.
         path: the folder that holds its files, on this machine.
-        metrics: the values that rank 0 had last reported before the save, by name.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name.
     """
 
     step: int
@@ -89,7 +89,7 @@ def best_checkpoint() -> Checkpoint | None:
 
 
 def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
-    """Yield the committed checkpoints that have all their files, the newest first. Leave out those in ``refused``."""
+    """Yield the committed checkpoints that have all their files, the newest first. Skip the folders in ``refused``."""
     for each in session.catalog.committed():
         if each.folder not in refused and session.catalog.is_whole(each):
             yield each
@@ -114,7 +114,7 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     """Return the path of a shard (a file of a checkpoint) on this machine.
 
-    If checkpoints are kept at a URL, the shard (file) is downloaded by the first of the node's ranks to need it.
+    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it.
 
     Raises:
         OSError: the file cannot be downloaded, or its bytes differ from the saved ones.
@@ -160,9 +160,9 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
 
 
 def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | InMemory | None:
-    """Return the checkpoint that all ranks load: a committed one, or a state in memory; ``None`` if there is none.
+    """Return what all ranks load (a committed checkpoint, or a state in memory); ``None`` if there is neither.
 
-    Rank 0 chooses the checkpoint to load, and tells the other ranks.
+    Rank 0 chooses what to load, and tells the other ranks.
     """
     key, what = session.next_key(), "load_checkpoint"
     told = session.exchange.gather(f"{key}/1", recalling.tell(memory), what)
@@ -179,7 +179,7 @@ def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> 
 
 
 def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
-    """Read this rank's state from memory, and return it; ``None`` if any of the ranks cannot read its state."""
+    """Read this rank's state from memory, and return the state; ``None`` if any rank cannot read its own state."""
     held, problem = None, b""
     try:
         held = memory.read(chosen.checkpoint, chosen.sources, chosen.seats)
@@ -200,7 +200,7 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
         if kept is None:
             raise
         _log.warning(
-            "load_checkpoint: loads the state that is kept in memory, since the folder or URL of checkpoints= cannot "
+            "load_checkpoint loads the state that is kept in memory, since the folder or URL of checkpoints= cannot "
             "be read: %s",
             error,
         )
@@ -208,7 +208,7 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
 
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-    """Return the state to restore, from what was read from memory.
+    """Return the state to restore, converted from the state that was read from memory.
 
     For a module, the saved values are copied into the tensors that the module already has.
     """
@@ -235,7 +235,7 @@ def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool
 def _any_problem(session: Session, own: bytes, what: str) -> bool:
     """Return whether any rank cannot read its part of a checkpoint. If so, rank 0 logs a warning."""
     key, call, exchange = session.next_key(), "load_checkpoint", session.exchange
-    told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take long
+    told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take a long time
     answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
     if answer and exchange.rank == 0:
         _log.warning("%s (%s): an earlier one is tried", what, answer.decode())
@@ -256,18 +256,18 @@ class _Loading:
         self._shards = {shard.name: shard for shard in manifest.shards}
 
     def damaged(self, some: Iterable[Shard]) -> str:
-        """Return the first of some shards (files) that is not as it was saved, and why; ``""`` if all are intact."""
+        """Return the name of the first damaged shard (file) and what is wrong with it; ``""`` if all are intact."""
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
-            except Exception as error:  # any error: the other ranks wait for the answer
+            except Exception as error:  # any error: the other ranks wait for this result
                 return f"{shard.name}: {error}"
             if self._session.place.root is not None and not shards.is_intact(path, shard):
                 return f"{shard.name}: its digest differs"
         return ""
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-        """Read this rank's state from the checkpoint. A module's values are read into the tensors that it already has.
+        """Read this rank's state from the checkpoint. A module's values are read into the module's existing tensors.
 
         Raises:
             ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.

@@ -1,14 +1,14 @@
-"""Keeps what a node's ranks have saved last in files in shared memory, which outlive the ranks.
+"""Keeps the newest saved states of a node's ranks in shared memory, in files that outlive the ranks.
 
-Each rank has two *slots*, which are files, and saves to them in turn. So while one slot is written, the other one stays
-complete. A slot is valid once it has a record, a second file that names the slot's checkpoint and tensors.
+Each rank has two *slots*, which are files, and saves to them in turn. While one slot is written, the other one stays
+complete. A slot is valid once it has a record (a second file that names the slot's checkpoint and tensors).
 
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
 keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node.
 
-A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Since each
-rank keeps two states, there is always a checkpoint that all ranks have in memory, once all have copied their first
-state.
+A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Each rank
+keeps two states. Once all ranks have copied their first state, there is therefore always a checkpoint that all ranks
+have in memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Memory:
 
     Args:
         about: the folder in shared memory for the states of all ranks of the node, and the maximum total size of the
-            files of tensors in it.
+            files of tensors in this folder.
         rank: this rank.
         world_size: number of ranks.
         peers: the connections to other nodes, which keep copies of the states; ``None`` if other nodes keep no copies.
@@ -67,17 +67,17 @@ class Memory:
         self._warned: set[str] = set()
 
     def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
-        """Begin to overwrite a slot, one of this rank's two files in shared memory, with a new state.
+        """Begin to overwrite a slot (one of this rank's two files in shared memory) with a new state.
 
         Args:
             checkpoint: name of the checkpoint's folder.
             step: the step of the training.
             tensors: the tensors that this rank keeps.
-            others: the names of the tensors that other ranks of the node keep for this one.
+            others: the names of the tensors that other ranks of the node keep for this rank.
 
         Returns:
-            The memory to copy each tensor to, by name. If there is too little memory, log a warning, remove this rank's
-            previous states, which are then outdated, and return an empty mapping.
+            The memory to copy each tensor to, by name. If there is too little memory, the mapping is empty, a warning
+            is logged, and this rank's previous states are removed, because they are then outdated.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
         self._loaded = None  # the next save may overwrite it, since all ranks have a newer state by then
@@ -109,7 +109,7 @@ class Memory:
             self._warn(error)
 
     def revoke(self, checkpoint: str) -> None:
-        """Make this rank's state of a checkpoint in memory invalid, so that the state is not loaded."""
+        """Invalidate the state that this rank keeps of a checkpoint, so that the state is not loaded."""
         for slot in self._slots:
             if slot.holds(checkpoint):
                 slot.clear()
@@ -133,7 +133,7 @@ class Memory:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
-        """Describe the states that this rank can load, with all their tensors, from the memory of its own node."""
+        """Return descriptions of the states that this rank can load completely from the memory of its own node."""
         found = []
         for generation in (slot.generation for slot in self._slots):
             if generation is not None and generation.world_size == self._world_size:
@@ -217,9 +217,9 @@ class Held:
         """Add the tensors with the given names to this state.
 
         Args:
-            views: the tensors that were read from one file in the shared memory of a node, by name.
+            views: tensors by name, which were all read from one file in a node's shared memory.
             pieces: the type and the full size of each tensor in ``views``.
-            names: the names of those tensors in ``views`` that are added.
+            names: the names of the tensors in ``views`` to add.
         """
         chosen = set(names)
         for piece in pieces:
@@ -241,8 +241,8 @@ class _Slot:
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
-        #: Describes the state in the slot; ``None`` if there is no complete state. It is read once. Later, only the
-        #: rank that writes the slot updates it.
+        #: Describes the state in the slot; ``None`` if there is no complete state. The description is read once.
+        #: Later, only the rank that writes the slot updates it.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
             self.generation = read(self._record.read_bytes())
@@ -263,12 +263,14 @@ class _Slot:
         self.path.unlink(missing_ok=True)
 
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
-        """Return the memory to copy a new state's tensors to: that of the last state if its tensors had the same sizes.
+        """Return the memory to copy a new state's tensors to.
+
+        The last state's memory is reused if its tensors had the same sizes.
 
         Args:
             pieces: where each tensor is in the file.
             size: size of the file, in bytes.
-            limit: maximum size of all files of tensors in the node's folder together, in bytes.
+            limit: maximum total size of all files of tensors in the node's folder, in bytes.
 
         Raises:
             OSError: there is not enough shared memory.
@@ -286,7 +288,10 @@ class _Slot:
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Write a state's objects, and then its record, which makes the state valid. Copy its tensors earlier."""
+        """Write a state's objects and then its record, which makes the state valid.
+
+        The tensors of the state must be copied before this call.
+        """
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 

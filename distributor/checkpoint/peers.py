@@ -52,7 +52,7 @@ class Peers:
             parts: the parts of the file that are sent, each as an offset and a number of bytes.
 
         Raises:
-            OSError: there is no other node, it cannot be reached, or it has no room.
+            OSError: there is no other node, or the other node cannot be reached or has no room.
         """
         if peer is None:
             raise OSError("this run has only one node")
@@ -62,7 +62,7 @@ class Peers:
             raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
-        """Return the states that nodes of this run keep in memory on this machine, including nodes of earlier jobs."""
+        """Return the states that this run's nodes, including nodes of earlier jobs, keep in memory on this machine."""
         found = []
         for folder in state_folders.find(self._run_id):
             for record in sorted(Path(folder.path).glob("*.record")):

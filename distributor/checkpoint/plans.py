@@ -29,9 +29,9 @@ from distributor.checkpoint.state import DTensor, local_part
 class Planner:
     """Agrees with the other ranks which tensors this rank writes to a checkpoint.
 
-    At each save, every rank tells rank 0 which tensors it has, and rank 0 answers with the tensors that the rank must
-    write. A rank sends its list (its *plan*) only if it has changed since the rank's previous save. If no list has
-    changed, all ranks write the same tensors as before.
+    At each save, a rank sends its *plan* (the list of its tensors) to rank 0 if the plan has changed since the rank's
+    previous save. Rank 0 then answers every rank with the tensors that the rank must write. If no plan has changed, all
+    ranks write the same tensors as before.
 
     Args:
         exchange: sends bytes to the other ranks and receives theirs.
@@ -72,10 +72,10 @@ class Planner:
 
     @property
     def omitted(self) -> frozenset[str]:
-        """The names of the tensors that are left out of the copy of this rank's state that another node keeps.
+        """The names of the tensors that are missing from the copy of this rank's state on another node.
 
-        A tensor is left out if this rank and a lower rank, on any node, both have it in full. A rank that loads the
-        copy takes these tensors from the states of lower ranks.
+        A tensor is left out of the copy if this rank and a lower rank, on any node, both have it in full. A rank that
+        loads the copy takes these tensors from the states of lower ranks.
         """
         return self._omitted
 
@@ -88,14 +88,14 @@ class Planner:
         """Exchange plans with the other ranks, and return what this rank writes.
 
         Args:
-            key: the beginning of all keys in the ranks' shared store under which they exchange values about this save.
+            key: the beginning of all keys under which ranks exchange values about this save in their shared store.
             tensors: the tensors to save. Only their sizes and types are used.
-            samples: for each module in the state, by its name there (such as ``"model"``), a digest of some values of
-                its parameters. Rank 0 checks that all ranks with a module of this name have the same digest.
-            what: the user's call, for errors.
+            samples: a digest of some parameter values of each module in the state, by the module's name there (such as
+                ``"model"``). Rank 0 checks that all ranks with a module of this name have the same digest.
+            what: the user's call, which errors quote.
 
         Raises:
-            ConfigurationError: ranks have different tensors of one name, or a rank has ended without this call.
+            ConfigurationError: ranks have different tensors with the same name, or a rank has ended without this call.
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
@@ -131,7 +131,7 @@ class Planner:
                 memory); ``None`` if its plan has not changed.
 
         Raises:
-            ValueError: ranks have different tensors of one name.
+            ValueError: ranks have different tensors with the same name.
         """
         if not any(told):
             return [b""] * len(told)
@@ -188,9 +188,9 @@ def _known_elsewhere(
     """For each rank, return the names of the tensors that a lower rank also has in full.
 
     Returns:
-        Two lists, each with one set of names for each rank: the names of the tensors that a rank with a lower number
-        has in full too. The first list considers only lower ranks on the rank's own node, the second list those on all
-        nodes.
+        Two lists, each with one set of names for each rank. A rank's set in the first list names the tensors that a
+        lower rank on the same node also has in full. Its set in the second list names the tensors that a lower rank on
+        any node also has in full.
     """
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
@@ -216,7 +216,7 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     plan = planner.create_local_plan()
     for item in plan.items:
         assert item.tensor_data is not None
-        item.tensor_data.properties.pin_memory = False  # or plans for tensors and for their pinned copies would differ
+        item.tensor_data.properties.pin_memory = False  # else plans for tensors and their pinned copies would differ
     return pickles.dumps(plan)
 
 
@@ -224,7 +224,7 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     """Write the tensors of a plan into a folder.
 
     Returns:
-        The files, and where each part of a tensor is in them, for :func:`write_metadata`.
+        The files, and a description of where each part of a tensor is in them, which :func:`write_metadata` needs.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -275,7 +275,7 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of the named tensors; for each other tensor, a stand-in of its size and type without data.
+        """Return copies of the named tensors, and stand-ins (same size and type, no data) for all other tensors.
 
         Args:
             tensors: tensors by name.

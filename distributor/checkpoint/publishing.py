@@ -28,9 +28,9 @@ class Save:
     Attributes:
         what: the user's call, such as ``save_checkpoint(step=100)``.
         step: the step of the training.
-        key: the beginning of all keys in the ranks' shared store under which they exchange values about this save.
+        key: the beginning of all keys under which ranks exchange values about this save in their shared store.
         folder: name of the checkpoint's folder.
-        metrics: the values that this rank had last reported when the save began, by name.
+        metrics: the last value of each metric that this rank reported before the save began, by the metric's name.
     """
 
     what: str
@@ -70,7 +70,7 @@ class Part:
         shards: the files that the rank adds to the checkpoint.
         failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``.
         problem: why the files could not be written; ``None`` if they were written.
-        more: what else rank 0 needs in order to complete the checkpoint, as text.
+        more: further data, as text, that rank 0 needs to complete the checkpoint.
     """
 
     shards: tuple[Shard, ...] = ()
@@ -112,7 +112,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
         session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
         save: describes the save.
         part: this rank's report about its part.
-        complete: writes further files before the commit, on rank 0; ``None`` if there are none.
+        complete: on rank 0, a function that writes further files before the commit; ``None`` if there are none.
 
     Returns:
         Whether the checkpoint was committed. If not, rank 0 logs a warning.

@@ -30,8 +30,8 @@ class Kept:
 
     Attributes:
         checkpoint: name of the checkpoint's folder.
-        answers: messages with which rank 0 tells each rank to load this state, and where to find it; a single message
-            if it is the same for all ranks.
+        answers: rank 0's message to each rank, which names this state and says where to find it; a single message if
+            all ranks get the same one.
     """
 
     checkpoint: str
@@ -59,11 +59,12 @@ class InMemory:
 
 
 def tell(memory: Memory | None) -> bytes:
-    """Return what this rank sends to rank 0: the names of the states that it can load from memory.
+    """Return this rank's message to rank 0, from which rank 0 learns which states can be loaded from memory.
 
-    If nodes keep copies of states, restarted ranks may load states from other nodes. Each rank then sends its seat,
-    which says how to reach its node, and no names of states. Local rank 0 of each node also sends descriptions of all
-    states on its machine.
+    Usually, the message names the states that this rank can load from its own node. If nodes keep copies of states,
+    however, restarted ranks may load states from other nodes. Each restarted rank then sends its seat, which says how
+    to reach its node, and no names of states. Local rank 0 of each node also sends descriptions of all states on its
+    machine.
     """
     if memory is None:
         return b"{}"

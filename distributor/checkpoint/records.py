@@ -1,4 +1,4 @@
-"""The records of checkpoints: the manifest of each checkpoint, and an index of all of them. Pure functions of bytes.
+"""The records of checkpoints: a manifest of each checkpoint, and an index of all checkpoints. Pure functions of bytes.
 
 A checkpoint is a folder of files, which are called shards. Its manifest names each shard with its size and digest. The
 manifest is written last, and the checkpoint is committed once the manifest exists.
@@ -54,7 +54,7 @@ class Manifest:
         world_size: number of ranks that wrote it.
         origin: the run and attempt that wrote it, such as ``"3f2a-0"``.
         shards: its files.
-        metrics: the values that rank 0 had last reported before the save, by name.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name.
     """
 
     folder: str
@@ -69,7 +69,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Index:
-    """The folders of committed checkpoints; ``sequence`` grows with each version of the index."""
+    """The record of all folders of committed checkpoints. ``sequence`` is a number that grows with each version."""
 
     sequence: int
     folders: tuple[str, ...]
@@ -92,7 +92,7 @@ def read_manifest(data: bytes) -> Manifest | None:
 
     found = unseal(data, build)
     if found is not None and any(".." in shard.name.split("/") or shard.name[:1] == "/" for shard in found.shards):
-        return None  # outside the checkpoint's folder
+        return None  # the file would be outside the checkpoint's folder
     return found
 
 
@@ -154,7 +154,10 @@ def order_of(name: str) -> tuple[int, int]:
 
 
 def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints to remove: all except the newest ``checkpoints.keep`` ones and the best one."""
+    """Return the checkpoints to remove: all except the newest ones and the best one.
+
+    ``checkpoints.keep`` says how many of the newest checkpoints stay. If it is ``None``, all checkpoints stay.
+    """
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
     if checkpoints.keep is None:
         return []

@@ -29,7 +29,7 @@ METADATA = ".metadata"
 
 @dataclass
 class _Kept:
-    """What a rank reuses from one save to the next, such as its plan of what it writes, and the memory for copies."""
+    """What a rank reuses from one save to the next, such as its plan (the tensors to write) and memory for copies."""
 
     session: Session
     planner: plans.Planner
@@ -61,7 +61,7 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             f"{type(state).__name__}"
         )
     publishing.check_step("save_checkpoint", step)
-    found = states.collect(state)  # may raise an error, so it comes before the other ranks wait
+    found = states.collect(state)  # it may raise an error, so it is called before other ranks wait
     objects = states.pack_objects(found.objects)
     session = current("save_checkpoint")
     session.finish()
@@ -121,7 +121,7 @@ class _Task:
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
         if self.kept.memory is not None:
             if planner.left_out != self.left_out:
-                self.kept.memory.revoke(save.folder)  # other ranks now keep other tensors, so it may be incomplete
+                self.kept.memory.revoke(save.folder)  # other ranks now keep other tensors: the state may lack some
             self.kept.memory.replicate(save.folder, self.objects, planner.omitted, planner.peer)
         part, folder = Part(), self._folder()
         try:

@@ -143,10 +143,10 @@ _session: tuple[int, Session] | None = None
 
 
 def current(what: str, *, together: bool = True) -> Session:
-    """Return what this process uses to save and load checkpoints, its *session*. The first call creates it.
+    """Return the *session* that this process uses to save and load checkpoints. The first call creates the session.
 
     Args:
-        what: the user's call, for errors.
+        what: the user's call, which errors quote.
         together: whether the ranks work together in this call, and therefore must be able to reach each other.
 
     Raises:

@@ -56,7 +56,7 @@ def measured(path: Path, name: str) -> Shard:
 
 
 class MeasuredFile:
-    """A new file. A thread computes its digest while it is written. After the ``with`` block, the file is on the disk.
+    """A new file. While it is written, a thread computes its digest. After the ``with`` block, the file is on the disk.
 
     Args:
         path: path of the file.
@@ -123,7 +123,7 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _follow(self) -> None:
-        """Read and hash what has been written to the file, and advise the kernel to begin to write it to the disk."""
+        """Read and hash the data written to the file, and advise the kernel to begin to write this data to the disk."""
         piece = bytearray(_PIECE)
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):
@@ -151,15 +151,15 @@ def is_intact(path: Path, shard: Shard) -> bool:
 
 
 def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shard, ...]]:
-    """Return the files that each rank adds to a checkpoint. If ranks have the same file, only the lowest adds it.
+    """Return the files that each rank adds to a checkpoint. If ranks have the same file, only the lowest rank adds it.
 
     Args:
         brought: the files that each rank has written, by name.
-        what: the user's call, for errors.
+        what: the user's call, which errors quote.
 
     Raises:
-        ConfigurationError: two ranks have different files with one name, or a name is a file of one rank and a folder
-            of another.
+        ConfigurationError: two ranks have different files with the same name, or a file of one rank has the same name
+            as a folder of another rank.
 
     Example:
         >>> one, other = Shard("config.json", 2, "aa"), Shard("1.pt", 9, "bb")

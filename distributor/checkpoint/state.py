@@ -1,11 +1,11 @@
-"""Convert the state of training to named tensors, and restore it from them.
+"""Convert the state of training to named tensors and other objects, and restore the state from them.
 
-- A module's tensors are named ``<entry>.<name>``: the module's key in the dict that the user saves, and the tensor's
-  name in ``state_dict()`` without the prefixes of DDP and ``torch.compile``. So a checkpoint of a DDP model can be
-  loaded into the bare model, or into a model that ``fully_shard`` has split.
+- A module's tensors are named ``<entry>.<name>``, where ``<entry>`` is the module's key in the dict that the user
+  saves, and ``<name>`` is the tensor's name in ``state_dict()`` without the prefixes of DDP and ``torch.compile``. So a
+  checkpoint of a DDP model can be loaded into the bare model, or into a model that ``fully_shard`` has split.
 - An optimizer's tensors are named ``<entry>.state.<parameter>.<key>``, where ``<parameter>`` is the name of a module's
-  parameter as above, and ``<key>`` is for example ``exp_avg``. For this, the modules in the dict must have all
-  parameters of the optimizer.
+  parameter as above, and ``<key>`` is for example ``exp_avg``. These names require that the modules in the dict have
+  all parameters of the optimizer.
 - Everything else is an *object* of the rank: random states, plain values, and the ``state_dict()`` of any other entry
   that has one. Each rank writes its own objects to a separate file.
 """
@@ -34,7 +34,7 @@ else:
     except ImportError:  # torch 2.4
         from torch.distributed._tensor import DTensor
 
-#: The entry under which a rank's random states are saved. It begins with #, which names of users' entries must not.
+#: The entry under which a rank's random states are saved. It begins with #, unlike the names of users' entries.
 _RANDOM = "#random"
 
 #: Number of values at each end of a parameter that ranks compare with each other.
@@ -215,7 +215,7 @@ def pack_objects(objects: Mapping[str, Any]) -> bytes:
 
 
 def refused_by_weights_only(objects: bytes) -> str | None:
-    """Return why torch does not load the given objects with ``weights_only``; ``None`` if it does."""
+    """Return why torch does not load the given objects with ``weights_only``; ``None`` if torch loads them."""
     try:
         torch.load(io.BytesIO(objects), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -241,11 +241,11 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
 
 
 def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors to read a checkpoint into: those of modules, and new ones for optimizers' states.
+    """Return the tensors to read a checkpoint into: tensors of modules, and new tensors for optimizers' states.
 
     Args:
         entries: the entries of the training, such as models and optimizers.
-        saved: the size and type of each tensor in the checkpoint (``TensorStorageMetadata``), by name.
+        saved: the size and type (``TensorStorageMetadata``) of each tensor in the checkpoint, by name.
 
     Raises:
         ConfigurationError: the checkpoint lacks a tensor of a module, or has it with another size.

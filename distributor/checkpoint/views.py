@@ -1,4 +1,4 @@
-"""Lays tensors out in one block of memory, such as a file in shared memory, and makes tensors that use this memory."""
+"""Makes tensors that use one block of memory, such as a file in shared memory."""
 
 from __future__ import annotations
 

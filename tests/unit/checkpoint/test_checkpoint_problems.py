@@ -25,7 +25,7 @@ def test_a_folder_that_cannot_be_read_is_no_error_if_memory_has_a_state(
         folder.rmdir()
     folder.write_text("a file in its place")
     assert loading._committed(session, [], Kept("step-1-3f-0-1", [b""])) is None
-    assert "load_checkpoint: loads the state that is kept in memory, since the folder or URL of" in caplog.text
+    assert "load_checkpoint loads the state that is kept in memory, since the folder or URL of" in caplog.text
     with pytest.raises(NotADirectoryError):
         loading._committed(session, [], None)
 
