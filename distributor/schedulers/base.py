@@ -1,4 +1,4 @@
-"""The interface of schedulers, which bring a job to its nodes: through Spark, or directly to this machine."""
+"""The interface of schedulers, which bring a job to its nodes, through Spark or directly to this machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Scheduler(Protocol):
 
     @property
     def on_driver(self) -> bool:
-        """Whether ranks run on the driver's machine, and so use that machine's files."""
+        """Whether ranks run on the driver's machine. If they do, they use that machine's files."""
 
     @property
     def omp_threads(self) -> int | None:
-        """The value that the scheduler itself gives to OMP_NUM_THREADS in its tasks; ``None`` if it does not set it."""
+        """The value to which the scheduler itself sets OMP_NUM_THREADS in its tasks; ``None`` if it sets no value."""
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
@@ -62,28 +62,28 @@ class Scheduler(Protocol):
         """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
 
         Args:
-            job: a job that has passed ``check``. A scheduler that chooses hosts does not use those in ``job.avoided``
-                if other hosts have room.
+            job: a job that has passed ``check``. A scheduler that chooses hosts does not use the hosts in
+                ``job.avoided`` if other hosts have room.
             server: the driver's end of the connections to nodes. The scheduler makes it listen for nodes, or passes it
                 sockets that are already connected to nodes.
 
         Raises:
             StartError: the ranks could not be started.
             RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
-            NodeLostError: a node was lost, and its results with it.
+            NodeLostError: a node and its results were lost.
             ResourceError: the cluster's resources turned out to be too few for the job.
             ResultError: the ranks' return values are too large to be sent to the driver.
         """
 
     def cancel(self) -> bool:
-        """End the run by force, even on nodes that no order to stop has reached. Do nothing if the run has ended.
+        """End the run by force, even on nodes that have received no order to stop. Do nothing if the run has ended.
 
         In local mode, ranks get no grace period. On Spark, an agent whose task has been killed still gives its ranks
         the grace period.
 
         Returns:
             ``True`` if nothing was ended, because killing tasks at this moment could also end their executors (Spark
-            only). The caller must then call this method again. Otherwise ``False``.
+            only); ``False`` otherwise. If the result is ``True``, the caller must call this method again.
         """
 
     def room(self, job: Job) -> int | None:

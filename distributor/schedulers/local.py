@@ -50,8 +50,8 @@ class LocalScheduler:
     """Runs a job's ranks on this machine.
 
     Args:
-        nodes: number of agents (processes that start and watch ranks) that share the run's ranks. With more than one,
-            the run has several nodes with one rendezvous, as on a cluster; tests use this.
+        nodes: number of agents (processes that start and watch ranks) that share the run's ranks. With more than one
+            agent, the run has several nodes with one rendezvous, as on a cluster. Only tests use more than one.
         gpus: addresses of the GPUs that Spark found for the driver; ``None`` to look for this machine's GPUs.
     """
 
@@ -184,7 +184,7 @@ class LocalScheduler:
         return Step("starting a process on this machine")
 
     def cancel(self) -> bool:
-        """Kill all agents of the run, and so the ranks that they started. Return ``False``: one call is enough."""
+        """Kill all agents of the run, which also ends their ranks. Return ``False``: one call is enough."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
@@ -213,7 +213,7 @@ class LocalScheduler:
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
     ) -> _Part:
-        """Run the agent of one node, which starts the node's ranks, until the agent has sent its report."""
+        """Run one node's agent, the process that starts the node's ranks, until the agent has sent its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
         with host_node(job.job_id, lead.partition) as node:
@@ -252,7 +252,7 @@ class LocalScheduler:
 
 
 def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
-    """Yield each requested resource except GPUs: option, amount per rank, amount on this machine, and unit."""
+    """Yield option, amount per rank, amount on this machine, and unit of each requested resource except GPUs."""
     if asked.cpus_per_process is not None:
         yield "cpus_per_process", asked.cpus_per_process, processes.cpu_count(), "CPUs"
     if asked.memory_per_process is not None:
@@ -260,7 +260,7 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report and the files that the report names, before they are removed with the node's folder."""
+    """Read an agent's report and the files that it names, before these files are removed with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -277,7 +277,7 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
 
     Args:
         calls: functions to call without arguments, at least one.
-        end: ends the calls that have begun, if other calls cannot begin.
+        end: called if a call cannot be started, to end the calls that have begun.
     """
     results: dict[int, T] = {}
     raised: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""The interface of a Spark session that runs barrier tasks: all that differs between classic sessions and Connect."""
+"""The interface of Spark sessions that run barrier tasks. It covers all that differs between classic and Connect."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from distributor.values.outcome import Collected
 
 @dataclass(frozen=True)
 class Delivery:
-    """The form in which a session sends a job to its tasks. It becomes part of the :class:`Shipment`, the tasks' input.
+    """The form in which a session sends a job to tasks. The tasks' input, a :class:`Shipment`, contains these values.
 
     Attributes:
         job: the job, without its large parts if they are sent separately.
-        parts: the large parts of the job, if Spark delivers them as separate files: each part's name with the name of
-            its file.
+        parts: the large parts of the job that Spark delivers as separate files. The keys are the names of the parts,
+            and the values are the names of their files.
         package: the library itself (``distributor``) as a zip, or the zip's file name if Spark delivers it separately.
         exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
             Otherwise, they use Spark's ``allGather``.
@@ -66,7 +66,7 @@ class BarrierSession(Protocol):
         Args:
             job: the whole job, which says how many tasks to run and what each needs.
             task: the function that each task runs.
-            server: the driver's end of the connections to nodes, which records whether tasks have begun.
+            server: the driver's end of the connections to nodes. It records whether tasks have begun.
 
         Raises:
             StartError: Spark did not place the tasks as requested within the run's start timeout.
@@ -78,7 +78,7 @@ class BarrierSession(Protocol):
         """Return what the run's tasks wait for; ``None`` if the tasks run or nothing is known."""
 
     def room(self, job: Job) -> int | None:
-        """Return the number of free slots for more tasks like those of a job; ``None`` if it is not known."""
+        """Return how many free slots there are for more tasks of a job; ``None`` if this number is not known."""
 
     @property
     def slots_may_come(self) -> bool:
@@ -91,10 +91,9 @@ class BarrierSession(Protocol):
         """End the wait for slots, and cancel the Spark job if there is one.
 
         Returns:
-            ``True`` if the job has not been cancelled yet. The reason is that its tasks may be waiting in
-            ``allGather``: killing a task there ends its executor, too (Spark 4.3). The caller must then call this
-            method again, until the result is ``False``. Meanwhile, the driver tells every task that is connected to it,
-            or connects now, to end.
+            ``True`` if the job has not been cancelled yet, because its tasks may be waiting in ``allGather``, where
+            killing a task also ends its executor (Spark 4.3). The caller must then call this method again, until the
+            result is ``False``. Meanwhile, the driver tells all tasks that are connected to it, or connect now, to end.
         """
 
     def ended(self, job: Job) -> DistributorError | None:
@@ -105,7 +104,7 @@ class BarrierSession(Protocol):
 
 
 def pause(cancelled: threading.Event, seconds: float, job: Job) -> None:
-    """Wait for a number of seconds, before a job is submitted that may not find free slots yet.
+    """Wait for a number of seconds before submitting a job that may not find free slots yet.
 
     Args:
         cancelled: set when the run is cancelled.

@@ -22,7 +22,7 @@ _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.cryp
 def encryption(session: SparkSession) -> list[str]:
     """Return the names of the settings that request encryption or authentication and are true in a session."""
     # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value. So
-    # this code reads the value from the session, too.
+    # this code also reads the session's current value.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
     return [key for key in _ENCRYPTION if is_true(conf(session, key)) or (now and key == _ENCRYPTION[0])]
 

@@ -47,7 +47,7 @@ _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 #: Maximum number of times that a run is submitted to Spark if Spark loses the run's tasks before they begin.
 _ATTEMPTS = 3
 
-#: Number of seconds between checks of whether tasks still run that Spark killed while they were starting.
+#: Number of seconds between checks of whether starting tasks that Spark has killed are still running.
 _KILLED_POLL = 0.1
 
 #: Number of seconds between checks of the cluster's slots while they are too few.
@@ -155,7 +155,7 @@ class ClassicSession:
         slots = Slots(self._session, self._cluster, job)
         free = slots.free()
         # free() assumes the session's CPUs and GPUs per task for all running tasks, but this run's own tasks may have
-        # more. So the result is at most the number of slots that they leave.
+        # more. So the result is at most the number of slots that this run's tasks leave free.
         return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
 
     def leaving(self) -> str | None:
@@ -207,7 +207,7 @@ class ClassicSession:
         return waiting and not self._cancelled.is_set()
 
     def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:
-        """Run one Spark job to its end and return its tasks' rows, the ``bytes`` of their reports and results."""
+        """Run one Spark job to its end. Return the rows of its tasks (``bytes`` of reports and results)."""
         from pyspark import accumulators
 
         context = context_for_tasks(self._session)

@@ -37,7 +37,7 @@ _CHUNK = 1 << 20
 #: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
 _INLINE = 1 << 20
 
-#: Number of seconds until a query is submitted again whose tasks Spark has placed badly.
+#: If Spark has placed a query's tasks badly, the query is submitted again after this number of seconds.
 _PLACE_AGAIN = 1.0
 
 #: Names of the files that each session has already uploaded.
@@ -80,15 +80,15 @@ class ConnectSession:
         package = self._upload(shipping.package_zip())
         rest, parts = shipping.detach(job, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
-        # Tasks exchange their facts with allGather. Through the driver, the exchange would be faster, but tasks can
-        # seldom reach a Connect client, and mapInArrow takes a second anyway.
+        # Tasks exchange their facts with allGather. An exchange through the driver would be faster, but tasks can
+        # seldom reach the driver of a Connect session, and mapInArrow takes a second anyway.
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the query. Submit it again if Spark has put too many ranks on an executor.
 
-        Spark does so if slots of the other executors are not free yet, for example because tasks of the run's previous
-        job have not ended, or because an executor has just come up.
+        Spark puts too many there if slots of the other executors are not free yet, for example because tasks of the
+        run's previous job have not ended, or because an executor has just come up.
 
         Raises:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
@@ -152,7 +152,7 @@ class ConnectSession:
         return []
 
     def _upload(self, content: bytes) -> str:
-        """Make Spark Connect deliver content to executors as a file, once per session. Return the file's name there.
+        """Make Spark Connect deliver content to executors as a file, once per session. Return the name of this file.
 
         Large content is not sent within a query, because the heaps of the server and the executors would then contain
         several copies of it.
@@ -171,7 +171,7 @@ class ConnectSession:
         return name
 
     def _submit(self, job: Job, task: Task) -> Iterable[bytes]:
-        """Run the query to its end and return its tasks' rows, the ``bytes`` of their reports and results."""
+        """Run the query to its end. Return the rows of its tasks (``bytes`` of reports and results)."""
 
         def in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa

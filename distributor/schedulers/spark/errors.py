@@ -33,9 +33,9 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         size = re.search(r"Total size of serialized results of \d+ tasks? \(([^)]*)\)", text)
         return ResultError(
             f"the return values{f' ({size.group(1)})' if size else ''} are larger than spark.driver.maxResultSize "
-            "allows, and executors could not send them to the driver directly: let executors connect to it "
-            "(driver_ports=), raise that setting (and spark.driver.memory with it), or write a checkpoint to shared "
-            "storage and return its path"
+            "allows, and executors could not send them to the driver directly: let executors connect to the driver "
+            "(driver_ports=), raise spark.driver.maxResultSize and spark.driver.memory, or write a checkpoint to "
+            "shared storage and return its path"
         )
     if re.search(r"cancelled|canceled|interrupted|OPERATION_CANCELED", text, re.IGNORECASE):
         return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
@@ -74,7 +74,7 @@ def _line_with(word: str, text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Return why a job failed, from a Java exception's text: Spark's reason in one line, and any Python exception."""
+    """From a Java exception's text, return why a job failed: Spark's reason in one line, and any Python exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]

@@ -9,7 +9,7 @@ from distributor.machine.processes import stat
 
 
 def executor_of_this() -> int:
-    """Return the pid of this Python worker's Spark executor: its nearest ancestor that is a JVM, else its parent."""
+    """Return the pid of this worker's Spark executor: the worker's nearest ancestor that is a JVM, else its parent."""
     pid = os.getpid()
     while (fields := stat(pid)) is not None and int(fields[1]) > 1:
         pid = int(fields[1])

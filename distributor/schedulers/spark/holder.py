@@ -5,8 +5,8 @@ This module runs in a barrier task's Python worker. Its code uses only the stand
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
 one task, the *holder*, keeps running while the others send their rows (the ``bytes`` of their reports) to the driver
 through an accumulator. Spark delivers the rows of a task as the task ends. If the holder has rows too, it passes them
-to another task, the *courier*. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``,
-because killing a task that waits there ends its executor, too (Spark 4.3).
+to another task, the *courier*. Once all rows have arrived, the driver cancels the job. Tasks do not wait for one
+another in ``allGather``, because killing a task that waits there ends its executor, too (Spark 4.3).
 
 The *leader* of an executor is the task that runs its agent (the process that starts ranks). The executor's other tasks
 are the leader's *siblings*.
@@ -131,7 +131,7 @@ def hand_over(
 
     The holder (the task that keeps the Spark job running) sends its rows to another task, the courier, which adds them
     to the accumulator. Then the holder waits for the end of the job. Return the rows that this task has not added to
-    the accumulator: it must yield them to Spark.
+    the accumulator: this task must yield them to Spark.
 
     Args:
         shipment: the task's input.
@@ -163,8 +163,8 @@ def hand_over(
 def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
     """Send rows to the courier, the task that passes them to the driver. Return whether it has received them.
 
-    The courier, which receives the rows, reads them only once the ranks of its own node have ended. So this function
-    waits for the courier's answer as long as the Spark job runs and the task's time limit allows.
+    The courier reads the rows only once the ranks of the courier's node have ended. So this function waits for the
+    courier to confirm the rows, as long as the Spark job runs and the task's time limit allows.
     """
     data = pickle.dumps(rows)
     try:

@@ -27,8 +27,8 @@ class Placing:
 
     Args:
         job: says which hosts to avoid.
-        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. The argument is the
-            number of the job's running tasks by executor. The slots of these tasks count as free.
+        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. Its argument says how
+            many tasks of the job run on each executor. The slots of these tasks count as free.
     """
 
     def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
@@ -43,8 +43,8 @@ class Placing:
         """Return whether to begin the run with the tasks that ``facts`` describes.
 
         No task may be on a host that the job avoids (two attempts have failed there) if all tasks fit on other hosts.
-        This holds for at most :data:`_MOST` placements and for half of ``start_timeout``, so that the run begins even
-        if Spark keeps choosing these hosts.
+        At most :data:`_MOST` placements are refused for this reason, and none after half of ``start_timeout``, so that
+        the run begins even if Spark keeps choosing these hosts.
 
         Args:
             facts: for each task, a mapping whose entry ``"facts"`` describes the task's node (executor, GPUs, ...).
@@ -70,7 +70,7 @@ def crowded(job: Job) -> str:
 
 
 def refuse(job: Job, why: str, times: int, too_late: bool) -> None:
-    """Warn, the first time, that Spark must place the run's tasks again, and why.
+    """Log, the first time only, a warning that Spark must place the run's tasks again, and why.
 
     Args:
         job: the job.

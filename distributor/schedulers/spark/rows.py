@@ -59,7 +59,7 @@ class FailedRows:
         return ()
 
     def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
-        """Store the rows of tasks, fast and without an exception: PySpark calls this while Spark's scheduler waits."""
+        """Store the rows of tasks. Spark's scheduler waits for this call, so it must be fast and raise no exception."""
         before = self.complete
         for partition, rows in update:
             # If Spark starts the stage again, the rows of its first start say why the run failed.
@@ -78,7 +78,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
     """Sort the rows of all tasks by kind (report, return value, output, ...).
 
     Args:
-        pieces: the rows (``bytes``) that the tasks have sent; those of one task in the order in which it sent them.
+        pieces: the rows (``bytes``) of all tasks. Rows of one task must be in the order in which it sent them.
         arrived: returns a rank's return value if it has come over the channel (the connection between driver and node),
             otherwise ``None``.
 
@@ -113,7 +113,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
 
 
 def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) -> Brought:
-    """Return a file that ranks of a node wrote, from its description and the pieces of its content."""
+    """Make the :class:`Brought` of a file that ranks of a node wrote. ``pieces`` are the content of the file."""
     return Brought(node, Entry(*entry), pieces, uploaded)
 
 

@@ -1,4 +1,4 @@
-"""The Spark scheduler: one barrier-mode job in a session, classic or Connect."""
+"""The Spark scheduler, which runs a job in barrier mode in a Spark session, classic or Connect."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SparkScheduler:
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
         self._job: Job | None = None  # set by check()
-        self._ends = False  # whether the run itself has cancelled the job, and not Spark or its UI
+        self._ends = False  # whether the run itself, rather than Spark or its UI, has cancelled the job
 
     @property
     def omp_threads(self) -> int | None:
@@ -146,7 +146,8 @@ class SparkScheduler:
                 raise told from None
             why = spark_errors.reason(str(error))
             _log.warning(
-                "run %s: Spark failed after training had ended, but all results have reached the driver: %s",
+                "run %s: Spark failed after training had ended, but all results have reached the driver. "
+                "Spark's reason: %s",
                 job.label,
                 why,
             )
@@ -159,7 +160,7 @@ class SparkScheduler:
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
         # Tasks of a failed run may send rows, with tracebacks and log lines, to each other. These connections are not
-        # encrypted, so without a key tasks do not use them if the session requests encryption.
+        # encrypted. So if the session requests encryption, tasks get no key, and do not send rows to each other.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
@@ -229,7 +230,7 @@ def _shipment(
 
 @cache
 def _portable_task() -> bytes:
-    """Pickle ``run_task`` by value with the code of this package that it uses, which workers may not have installed.
+    """Pickle ``run_task`` by value with the code that it uses of this package, since workers may not have the package.
 
     The result is compressed, because PySpark encodes it as text to send it to the JVM, and the encoding takes 2 ms for
     each 100 kB.

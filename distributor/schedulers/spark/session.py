@@ -27,7 +27,8 @@ _JVM_PATIENCE = 5.0
 #: The Python that classic sessions run in workers by default.
 _SPARKS_PYTHON = "python3"
 
-#: The setting for the Python of Spark Connect's workers, per session of the server. Internal to Spark, since 3.5:
+#: The setting for the Python of Spark Connect's workers. Each session of the server has a value of its own. Spark has
+#: had this internal setting since version 3.5:
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
 _CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
 
@@ -331,10 +332,10 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:
-        # The error's text begins with Spark's own message, to be shown; a Java stack follows, to be left out.
+        # The error's text begins with Spark's own message, which is shown. The Java stack after it is left out.
         if "on a stopped SparkContext" in str(error):  # Spark's log says why the context stopped
             error = RuntimeError(
-                "it stopped while it was starting; Spark's log above says why (is a master running there?)"
+                "Spark's context stopped while it was starting; Spark's log above says why (is a master running there?)"
             )
         where = "" if master is None else f" with master {master}"
         raise ConfigurationError(f"no Spark session{where}: {_first_words(error)}") from None

@@ -14,8 +14,8 @@ class Shipment(TypedDict):
     Attributes:
         job_id: identifier of the job.
         job: the pickled job, without its large parts (see ``parts``).
-        parts: large parts of the job, such as the function, which Spark delivers as separate files: each part's name
-            with the name of its file.
+        parts: large parts of the job, such as the function, which Spark delivers as separate files. The keys are the
+            names of the parts, and the values are the names of their files.
         package: the library itself (``distributor``) as a zip, or the zip's file name if Spark delivers it separately.
         endpoint: where the driver can be reached; ``None`` if it does not listen.
         exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
@@ -30,8 +30,8 @@ class Shipment(TypedDict):
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
         patience: number of seconds within which all nodes of a failed run end.
-        seal: the key from which a task makes the secret that proves to the driver which node it is; see
-            :mod:`distributor.channel.proof`.
+        seal: the key from which a task makes the secret of its node. With this secret, the node's processes prove to
+            the driver which node they belong to; see :mod:`distributor.channel.proof`.
         key: the key with which a task of a failed run signs its report if another task must deliver the report to the
             driver; see :mod:`~distributor.schedulers.spark.holder`. If the session requests encryption, the key is
             ``None``, and tasks send each other no reports, because connections between tasks are not encrypted.

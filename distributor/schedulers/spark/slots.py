@@ -29,7 +29,7 @@ GPU = "gpu"
 _TASK_GPUS = "spark.task.resource.gpu.amount"
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 
-#: Spark's defaults for an executor's memory beside its JVM heap: this share of the heap, but at least this size.
+#: Spark's defaults for an executor's memory outside its JVM heap: this share of the heap, but at least this size.
 _OVERHEAD_SHARE = 0.1
 _OVERHEAD_LEAST = "384m"
 
@@ -47,7 +47,7 @@ class Cluster:
         task_gpus: ``spark.task.resource.gpu.amount`` as text, as the setting is written.
         executor_cores: cores of each executor; ``None`` if the settings do not say.
         executor_gpus: GPUs of each executor.
-        memory_beside_heap: bytes of memory that each executor has beside its JVM heap, for Python and other uses;
+        memory_beside_heap: bytes of memory that each executor has outside its JVM heap, for Python and other uses;
             ``None`` if the settings cannot be parsed.
         no_profiles: why stages cannot have their own numbers of CPUs and GPUs; ``None`` if they can.
     """
@@ -144,8 +144,8 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
 
     Raises:
         ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
-            the session's settings give tasks other CPUs or GPUs than this run needs, and this cluster has no
-            stage-level scheduling, with which the run could request them.
+            the session's settings give tasks other numbers of CPUs or GPUs than this run needs, and the run cannot
+            request the right numbers, because this cluster has no stage-level scheduling.
         ResourceError: more is requested than an executor has, or Spark gives tasks no GPU.
     """
     ranks, gpus = _gpus(resources, cluster)
@@ -177,7 +177,7 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
 
 
 def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
-    """Return the number of ranks and of GPUs of one task."""
+    """Return how many ranks one task hosts, and how many GPUs the task gets."""
     if not resources.use_gpu:
         return 1, 0
     text = cluster.task_gpus
@@ -316,13 +316,13 @@ class Slots:
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
-        """Return the number of free slots on all hosts but ``hosts``. Slots of the job's own tasks count as free.
+        """Return the number of free slots on all hosts not in ``hosts``. Slots of the job's own tasks count as free.
 
         Classic sessions only.
 
         Args:
             hosts: the hosts whose slots are left out, by the names that Spark uses.
-            own: number of the job's running tasks by the address of their executor.
+            own: how many tasks of the job run on each executor, by the executor's address.
         """
         others = (each for each in executors(self._session) if host_in(each.address) not in hosts)
         return sum(self._usable(each.cores, max(0, each.running - own.get(each.address, 0))) for each in others)
@@ -392,7 +392,7 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
-    """Return how many bytes the settings give each executor beside its heap, by the rules of YARN and Kubernetes."""
+    """Return how many bytes the settings give each executor outside its heap, by the rules of YARN and Kubernetes."""
     heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
     overhead = conf(session, "spark.executor.memoryOverhead")
     if overhead:

@@ -91,7 +91,7 @@ def _begin(
         failed_rows: as for :func:`run_task`.
         context: Spark's context of the task.
         executors: each task's executor, as Spark names it, by partition.
-        times: when this task started, to which the time of the exchange is added.
+        times: when this task started. This function adds the time at which the exchange ended.
     """
     executor = executors[context.partitionId()]
     held = f"distributor-{shipment['job_id']}-{context.taskAttemptId()}"
@@ -273,7 +273,7 @@ def _order(
 
 
 def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: the digest of a value that the driver already has, or all pieces."""
+    """Yield the rows of a rank's return value: its digest if the driver already has the value, otherwise its pieces."""
     if isinstance(value, messages.Sent):
         yield b"D" + struct.pack("!IQ", rank, value.size) + value.digest
         return
@@ -292,7 +292,7 @@ def _content(what: bytes | str) -> bytes:
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
-    """Yield, as rows, the output and files of ranks that the agent could not send directly to the driver."""
+    """Yield rows with what the agent could not send directly to the driver: output and files of ranks."""
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
@@ -308,9 +308,9 @@ class _Importing:
     Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
 
     The callback starts no thread, so that this worker can find the warm process (which has imported torch) that it
-    started earlier. The search (in :mod:`distributor.hosting`) finds a warm process only if it ignores the same signals
-    as a new child of this worker would. When a process starts its first thread, the C library changes which signals the
-    children of the process ignore.
+    started earlier. The search (in :mod:`distributor.hosting`) finds a warm process only if the warm process ignores
+    the same signals as a new child of this worker would. When a process starts its first thread, the C library changes
+    which signals the children of the process ignore.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

@@ -45,7 +45,7 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
     told = errors.translate(Exception(said), job)
     assert isinstance(told, ResultError)
     assert str(told).startswith("the return values (1032.0 MiB) are larger than spark.driver.maxResultSize allows")
-    assert all(word in str(told) for word in ("driver_ports=", "raise that setting", "return its path"))
+    assert all(word in str(told) for word in ("driver_ports=", "raise spark.driver.maxResultSize", "return its path"))
 
 
 @pytest.mark.parametrize(
