@@ -44,7 +44,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank within its node: with GPUs, also the ``N`` of the rank's device, ``cuda:N``."""
+    """Return this process's rank ``N`` within its node. With GPUs, the rank's device is ``cuda:N``."""
     return _variable("LOCAL_RANK", 0)
 
 
@@ -98,9 +98,9 @@ def report(
     """Report metrics of the training to the driver, for ``run.metrics``, ``run.progress`` and callbacks.
 
     Any rank may report, any number of times, without waiting for other ranks or the driver. Outside a run, the
-    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports; the limit
-    is lower with more than 4 ranks, see ``docs/metrics.md``), only every other report is kept, then every fourth, and
-    so on.
+    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports), only every
+    other report is kept, then every fourth, and so on. With more than 4 ranks, the limit is lower; see
+    ``docs/metrics.md``.
 
     Args:
         metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
@@ -148,7 +148,7 @@ def should_stop(step: int) -> bool:
         step: the step of the training, from 0 on.
 
     Raises:
-        ConfigurationError: ``step`` is not a whole number, or less than 0.
+        ConfigurationError: ``step`` is not a whole number, or is less than 0.
         StopError: the driver has proposed that all ranks stop at this step or an earlier one, but did not say within 60
             seconds whether all nodes agree.
 
@@ -171,8 +171,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
         state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
             ``load_state_dict()``, and plain values. The random states of Python, NumPy and torch are always saved.
             Modules may be plain, in DistributedDataParallel, or split by ``fully_shard``. Each rank saves its part of
-            the split tensors, and rank 0 saves the tensors that every rank has in full. Of all other entries, each rank
-            saves its own.
+            the split tensors, and rank 0 saves the tensors that every rank has in full. Each rank saves its own values
+            of all other entries.
         step: the step of the training.
         wait: return only after the checkpoint is committed or has failed.
 
@@ -221,10 +221,10 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
 def checkpoint_folder(step: int) -> Iterator[Path]:
     """Yield an empty folder for the files of a checkpoint. All ranks must enter the ``with`` block together.
 
-    Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
-    When all ranks have left the ``with`` block, the files of all ranks are put into one folder, and the checkpoint is
-    committed (counts as complete). If a rank fails in the block, nothing is committed. If the files cannot be stored,
-    rank 0 logs a warning, training goes on, and earlier checkpoints stay.
+    Each rank gets a folder of its own, and may write any files into it, for example with
+    ``torch.distributed.checkpoint``. When all ranks have left the ``with`` block, the files of all ranks are put into
+    one folder, and the checkpoint is committed (counts as complete). If a rank fails in the block, nothing is
+    committed. If the files cannot be stored, rank 0 logs a warning, training goes on, and earlier checkpoints stay.
 
     Args:
         step: the step of the training.
@@ -252,7 +252,7 @@ def latest_checkpoint() -> Checkpoint | None:
     checkpoint. If ``checkpoints=`` is a URL, the checkpoint's files are downloaded.
 
     Returns:
-        A checkpoint with the attributes ``step``, ``path`` (the folder with its files, to be read only) and
+        A checkpoint with the attributes ``step``, ``path`` (the folder with its files, which must not be changed) and
         ``metrics``.
 
     Example:
@@ -286,8 +286,8 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
     simpler estimate of the interval by J. W. Young (1974).
 
     Args:
-        failures_per_day: number of failures of the whole run per day: the failures of one node times the number of
-            nodes.
+        failures_per_day: number of failures of the whole run per day (the failures of one node, times the number of
+            nodes).
         save_seconds: number of seconds for which a save holds up training.
 
     Raises:
@@ -418,6 +418,6 @@ def deepspeed_config() -> dict[str, Any]:
     if left := unfilled(config):
         raise ConfigurationError(
             f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer fills it in: replace 'auto' with "
-            "the number of training steps, or pass it beside the deepspeedConfig as auto={'total_steps': ...}"
+            "the number of training steps, or pass this number in the argument auto={'total_steps': ...}"
         )
     return config

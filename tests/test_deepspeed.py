@@ -312,7 +312,7 @@ def test_steps_that_only_a_trainer_knows() -> None:
     config = trainings.config(1, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
     text = (
         "scheduler.params.total_num_steps is 'auto', and only Hugging Face's Trainer fills it in: replace 'auto' with "
-        "the number of training steps, or pass it beside the deepspeedConfig as auto={'total_steps'"
+        "the number of training steps, or pass this number in the argument auto={'total_steps'"
     )
     with pytest.raises(TrainingError, match=re.escape(text)):
         make_local(1, config).run(runtime.deepspeed_config)

@@ -1,4 +1,4 @@
-"""Calls functions in a separate thread, at once or after a delay, so that callers never block."""
+"""Calls functions in a separate thread, at once or after a delay. Requesting a call never blocks."""
 
 from __future__ import annotations
 

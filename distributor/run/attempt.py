@@ -1,4 +1,4 @@
-"""Carries out one attempt of a run: passes events to the attempt's state, and performs the actions that it returns."""
+"""Carries out one attempt: passes events to the attempt's state, and performs the actions that the state returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Line(Protocol):
     """The interface through which an attempt sends requests to its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks. Pass them to ``then``, in an event, once all have answered or time is up."""
+        """Ask all ranks for their stacks. Once all answer or time is up, pass the stacks to ``then`` in an event."""
 
     def rest(self, port: int | None) -> None:
         """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.

@@ -15,14 +15,14 @@ _MOST = 2
 
 
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
-    """Return the executor on which an attempt failed, if its host may be at fault; otherwise ``None``.
+    """Return the executor on which an attempt failed, if the executor's host may be at fault; otherwise ``None``.
 
     A host may be at fault if a node was lost, or if a rank was killed by a signal. Other failures come from the user's
     code, which would fail on any host.
 
     Args:
         nodes: the nodes of the attempt.
-        failures: the failures of ranks that nodes have reported.
+        failures: the rank failures that nodes have reported.
     """
     if nodes.first_lost is not None:
         return nodes.first_lost

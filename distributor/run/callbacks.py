@@ -56,7 +56,7 @@ class Callbacks:
             self.tell("on_start")
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Request a call of the method ``name`` of each callback that has it, with the run and ``arguments``."""
+        """Request a call of the method ``name``, with the run and ``arguments``, on all callbacks that have it."""
         self._events.put((name, arguments))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Callbacks:
                 self._warn(callback, name, error)
 
     def _warn(self, callback: Any, name: str, error: Exception) -> None:
-        """Log an error in a callback as a warning, with file and line; only once for each method of each callback."""
+        """Log an error in a callback as a warning, with file and line, but only once for each method of a callback."""
         if (id(callback), name) in self._warned:
             return
         self._warned.add((id(callback), name))

@@ -74,11 +74,11 @@ class Due:
 
 @dataclass(frozen=True)
 class Asked:
-    """The scheduler has answered what the job is waiting for, such as free slots.
+    """The scheduler has been asked what the job is waiting for, such as free slots, and has answered.
 
     Attributes:
         deadline: the deadline that had passed, which is why the scheduler was asked.
-        step: the answer: what the job waits for; ``None`` if its tasks run, or if it is not known.
+        step: what the job waits for; ``None`` if the job's tasks run, or if the scheduler does not know.
         address: where the driver listens for nodes; ``None`` if it does not listen.
         reached: whether any node has reached the driver.
     """
@@ -91,7 +91,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """Free slots have been counted: in a new job, the run could have ``ranks`` more ranks than now."""
+    """Free slots have been counted. ``ranks`` is how many more ranks the run could have in a new job."""
 
     ranks: int
 
@@ -201,7 +201,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Rest:
-    """Ask the run to decide what its nodes do now that none has ranks left: begin another attempt, or end.
+    """Now that no node has ranks left, ask the run to decide whether its nodes begin another attempt or end.
 
     ``port`` is the port on node 0 at which the ranks of the next attempt would meet. It is ``None`` if no attempt can
     follow on these nodes, because a node is lost or could not start its ranks.

@@ -9,7 +9,7 @@ from distributor.text.wording import duration
 
 @dataclass
 class Moments:
-    """When an attempt reached each phase, in seconds on the driver's clock; ``None`` until it does.
+    """When an attempt reached each phase, in seconds on the driver's clock; ``None`` for a phase not reached yet.
 
     Attributes:
         began: when the attempt began.
@@ -29,8 +29,8 @@ class Course:
     """The progress of an attempt, as its ranks report it.
 
     Attributes:
-        step: the last step that a rank has reported, or of which it has committed a checkpoint; ``None`` if there is
-            no such step.
+        step: the last step that a rank has reported or saved in a committed checkpoint; ``None`` if there is no such
+            step.
         first: when the first step of the attempt was reported or committed, in seconds since the epoch.
         passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
             the epoch.
@@ -106,7 +106,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
 
     Args:
         moments: when the attempt reached each phase.
-        course: the progress that its ranks have reported.
+        course: the progress that the attempt's ranks have reported.
         now: the current time, or when the attempt ended.
         ahead: what to add to the driver's clock to get seconds since the epoch.
         stall: number of seconds without activity, if a stall ended the attempt; otherwise 0.

@@ -23,7 +23,7 @@ class Agreement:
 
     def __init__(self, attempt: int = 0) -> None:
         self._attempt = attempt
-        #: Why the ranks are asked to stop, in words; ``""`` if they are not asked, or only at the user's request.
+        #: Why the ranks are asked to stop, in words; ``""`` if they are not asked, or if only the user asks them.
         self.preempted = ""
         #: Whether the ranks are asked to stop so that the run can go on with more ranks.
         self.widens = False
@@ -54,7 +54,7 @@ class Agreement:
 
     @property
     def order(self) -> Propose | Agree:
-        """The driver's order to all nodes: to consider a proposed step or, once all have accepted it, to stop there."""
+        """The driver's order to all nodes: consider a proposed step or, once all nodes accept the step, stop at it."""
         holds = self._accepted == self._nodes
         return Agree(self._proposal.number, self._proposal.step, self._attempt) if holds else self._proposal
 

@@ -142,7 +142,7 @@ class Run:
 
     @property
     def num_processes(self) -> int:
-        """Number of processes of the current attempt; before the first, the smallest number that the user allows."""
+        """Number of processes of the current attempt; before the first attempt, the smallest allowed number."""
         return self._current.resources.num_processes
 
     @property
@@ -322,8 +322,8 @@ class Run:
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stop all ranks with SIGTERM and, after ``grace_period`` seconds, SIGKILL.
 
-        Returns at once; use ``wait`` to wait for the end. If the run is already stopping, the first reason for that
-        counts: if a rank has failed, this failure remains the run's error.
+        Returns at once; use ``wait`` to wait for the end. If the run is already stopping for another reason, such as
+        the failure of a rank, that reason remains the run's error.
 
         Args:
             why: the reason for the end of the run, which the live status shows.
@@ -418,7 +418,7 @@ class Run:
                 self._life.done.set()
 
     def _tell_end(self) -> None:
-        """Print a line about the run's failure, unless a waiting caller gets an exception, or the view shows it."""
+        """Print in one line why the run failed, unless a waiting caller gets the error or the view shows it."""
         error = self._verdict.error
         failures = error.failures if isinstance(error, TrainingError) else ()
         self._display.logs.release(failure.rank for failure in failures if failure.traceback)
@@ -437,7 +437,7 @@ class _Callers:
     Attributes:
         waiting: callers that wait for the run's end.
         asking: callers that wait for the run's result, and get an exception if the run fails.
-        untold: a text that says why the run failed, until a caller has received the error.
+        untold: a text that says why the run failed. Empty until then, and once a caller has received the error.
     """
 
     waiting: list[object] = field(default_factory=list)

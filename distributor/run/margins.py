@@ -11,16 +11,16 @@ class Margins:
 
     Attributes:
         stop: time after the grace period until the scheduler ends a run that has not stopped.
-        kill: time after ``run.kill()`` for nodes to kill their ranks and report, until the scheduler ends the nodes.
+        kill: time for nodes to kill their ranks and report after ``run.kill()``, before the scheduler ends the nodes.
         lost: time for a job to end by itself, once one of its nodes is lost and all others have ended.
-        unreached: time for any node to reach the driver once tasks run, before a warning is logged.
-        look: time between checks of whether the scheduler runs the tasks, or whether the cluster will soon end a node.
+        unreached: time that tasks run before a warning is logged that no node has reached the driver.
+        look: time between checks whether tasks run, and between checks whether the cluster will soon end a node.
         stall_answer: time for ranks to report their stacks before a stalled run is stopped.
         last_words: time for ranks to report their stacks before an interrupted run is stopped.
-        transfer: extra time for the transfer of the ranks' answers, beyond the time that ranks get to answer.
+        transfer: extra time for the transfer of the ranks' stacks, beyond the time that ranks get to report them.
         patience: time before the scheduler is first asked what a run waits for.
         ask: time until the scheduler is asked again what a run waits for.
-        again: time between requests to the scheduler to end a job, if it could not end the job at once.
+        again: time until the scheduler is asked again to end a job that it could not end at once.
         repeat: time after which the order to stop together at a step is repeated, because the order may get lost.
         widen: time between two checks for free slots for more ranks.
     """

@@ -1,4 +1,4 @@
-"""The metrics that ranks have reported, for users: rows, the latest values, and a figure."""
+"""Shows users the metrics that ranks have reported: as rows, as latest values, and as a figure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Metrics(Sequence[Row]):
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each metric, by name. If several ranks report it, the lowest rank's value counts."""
+        """The newest value of each metric, by name: the lowest rank's value if several ranks report the metric."""
         found: dict[str, tuple[int, float]] = {}
         for row in self.rows:
             for name, value in row.values.items():
@@ -92,7 +92,7 @@ class Metrics(Sequence[Row]):
         return {name: value for name, (_, value) in found.items()}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row for each report: attempt, step, time, rank, and a column for each metric.
+        """Return a DataFrame with a row for each report. The columns are attempt, step, time, rank, and each metric.
 
         Missing values of metrics are NaN, and missing steps ``pandas.NA``. A metric with the name of another column,
         such as ``time``, is in the column ``value.time``.
@@ -133,7 +133,7 @@ class Metrics(Sequence[Row]):
         return columns
 
     def plot(self) -> Figure:
-        """Return a figure with a plot for each metric: its values by step, or by time if a report of it has no step.
+        """Return a figure with a plot of each metric, by step, or by time if any of the metric's reports has no step.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

@@ -16,8 +16,8 @@ _NODES_IN_WORDS = 16
 class _State:
     """What is known about one node.
 
-    ``heard`` is when the node last sent something. At its last heartbeat, ``alive`` of its ranks were alive, and its
-    ranks had been idle for ``idle`` seconds.
+    ``heard`` is when the node last sent something. ``alive`` is the number of its ranks that were alive at its last
+    heartbeat, and ``idle`` is the number of seconds for which all these ranks had been idle.
     """
 
     heard: float = 0.0
@@ -85,7 +85,7 @@ class Nodes:
         state.started, state.alive = True, len(self.ranks_of(name))
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
-        """Record a heartbeat: the node has ``alive`` live ranks, which have been idle for ``idle`` seconds."""
+        """Record a heartbeat: how many ranks of the node are alive, and for how many seconds they have been idle."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def rests(self, name: str, port: int, *, unable: bool = False) -> None:
@@ -95,8 +95,7 @@ class Nodes:
             name: the name of the node's executor.
             port: the port that the node offers as a meeting point. If another attempt follows, all ranks meet at the
                 port of node 0.
-            unable: whether the node was unable to start its ranks, and so would be unable to start them in another
-                attempt.
+            unable: whether the node was unable to start its ranks. Such a node would be unable in another attempt, too.
         """
         state = self._states[name]
         state.port, state.alive, state.unable = port, 0, unable
@@ -108,7 +107,7 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Record whether a node, whose ranks have ended, still copies their files to ``output_dir`` (``bringing``)."""
+        """Record ``bringing``: whether a node whose ranks have ended still copies their files to ``output_dir``."""
         self._states[name].keeping = bringing
 
     @property
@@ -132,7 +131,7 @@ class Nodes:
 
     @property
     def widows(self) -> list[str]:
-        """Nodes whose ranks have succeeded and whose agent, which watched the ranks, outlives the Spark task."""
+        """Nodes whose ranks have succeeded, and whose agent (which watched the ranks) outlives its Spark task."""
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property

@@ -1,6 +1,6 @@
 """Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
 
-The user's callbacks get these reports. They are also told of committed checkpoints and of the ends of attempts.
+The user's callbacks get these reports. The callbacks are also told of committed checkpoints and of ended attempts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SLACK = 2
 
 @dataclass
 class _Kept:
-    """The reports of one rank in one attempt that the driver keeps."""
+    """The reports that the driver keeps of one rank in one attempt."""
 
     reports: list[Report] = field(default_factory=list)
     size: int = 0
@@ -51,7 +51,7 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If the rank now writes fewer reports, drop some of its earlier ones, too.
+        """Keep a report of ``length`` bytes. If the rank now writes only some reports, drop some earlier ones, too.
 
         To save space, a rank in stage ``n`` writes only the reports whose number is a multiple of ``2**n``. Once the
         first report of stage ``n`` arrives, the driver drops the earlier reports whose number is not such a multiple.
@@ -229,7 +229,8 @@ class Reports:
     def new(self) -> tuple[News, ...]:
         """Return what has arrived since the last call: rows of metrics, committed checkpoints and ended attempts.
 
-        The first call returns nothing: it begins the collection, so that a run without callbacks collects no news.
+        The first call returns nothing, but begins the collection. In a run without callbacks, there is no such call, so
+        nothing is collected.
         """
         with self._lock:
             news, self._new = tuple(self._new or ()), []

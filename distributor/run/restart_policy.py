@@ -26,13 +26,13 @@ _PATIENCE = 3
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
     """Return whether to start the ranks again on the same nodes after a failed attempt.
 
-    The ranks are started again after a stall, after ranks have stopped at different steps, and after failures of ranks
-    that ``restart_on`` covers. They are not started again on the same nodes if the run was cancelled, was not up within
-    ``start_timeout``, or lost a node. Unless it was cancelled, a new job may follow; see :func:`again_in_new_job`.
+    The ranks are started again after a stall, after ranks have stopped at different steps, and after rank failures that
+    ``restart_on`` covers. They are not started again on the same nodes if the run was cancelled, was not up within
+    ``start_timeout``, or lost a node. Unless the run was cancelled, a new job may follow; see :func:`again_in_new_job`.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
-        failures: the failures of ranks that nodes have reported.
+        failures: the rank failures that nodes have reported.
         attempt: number of the attempt that failed, from 0.
         recovery: the user's options for restarts.
 
@@ -60,7 +60,7 @@ def again_in_new_job(
         recovery: the user's options for restarts.
         widens: whether ranks have stopped so that the run can go on with more ranks.
         excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
-            so that the run could go on with more ranks. ``recovery`` allows one restart more for each of them.
+            so that the run could go on with more ranks. ``recovery`` allows one more restart for each such attempt.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
@@ -85,8 +85,8 @@ def again_in_new_job(
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
 
-    If another attempt is certain, nodes kill each rank as soon as it is not writing a file, so that the attempt can
-    start soon. A rank's broken connection does not make another attempt certain: an exception in the user's code on
+    If another attempt is certain, nodes kill each rank as soon as it is not writing a file, so that the next attempt
+    can start soon. A rank's broken connection does not make another attempt certain: an exception in the user's code on
     another rank may have broken it, and no attempt follows such an exception unless ``restart_on="any"``.
 
     Args:
@@ -125,8 +125,8 @@ def is_stuck(steps: Sequence[int | None]) -> bool:
     """Return whether the last three attempts have reached no later step than the attempts before them.
 
     Args:
-        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt that reported and
-            committed no step. If no attempt has a step, the result is ``False``.
+        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt that neither reported
+            nor committed a step. If no attempt has a step, the result is ``False``.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)

@@ -1,8 +1,8 @@
 """The state of one attempt: an event goes in, and the actions to perform come out.
 
 Pure: nothing here waits, asks for the time, or touches a thread, a process or a socket.
-:class:`~distributor.run.attempt.Attempt` passes the attempt's events to this code, and performs the actions that it
-returns.
+:class:`~distributor.run.attempt.Attempt` passes the attempt's events to this code, and performs the actions that this
+code returns.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class AttemptState:
         self.agreement = Agreement(number)
         #: Whether the user has been warned that no node reaches the driver.
         self.unreached = False
-        #: The failures of ranks that nodes have reported at the end of the attempt.
+        #: The rank failures that nodes have reported at the end of the attempt.
         self.failures: list[Failure] = []
         self._job = job
         self._margins = Margins() if margins is None else margins
@@ -359,7 +359,7 @@ class AttemptState:
 
     def _cannot_halt(self, which: str) -> list[Action]:
         """If the user has called ``run.stop()``, return a warning that the ranks cannot be asked to stop."""
-        told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends it"
+        told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends the run"
         return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
 
     def _agree(self) -> list[Action]:

@@ -117,7 +117,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return a ``Room`` event: how many ranks a new job could have beyond those of this job. May block in Spark."""
+        """Return, as a ``Room`` event, how many more ranks a new job could have. May block in calls to Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:

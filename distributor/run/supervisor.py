@@ -421,6 +421,6 @@ def _blamed(about: AttemptState) -> str | None:
 
 
 def _with_peers(job: Job) -> Job:
-    """Return the job, with a key for connections between its nodes if they exchange copies of the ranks' states."""
+    """Return the job. If its nodes exchange copies of the ranks' states, add a key for the connections between them."""
     replicates = job.checkpoints is not None and job.checkpoints.replicate
     return replace(job, peers=make_peer_key()) if replicates else job
