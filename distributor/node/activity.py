@@ -2,7 +2,7 @@
 
 A rank counts as active if it writes output or if its processes use CPU time. To find out what a rank is doing, the
 agent (the process that runs the node) sends it a signal, and the rank writes its stacks (where each thread is in the
-code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C code, whether or not it
+code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C code, and even if that code
 holds the GIL.
 """
 
@@ -88,7 +88,7 @@ class Dumps:
         Args:
             order: the driver's request for stacks.
             alive: pids of the living ranks, by local rank.
-            ended: the local ranks that have ended. The driver is told so.
+            ended: the local ranks that have ended. For each of them, the driver gets the answer that it has ended.
         """
         before = ask_stacks(self._folder, alive, order.all_threads)
         dump = asyncio.ensure_future(self._answer(order, alive, list(ended), before))
@@ -132,12 +132,12 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """Wait for the requested stacks of ranks. Return them, or the reason why they are missing, by local rank.
+    """Wait for the requested stacks of ranks. Return each rank's stacks, or why they are missing, by local rank.
 
     Args:
         folder: the node's private folder, to which the ranks write their stacks.
         pids: the ranks' pids, by local rank.
-        before: the return value of :func:`ask_stacks`, the size of each rank's file before the request.
+        before: the return value of :func:`ask_stacks` (the size of each rank's file before the request).
         timeout: number of seconds that a rank may take to answer.
     """
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))

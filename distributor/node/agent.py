@@ -2,7 +2,7 @@
 
 The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
 the driver in local mode. The *control line*, a private socket pair, connects the agent to its owner. The agent tells
-the launcher, the process that starts the ranks, what to run. The agent sends the ranks' log lines to the driver, and
+the launcher (the process that starts the ranks) what to run. The agent sends the ranks' log lines to the driver, and
 obeys the driver's orders, such as to stop the ranks. At the end, the agent kills all remaining processes of the node.
 Once its owner has read the ranks' outcomes, the agent also removes the node's files.
 """
@@ -63,7 +63,7 @@ def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]
 
     Args:
         sockets: the agent's sockets, by name.
-        owner_pid: pid of the agent's owner, the process that wanted the agent.
+        owner_pid: pid of the agent's owner (the process that asked for the agent).
         notes: the warm process's warnings for the user.
     """
     _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
@@ -80,8 +80,8 @@ class _Agent:
 
     Args:
         order: the order from the agent's owner (the process that started the agent).
-        sockets: the agent's end of the control line (the socket pair to its owner), and perhaps a socket to the driver
-            and a listening socket for the rendezvous store, by name.
+        sockets: the agent's sockets, by name: its end of the control line (the socket pair to its owner) and, in some
+            runs, a socket to the driver and a listening socket for the rendezvous store.
         launcher: the launcher (the process that starts the ranks), which has not been told yet what to run.
         warnings: warnings for the user from before the agent started.
     """
@@ -164,8 +164,8 @@ class _Agent:
         """Run the ranks, and run them again whenever the driver orders another attempt.
 
         Returns:
-            The node's report for the driver, with the outcomes of its ranks; the pickled return values of its ranks by
-            rank, except large ones, which are in files; and whether the run has failed.
+            The node's report (which includes the outcomes of its ranks), the pickled return values by rank (except
+            large values, which are in files), and whether the run has failed.
         """
         self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
@@ -183,7 +183,7 @@ class _Agent:
         return report, ended.values, ended.failed
 
     async def _await_next(self, site: Site, ended: Ended) -> Site | None:
-        """Tell the driver that the attempt has failed, and wait until it decides whether another one follows.
+        """Tell the driver that the attempt has failed, and wait until the driver decides about another attempt.
 
         Returns:
             What is known about this node, for the plan of the next attempt; ``None`` if there is no next attempt.
@@ -216,7 +216,7 @@ class _Agent:
     def _place(self) -> tuple[Placement, Node]:
         """Return the placement (which rank runs where), and this node in it.
 
-        Also record warnings about versions of torch and about resource limits for the node's report.
+        Also record, for the node's report, warnings about versions of torch and about resource limits.
 
         Raises:
             StartError: hosts have versions of Python or of packages that do not work together.
@@ -269,7 +269,7 @@ class _Agent:
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
-        """Send the node's results to the driver, both directly and through the owner, which started the agent."""
+        """Send the node's results to the driver, both directly and through the owner (which started the agent)."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {

@@ -30,15 +30,15 @@ from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
 
-#: If the launcher has not stopped its ranks this number of seconds after the grace period, the agent kills it.
+#: The agent kills a launcher that has not stopped its ranks this number of seconds after the grace period.
 _STOP_MARGIN = 3.0
 
 #: Once the agent's owner (the process that started it) is gone and this node's ranks have succeeded, the ranks of other
 #: nodes have this number of seconds to succeed too.
 _OTHERS_PATIENCE = 10.0
 
-#: Number of seconds for which the agent waits, after a companion (a process beside the ranks) has ended, for the
-#: launcher to report ends of ranks.
+#: After a companion (a process beside the ranks) has ended, the agent waits this number of seconds for the launcher to
+#: report that ranks have ended.
 _NEWS = 1.0
 
 #: Maximum number of bytes of pickled exceptions in a node's report.
@@ -72,7 +72,7 @@ class Assignment:
 
 @dataclass
 class Notes:
-    """Notes for a node's report: times of events, warnings, and the reason if the node stopped its ranks by itself."""
+    """Notes for a node's report: times of events, warnings, and why the node stopped its ranks by itself, if it did."""
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Ended:
     Attributes:
         outcomes: the outcomes of the node's ranks; empty if the ranks were not started.
         values: the pickled return values of the node's ranks by rank, except large ones, which are in files.
-        error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
+        error: class name and text of the node's error, for example if the ranks could not be started.
         failed: whether the attempt has failed, here or on another node.
         launcher: the launcher for a possible next attempt.
     """
@@ -176,14 +176,14 @@ class Attempt:
         """Run the launcher, and companions (processes such as Ray's) beside it, until the launcher ends.
 
         Return the launcher for a possible next attempt: the spare that the ended launcher has forked, or else one that
-        starts as a new process. If the launcher was not told to start the ranks, because a companion ended or the
-        attempt was stopped before that, return the launcher itself.
+        starts as a new process. If a companion ended or the attempt was stopped before the launcher was told to start
+        the ranks, the launcher is still unused, so return it.
         """
         own: set[int] = set()
         reaping = asyncio.ensure_future(_reap_orphans(own))
         try:
             if not await self._companions.start(own) or self._stopping:
-                return self._launcher  # it has no order, so the next attempt can use it
+                return self._launcher  # the launcher got no order, so the next attempt can use it
             events = self._start()
             own.add(self._launcher.pid)
             await self._follow_events(events)
@@ -256,7 +256,7 @@ class Attempt:
         return messages.Beat(alive, self._activity.look(self._logs.seen))
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver: stop the ranks now, stop them all at one step, or send their stacks."""
+        """Obey an order from the driver: stop the ranks now, stop all at the same step, or send their stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
@@ -273,7 +273,7 @@ class Attempt:
     def give_up(self, why: str) -> None:
         """Stop living ranks without an order from the driver.
 
-        On a node without ranks, stop its companions, the processes that serve ranks of other nodes (such as Ray's).
+        On a node without ranks, stop its companions (processes, such as Ray's, that serve ranks of other nodes).
 
         Args:
             why: the reason. It completes the sentence "the node on HOST ...".
@@ -310,8 +310,8 @@ class Attempt:
     def _lose_patience(self) -> None:
         """Stop the attempt, unless the ranks of all nodes have succeeded by now.
 
-        Called :data:`_OTHERS_PATIENCE` seconds after the end of the agent's owner, the process that started the agent.
-        Without its owner, the agent does not wait for other nodes any longer.
+        This method is called :data:`_OTHERS_PATIENCE` seconds after the agent's owner (the process that started the
+        agent) has ended. From then on, the agent does not wait for other nodes any longer.
         """
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(succeeded=False)
@@ -351,7 +351,7 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt because a companion (a process beside the ranks) has ended, unless it was no longer needed.
+        """End the attempt because a companion (a process beside the ranks) that was still needed has ended.
 
         A companion, such as a Ray process, may end with code 0 just after the last rank, before this agent knows that
         the rank has ended. Therefore wait :data:`_NEWS` seconds first. If the launcher reports the end of the last rank
@@ -363,7 +363,7 @@ class Attempt:
             self._miss_companion(code, text)
 
     def _miss_companion(self, code: int, text: str) -> None:
-        """End the attempt, because a companion (a process beside the ranks) has ended too early.
+        """End the attempt if a companion (a process beside the ranks) has ended too early.
 
         The end of a companion is not too early if the attempt is already ending, or if the companion has ended with
         code 0 after all ranks.
@@ -395,8 +395,7 @@ class Attempt:
     def _had_grace(self, exit: messages.RankExited) -> bool:
         """Return whether a stopped rank was still running when the grace period ended.
 
-        A rank that was still waiting for the rendezvous of all nodes, and so had run no user code, gets no grace
-        period.
+        Before the rendezvous of all nodes, a rank has run no user code and gets no grace period.
         """
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 

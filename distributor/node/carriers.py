@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
     @property
     def through_spark(self) -> bool:
-        """Whether the node's Spark task may send the driver, through Spark, files that the carrier could not copy."""
+        """Whether files that the carrier could not copy may be sent to the driver by the node's Spark task."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         """Copy a file to ``output_dir``.
@@ -54,8 +54,8 @@ class Carrier(Protocol):
                 writing it.
 
         Returns:
-            ``None`` if the copy is complete; the copy's temporary name if it is at a URL and the driver could not be
-            told about it. The caller must pass this name to :meth:`settle` later.
+            ``None`` if the copy is complete; its temporary name if the driver could not be told about a copy at a URL.
+            The caller must pass this name to :meth:`settle` later.
 
         Raises:
             ChangedError: the file has changed during the copy.
@@ -68,7 +68,7 @@ class Carrier(Protocol):
 
         Args:
             entry: the description of the file.
-            name: the temporary name of its copy, as :meth:`carry` has returned it.
+            name: the temporary name of the uploaded file, which :meth:`carry` has returned.
 
         Raises:
             RefusedError: the driver refuses the file; the error's text says why.
@@ -86,11 +86,11 @@ class Carrier(Protocol):
 
 
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
-    """Return the carrier, the object that copies a node's files to ``output_dir``; ``None`` if the node copies none.
+    """Return the carrier (the object that copies a node's files to ``output_dir``); ``None`` if the node copies none.
 
     Args:
         job: the job, which says what ``output_dir`` is.
-        order: the order that the agent got from its owner, the process that started it.
+        order: the order that the agent got from its owner (the process that started the agent).
         link: the link to the driver, which shows whether the driver can be reached.
         node_rank: the node's rank. On the driver's machine, all nodes share one folder, and only the first node copies
             the files in it.
@@ -115,7 +115,7 @@ class ToDriver:
     """Sends files to the driver, each over a separate connection.
 
     Args:
-        order: the order that the agent got from its owner, the process that started it.
+        order: the order that the agent got from its owner (the process that started the agent).
         link: the link to the driver, which shows whether the driver can be reached.
         silence: number of seconds without progress after which the driver counts as lost.
     """
@@ -258,7 +258,7 @@ class Direct:
 
     Args:
         place: the folder or URL to which files are copied.
-        limit: maximum number of bytes of all files in ``place`` together.
+        limit: maximum total size, in bytes, of the files in ``place``.
     """
 
     is_live, through_spark = True, False

@@ -1,6 +1,6 @@
-"""The process of a companion, which ranks need beside them, such as a Ray head.
+"""The process of a companion (a helper, such as a Ray head, that must run beside the ranks).
 
-The agent starts this process, and names in a file the function that the process must call, such as one that runs a Ray
+The agent starts this process, and writes to a file which function the process must call, such as one that runs a Ray
 head. The process ends at the latest when the agent ends.
 """
 
@@ -17,10 +17,10 @@ from distributor.values.plan import CompanionOrder
 
 
 def main(path: str, agent_pid: str, ready: str) -> None:
-    """Run a companion, a process that ranks need beside them, such as a Ray head (entry point).
+    """Run a companion, such as a Ray head, in this process, beside the ranks (entry point).
 
     Args:
-        path: path of the file in which the agent has named the function to call (a pickled ``CompanionOrder``).
+        path: path of a file with a pickled ``CompanionOrder``, in which the agent names the function to call.
         agent_pid: pid of the agent. This process ends when the agent ends.
         ready: descriptor of the pipe on which this process reports that it is ready.
     """

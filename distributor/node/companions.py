@@ -1,4 +1,4 @@
-"""Start, watch and end the companions of an attempt: processes that ranks need beside them, such as a Ray head.
+"""Start, watch and end the companions of an attempt (processes, such as a Ray head, that run beside the ranks).
 
 The agent starts companions before the ranks, watches them while the ranks run, and ends them after the ranks.
 """
@@ -29,7 +29,7 @@ _TAIL_BYTES, _TAIL_LINES = 8 << 10, 20
 
 @dataclass
 class _Started:
-    """A started companion (a process beside the ranks), and whether it has reported that it is ready, or has ended."""
+    """A started companion (a process beside the ranks): whether it has reported ready, and whether it has ended."""
 
     companion: Companion
     process: subprocess.Popen[bytes]
@@ -41,10 +41,10 @@ class _Started:
 class Companions:
     """Starts, watches and ends the companions of one attempt on this node.
 
-    A *companion* is a process that ranks need beside them, for example a Ray head.
+    A *companion* is a process, such as a Ray head, that must run beside the ranks.
 
     Args:
-        order: what the launcher must run, with the node's plan, which lists the companions.
+        order: the order that tells the launcher what to run. It contains the node's plan, which lists the companions.
         on_death: called with the exit code and the error's text for each companion that ends before it is stopped.
     """
 
@@ -59,7 +59,7 @@ class Companions:
     async def start(self, own: set[int]) -> bool:
         """Start the companions (the processes beside the ranks), and wait until all are ready.
 
-        Return ``True`` once all companions are ready. Return ``False`` as soon as a companion has ended, or
+        Return ``True`` once all companions are ready. Return ``False`` as soon as a companion has ended or
         :meth:`interrupt` is called.
 
         Args:
@@ -93,7 +93,7 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions (the processes beside the ranks). From now on, their end is no error."""
+        """Send a signal to the companions (the processes beside the ranks). After this, their end is not an error."""
         self._stopping = True
         for each in self._started:
             if not each.ended:
@@ -157,9 +157,9 @@ def describe(name: str, host: str, code: int, ready: bool, tail: str) -> str:
     Args:
         name: the companion's name.
         host: the machine on which the companion ran.
-        code: its exit code, negative for a signal.
-        ready: whether it had said that it was ready.
-        tail: the end of its output.
+        code: the companion's exit code, negative if a signal killed it.
+        ready: whether the companion had reported that it was ready.
+        tail: the end of the companion's output.
 
     >>> describe("head", "host-b", 3, True, "")
     'the companion head on host-b exited with code 3'

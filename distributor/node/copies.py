@@ -1,4 +1,4 @@
-"""Keep copies of what ranks of other nodes pass to ``save_checkpoint``, and send them to ranks that ask for them.
+"""Keep copies of what ranks of other nodes pass to ``save_checkpoint``, and send these copies to ranks on request.
 
 What a rank passes to ``save_checkpoint`` is called its *state*. The node's shared memory holds the states of the node's
 own ranks, and copies of states of other nodes' ranks.
@@ -22,9 +22,9 @@ _SLOT = re.compile(r"\d{1,9}-[01]")
 
 
 class Copies:
-    """The copies that one node keeps of the states of other nodes' ranks (what they pass to ``save_checkpoint``).
+    """The copies that one node keeps of the states of other nodes' ranks.
 
-    Implements the protocol ``channel.peers.Store``.
+    A *state* is what a rank passes to ``save_checkpoint``. This class implements the protocol ``channel.peers.Store``.
 
     Args:
         run_id: ID of the run.
@@ -37,17 +37,17 @@ class Copies:
         self._limit = memory.limit
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Reserve memory for a copy of a rank's state. The new copy replaces an older one.
+        """Reserve memory for a copy of a rank's state. The new copy replaces any copy that has the same name.
 
         A *state* is what a rank passes to ``save_checkpoint``.
 
         Raises:
-            OSError: the copy does not fit into the shared memory that this node may use, or the copy's name or sizes
-                are not those of a rank's state.
+            OSError: the copy does not fit into the shared memory that this node may use, or the copy's name or one of
+                its sizes is invalid.
         """
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(
-                f"the copy {copy.slot!r} of a rank's state is refused: its name is not one such as '3-0', or one of "
+                f"the copy {copy.slot!r} of a rank's state is refused: its name does not look like '3-0', or one of "
                 "its sizes is negative"
             )
         if copy.record + copy.objects > self._limit:
@@ -58,11 +58,11 @@ class Copies:
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
-        """Return the path that a rank asks for, if it is in a folder with states of this run's ranks.
+        """Return ``path``, which a rank has requested, if it is in a folder with states of this run's ranks.
 
         Raises:
-            OSError: the path is not in a folder with states of this run's ranks, or leads to a file that is no state,
-                but contains the token of this node's server.
+            OSError: the path is not in a folder with states of this run's ranks, or it leads to a file that contains
+                the token of this node's server instead of a state.
         """
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
@@ -76,7 +76,7 @@ class Incoming:
     Args:
         path: the file for the copy's tensors. An older copy in this file becomes invalid.
         size: number of bytes of the tensors.
-        limit: maximum size of all files with ranks' tensors in the folder of ``path``.
+        limit: maximum total size, in bytes, of the files with ranks' tensors in the folder of ``path``.
 
     Raises:
         OSError: the copy does not fit into the shared memory that this node may use.

@@ -1,4 +1,4 @@
-"""An agent's link to the driver over the channel, a connection for messages and log lines.
+"""An agent's link to the driver over the channel (a connection for messages and log lines).
 
 A run may have no channel. In that case, the link sends nothing.
 """
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class DriverLink:
-    """The link of an agent to the driver. Without a channel (a connection), all messages are dropped.
+    """The link of an agent to the driver. If the run has no channel (connection), the link drops all messages.
 
     Args:
-        order: the order that the agent got from its owner (the process that started it), with the driver's address.
+        order: the agent's order from its owner (the process that started the agent). It gives the driver's address.
         job: the job, for its time-outs.
         sock: in local mode, a socket that is connected to the driver.
         receiver: gets the driver's orders.
@@ -61,13 +61,14 @@ class DriverLink:
         return self._socket is not None
 
     async def open(self, nodes: tuple[Node, ...]) -> str | None:
-        """Connect to the driver. If it cannot be reached, return a warning: the run goes on without this connection.
+        """Connect to the driver. Return a warning if that fails. In that case, the run goes on without this connection.
 
         Args:
             nodes: all nodes of the run, with their ranks.
 
         Raises:
-            StartError: the driver was reached earlier in this run and now refuses the connection: the run has ended.
+            StartError: the driver was reached earlier in this run and now refuses the connection. This means that the
+                run has ended.
         """
         self._nodes = nodes
         found = self._dial()
@@ -81,14 +82,14 @@ class DriverLink:
             if self._order.reached and isinstance(error, ConnectionRefusedError):
                 raise errors.StartError(f"the driver does not listen at {at} any more, so the run has ended") from None
             return (
-                f"{frames.UNREACHED} at {at} ({error}): its log lines are not shown live; results and errors still "
+                f"{frames.UNREACHED} at {at} ({error}), so its log lines are not shown live. Results and errors still "
                 "arrive"
             )
         self._uplink = uplink
         return None
 
     def _dial(self) -> tuple[Dial, str] | None:
-        """Return a function that connects to the driver, and its address as text; ``None`` if there is no channel."""
+        """Return a function that connects to the driver, and the address as text; ``None`` if there is no channel."""
         if self._socket is not None:
             return over_socket(self._socket), "its socket"
         if self._order.endpoint is None:
@@ -146,7 +147,7 @@ class DriverLink:
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
-        """Send warnings about the node on a host to the driver. Do nothing if ``texts`` is empty."""
+        """Send warnings about the node on ``host`` to the driver. Do nothing if ``texts`` is empty."""
         if texts:
             self.tell(messages.Warnings(host, tuple(texts)))
 
@@ -178,14 +179,14 @@ class DriverLink:
         return bye is not None and bye.failed
 
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for work that needs the driver, and return its result.
+        """Wait for ``work``, which needs the driver, and return the result of ``work``.
 
         Once the agent's owner (the process that started the agent) is gone, the driver may be gone too. From then on,
-        wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``.
+        wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``, unless the ranks have
+        succeeded.
 
-        If the agent's owner is gone but the ranks have succeeded, go on with the work for as long as the channel is up.
-        The owner would have sent the results through Spark. Without the owner, the results can reach the driver only
-        over the channel.
+        If the ranks have succeeded, do not give up while the channel is up. The owner would have sent the results
+        through Spark. Without the owner, the results can reach the driver only over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

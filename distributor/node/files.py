@@ -43,10 +43,10 @@ _SHARE = 50
 _AGAIN = 5.0
 _REFUSED = 30.0
 
-#: Before a file is copied again, the pause is at least this number of times as long as the last copy took.
+#: The pause before a file is copied again is at least this number of times the duration of the last copy.
 _PATIENCE = 5
 
-#: Number of files in one round that may fail for lack of a connection. After that, all others wait for the next round.
+#: Number of files in one round that may fail for lack of a connection. All other files then wait for the next round.
 _UNREACHED = 3
 
 #: Maximum number of bytes of files that all nodes together send through Spark if they cannot reach the driver.
@@ -109,7 +109,7 @@ class _Books:
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
     def forget(self, path: str) -> None:
-        """Delete the entries about a file that ranks have removed, once its copy in ``output_dir`` is removed too.
+        """Delete the entries about a file that ranks have removed, and whose copy in ``output_dir`` has been removed.
 
         If the file appears again, it counts as new.
         """
@@ -123,7 +123,8 @@ class Files:
 
     Args:
         watched: the directory to watch.
-        known: the stamps of existing files (size, time and inode). Such a file counts as new once its stamp changes.
+        known: the stamps (size, modification time and inode) of existing files. Such a file counts as new once its
+            stamp changes.
         carrier: copies files; ``None`` if the run has no ``output_dir``. In that case, new files are removed at the end
             of the run, and the user is warned.
         tell: shows the user a warning about this node.
@@ -191,10 +192,10 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Stop copying to a folder or URL, because the agent's owner (the process that started it) has ended.
+        """Stop copying to a folder or URL, because the agent's owner (the process that started the agent) has ended.
 
-        If this node sends its files to the driver, rather than to a folder or URL, go on: if the driver has ended too,
-        the connections to it fail.
+        If this node sends its files to the driver, rather than to a folder or URL, the copying goes on. If the driver
+        has ended too, the connections to it fail anyway.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
@@ -235,7 +236,7 @@ class Files:
     def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
         """Copy the files that none of the given processes is writing.
 
-        Return the files that could not be copied now, and may be tried again.
+        Return the files that could not be copied now but may be tried again.
         """
         failed, unreached = [], 0
         for path in paths:
@@ -297,7 +298,7 @@ class Files:
                 self._books.unsettled.pop(path)
 
     def _withdraw(self, there: Collection[str]) -> None:
-        """Remove the copies, in ``output_dir``, of files that ranks have removed."""
+        """Remove from ``output_dir`` the copies of files that ranks have removed."""
         assert self._carrier is not None
         for path in [path for path in self._books.brought if path not in there]:
             try:
@@ -363,8 +364,8 @@ class Files:
         """Warn the user that new files, such as the one at ``path``, are removed when the run ends."""
         self._books.brought.add(path)
         self._tell_soon(
-            f"removes new files of its ranks when the run ends: {self._writer(path)} wrote {path!r}. Pass output_dir= "
-            "to bring such files back, or write to an absolute path on permanent storage"
+            f"removes new files of its ranks when the run ends, such as {path!r} (written by {self._writer(path)}). "
+            "Pass output_dir= to bring such files back, or write to an absolute path on permanent storage"
         )
 
     def _writer(self, path: str) -> str:
@@ -390,8 +391,8 @@ async def begin_files(
     """Copy the files of earlier runs into the ranks' current directory, and begin to watch it for new files.
 
     Returns:
-        The object that watches the ranks' current directory, and copies new files to ``output_dir`` or warns that they
-        will be lost; ``None`` if new files stay where ranks write them, because they are kept there.
+        The object that watches for new files, and copies them to ``output_dir`` or warns that they will be lost.
+        ``None`` if new files are kept where ranks write them.
 
     Raises:
         StartError: the job's ``output_dir`` cannot be used from this node, or is a folder that contains the ranks'

@@ -1,12 +1,12 @@
 """The guard: the parent of an agent or a warm process (its *charge*), which cleans up when the charge has ended.
 
-An agent ends its node's processes itself, unless it is killed. If it is killed, the kernel makes the guard the parent
-of the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
+An agent ends its node's processes itself. If the agent is killed before that, the kernel makes the guard the parent of
+the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
 
-The guard of a warm process (which forks agents) also ends the warm process once nobody needs it: the executor or driver
-that the warm process serves has ended, or the folder through which runs find the warm process is gone. A warm process
-that is importing modules does not notice this itself. A guard needs little memory, because it forks the process that it
-guards before torch is imported.
+The guard of a warm process (which forks agents) also ends the warm process once nobody needs it, because the executor
+or driver that it serves has ended, or because the folder through which runs find it is gone. A warm process that is
+importing modules does not notice this itself. A guard needs little memory, because it forks its charge before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEXT_ROUND = 0.05
 #: ended.
 _PATIENCE = 1.0
 
-#: Number of seconds that the guard waits for killed processes to end. Those in uninterruptible sleep may end later.
+#: Number of seconds that the guard waits for killed processes to end. Processes in uninterruptible sleep may end later.
 _KILL_PATIENCE = 10.0
 
 #: Signals that the guard waits for. At each of them except SIGCHLD, the guard kills the process that it guards.
@@ -45,13 +45,13 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
     The call returns only in the new process, because the calling process becomes the guard.
 
     Args:
-        shown: the command-line arguments of this process that it must not show once it is the guard; see
+        shown: the command-line arguments that this process must hide once it is the guard; see
             :func:`~distributor.machine.bootstrap.overwrite_argument`.
-        instead: the arguments that the guard shows in place of them.
+        instead: the arguments that the guard shows in place of ``shown``.
         close: descriptors of sockets that only the new process needs. The guard closes its own copies of them.
             Otherwise, the sockets would stay open after the new process has ended.
-        owner: if the new process is a warm process (which forks agents), pid of the executor or driver that it serves.
-        folder: if the new process is a warm process, the folder through which runs find it.
+        owner: pid of the executor or driver that a warm process serves; ``None`` if the new process is an agent.
+        folder: the folder through which runs find a warm process; ``None`` if the new process is an agent.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -84,12 +84,12 @@ def strays(children: Iterable[int], charge: int | None, spared: Collection[int])
 
 
 class _Guard:
-    """The guard of one process. This process is called the guard's *charge*.
+    """The guard of one process, which is called the guard's *charge*.
 
     Args:
         charge: pid of the guarded process, a child of the guard's process.
-        owner: if the guarded process is a warm process, pid of the executor or driver that it serves.
-        folder: if the guarded process is a warm process, the folder through which runs find it.
+        owner: pid of the executor or driver that a guarded warm process serves; ``None`` for an agent.
+        folder: the folder through which runs find a guarded warm process; ``None`` for an agent.
     """
 
     def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:
@@ -137,10 +137,10 @@ class _Guard:
         return found
 
     def _leaves(self) -> bool:
-        """Return whether the guarded process and all processes that it has left behind have ended.
+        """Return whether the guarded process and all processes that it has left behind, except keepers, have ended.
 
-        Keepers (processes that keep ranks' states for the next job) may still run. The guard need not wait for them,
-        because they end by themselves.
+        The guard need not wait for keepers (processes that keep ranks' states for the next job), because they end by
+        themselves.
         """
         if self._charge is not None:
             return False
@@ -151,7 +151,10 @@ class _Guard:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
 
     def _is_useless(self) -> bool:
-        """Return whether the guarded process is a warm process that no run uses and that no later run can reach."""
+        """Return whether the guarded process is a warm process that nobody needs any more.
+
+        Either the warm process's executor or driver has ended, or its folder is gone and none of its agents is left.
+        """
         if self._charge is None or self._folder is None:
             return False
         if self._owner is not None and (self._owner.gone_for or 0.0) > _PATIENCE:
@@ -186,7 +189,7 @@ class _Owner:
 
     @property
     def gone_for(self) -> float | None:
-        """Number of seconds since this executor or driver was found to have ended; ``None`` if it was not."""
+        """Number of seconds since the end of this executor or driver was noticed; ``None`` if no end was noticed."""
         if self._since is None and self._descriptor is not None and processes.readable([self._descriptor], 0):
             self._since = time.monotonic()
         return None if self._since is None else time.monotonic() - self._since

@@ -29,7 +29,7 @@ class Halting:
         first_rank: global rank of local rank 0.
         attempt: number of the attempt.
         tell: sends a message that must reach the driver.
-        send: sends a message once; it may get lost.
+        send: sends a message that may get lost.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Halting:
             self._send(answer)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write the driver's order to the board, the file that ranks and agent share. Return the answer, if any.
+        """Write the driver's order to the board (the file shared with the ranks). Return an answer if one is due.
 
         The caller must lock the board's file before the call, and send the returned answer to the driver afterwards.
         """
@@ -102,7 +102,7 @@ class Halting:
     def _seats(self) -> list[Seat]:
         """Return the ranks' entries on the board, the file that the ranks share with the agent.
 
-        If the node is ending, its folder may be gone, and the board's file with it. In that case, return an empty list.
+        If the node is ending, its folder may be gone, including the board. In that case, return an empty list.
         """
         with suppress(OSError):
             return self._board.seats()
@@ -120,9 +120,8 @@ class Halting:
             alive: pids of the living ranks, by local rank.
 
         Returns:
-            The pids, by local rank, of the living ranks in which only this package, and no user code, has set a handler
-            for SIGTERM. The caller may kill these ranks at once, as SIGTERM would have done without this package's
-            handler.
+            The pids, by local rank, of the living ranks in which this package handles SIGTERM and user code does not.
+            The caller may kill these ranks at once, as SIGTERM would do without this package's handler.
         """
         with suppress(OSError):
             self._board.end()

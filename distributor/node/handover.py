@@ -1,8 +1,8 @@
 """Send the results of a successful node to the driver over the channel, in addition to sending them through Spark.
 
-The agent's owner, the Python worker of a Spark task, sends all results through Spark. The worker or its executor may
-die before it has sent them, but the agent outlives the worker and the executor. If the driver can be reached, the agent
-therefore also sends the results over the channel, its direct connection to the driver.
+The agent's owner (the Python worker of a Spark task) sends all results through Spark. The worker or its executor may
+die before the results are sent, but the agent outlives both. If the driver can be reached, the agent therefore also
+sends the results over the channel (its direct connection to the driver).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Handover:
     """Sends to the driver what a node's ranks have returned.
 
     Args:
-        order: the order that the agent got from its owner (the process that started it).
+        order: the order that the agent got from its owner (the process that started the agent).
         link: the agent's link to the driver.
         silence: number of seconds without progress after which the driver counts as lost.
     """
@@ -41,7 +41,7 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Tell the driver how the ranks have ended, and the return values that fit into the same message.
+        """Send the driver the node's report, and the return values that fit into the same message.
 
         Do nothing if there is no network connection to the driver, for example in local mode.
 
@@ -60,9 +60,8 @@ class Handover:
         """Send the return values that :meth:`announce` has left out because of their size.
 
         Returns:
-            All values, with a :class:`Sent` (size and digest) in place of each value that was sent; and whether the run
-            has been stopped. If the run has been stopped, no values are returned, since no process waits for them any
-            more.
+            All values, and whether the run has been stopped. A value that was sent is replaced by a :class:`Sent` (its
+            size and digest). If the run has been stopped, the values are left out, since no process waits for them.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()
@@ -87,8 +86,8 @@ class Handover:
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
     """Return the values that fit into ``most`` bytes in total, in the order of ``values``.
 
-    Leave out each value with which the total would exceed ``most`` bytes, and each value that is in a file (a ``str``:
-    the file's path).
+    Leave out each value that would make the total exceed ``most`` bytes, and each value that is in a file. For such a
+    value, ``values`` contains the file's path (a ``str``).
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

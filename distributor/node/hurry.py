@@ -21,8 +21,8 @@ _QUIET = 1.0
 async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed: set[int]) -> None:
     """Kill each rank that has no regular file open for writing, or has not written to its files for a second.
 
-    This coroutine ends once no rank is alive: at the end of the grace period, the launcher kills ranks that still
-    write.
+    This coroutine ends once no rank is alive. If ranks still write at the end of the grace period, the launcher kills
+    them.
 
     Args:
         alive: returns the pids of living ranks, by local rank.

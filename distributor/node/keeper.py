@@ -4,9 +4,9 @@ A *state* is what a rank passes to ``save_checkpoint``. An agent cannot stay unt
 because its Spark task waits for the agent to end. So the agent leaves a process behind, the *keeper*, which becomes the
 owner of the folder with the states. At the first of three events, the keeper removes the folder and ends:
 
-- The run ends. Then the keeper ends too. It notices the end because the driver closes its connection to the keeper.
-- Ranks of a later job have saved their own states on this machine. Then the keeper ends, since it is not needed.
-- The next job has had enough time to start and to load the states. Then the keeper ends in any case.
+- The run ends. The keeper notices this because the driver closes its connection to the keeper.
+- Ranks of a later job have saved their own states on this machine. The earlier states are then not needed any more.
+- The next job has had enough time to start and to load the states.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def begin(
 
     Args:
         job: the job, which says whether nodes exchange states.
-        order: the order that the agent got from its owner (the process that started it).
+        order: the order that the agent got from its owner (the process that started the agent).
         memory: the node's folder for states in shared memory; ``None`` if ranks keep none there.
         address: the node's address.
         reached: whether the driver can be reached. If not, no states are kept after the agent has ended.
@@ -60,7 +60,7 @@ async def begin(
 
 
 def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
-    """Return a connection to the driver, which the driver closes when the run ends; ``None`` if there can be none."""
+    """Return a connection that the driver closes when the run ends; ``None`` if no connection can be opened."""
     if order.endpoint is None:
         return None
     try:
@@ -72,7 +72,7 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
 
 
 class Keeper:
-    """Sends ranks' states to other nodes while the agent lives. Can then start a process that keeps them.
+    """Sends ranks' states to other nodes while the agent lives, and can leave behind a process that keeps the states.
 
     A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states.
 
@@ -80,8 +80,8 @@ class Keeper:
         job: the job whose ranks' states are kept.
         private: the node's private folder.
         folder: the folder with the states in shared memory.
-        server: sends ranks' states (what they pass to ``save_checkpoint``) to other nodes.
-        line: a connection to the driver, which the driver closes when the run ends; ``None`` if there is none.
+        server: sends ranks' states to other nodes.
+        line: a connection that the driver closes when the run ends; ``None`` if there is no such connection.
     """
 
     def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:
@@ -94,9 +94,9 @@ class Keeper:
     def end(self, *, keep: bool) -> None:
         """End the server that sends ranks' states to other nodes. If ``keep``, leave a process that keeps the states.
 
-        A *state* is what a rank passes to ``save_checkpoint``. The process that is left keeps the states for the run's
-        next job. It is left only if there are states and if a connection to the driver shows that the run has not
-        ended.
+        A *state* is what a rank passes to ``save_checkpoint``. The process that is left behind keeps the states for the
+        run's next job. Such a process is started only if there are states, and if a connection to the driver shows
+        that the run has not ended.
 
         The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
         of the fork, so this process uses nothing that takes a lock.
@@ -155,7 +155,7 @@ def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None
 
 
 def _has_ended(line: ssl.SSLSocket) -> bool:
-    """Return whether the driver has closed a connection. The driver sends no data on it, except for TLS itself."""
+    """Return whether the driver has closed a connection. The driver sends only TLS's own messages over it."""
     line.settimeout(0.0)
     try:
         return not line.recv(1)

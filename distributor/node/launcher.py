@@ -1,9 +1,9 @@
 """The launcher: the process that starts a node's ranks, as forks or new processes, under torch's elastic agent.
 
-The launcher imports torch once. Forking ranks from it is safe, because it runs no user code, never touches CUDA, and
-starts no Python thread and no parallel region before it has forked its ranks. Its main thread watches the ranks, and
-another thread waits for the other nodes. The agent, which is another process, does all other communication: it sends
-the ranks' log lines to the driver, and gets the driver's orders.
+The launcher imports torch once. Forking ranks from the launcher is safe, because the launcher runs no user code, never
+touches CUDA, and starts no Python thread and no parallel region before it has forked its ranks. Its main thread watches
+the ranks, and another thread waits for the other nodes. The agent, which is another process, does all other
+communication: it sends the ranks' log lines to the driver, and gets the driver's orders.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
     Args:
         order: the order that the agent gave to this launcher.
         agent_pid: pid of the agent.
-        owner: pid of the agent's owner, the process that wanted the agent.
+        owner: pid of the agent's owner (the process that asked for the agent).
     """
     overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
     overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
@@ -81,11 +81,11 @@ def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
 
 
 def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
-    """Fork the spare, the launcher of the next attempt. It waits until the agent tells it which ranks to start.
+    """Fork the spare (the launcher of the next attempt), which waits until the agent tells it which ranks to start.
 
-    Until its order arrives, the spare ends when its connection to the agent closes, which happens when the agent ends.
-    A signal on the parent's death (``PR_SET_PDEATHSIG``) would not do: the spare's parent is this launcher, not the
-    agent.
+    While the spare waits, it ends if its connection to the agent closes, for example because the agent has ended. A
+    signal on the parent's death (``PR_SET_PDEATHSIG``) would not work here, because the spare's parent is this
+    launcher, not the agent.
     """
     if os.fork() != 0:
         os.close(spare_fd)

@@ -1,14 +1,14 @@
-"""Start launchers, the processes that start a node's ranks, and give them their orders.
+"""Start launchers (the processes that start a node's ranks) and give them their orders.
 
 A launcher is either a newly started Python interpreter, which must first import torch, or a fork of a process that has
 imported torch. A forked launcher waits until the agent sends it an order that says which ranks to start. The order
 comes over a socket pair, the launcher's *line* to the agent.
 
-If the agent is a fork of a warm process (one that has imported torch in advance), it forks the first launcher.
-Otherwise, the first launcher is a new interpreter. If the run may have further attempts, each launcher forks a *spare*
-before it does anything else: the spare is the launcher of the next attempt. At this moment, the launcher has run no
-user code and has no threads, so the spare can fork ranks later. When the launcher ends, the agent becomes the parent of
-the spare. If the spare has ended by then, the next launcher is a new interpreter.
+If the agent is a fork of a warm process (one that has imported torch in advance), the agent forks the first launcher.
+Otherwise, the first launcher is a new interpreter. If the run may have further attempts, each launcher first of all
+forks a *spare* (the launcher of the next attempt). At this moment, the launcher has run no user code and has no
+threads, so the spare can fork ranks later. When the launcher ends, the agent becomes the parent of the spare. If the
+spare has ended by then, the next launcher is a new interpreter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPARE_PATIENCE = 5.0
 #: the launcher's pid.
 _LONGEST = 1 << 14
 
-#: Number of files that a launcher opens in addition to those for ranks and the store.
+#: Number of files that a launcher opens in addition to the files for ranks and for the store.
 _OTHER_FILES = 96
 
 #: Maximum number of descriptors sent with an order: the pipe for events, the memory in which ranks report their ends,
@@ -55,7 +55,7 @@ class Launcher(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The launcher's exit code once it has ended. Negative for a signal."""
+        """The launcher's exit code (negative if a signal killed the launcher); ``None`` if it has not ended yet."""
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
         """Make the launcher start the ranks.
@@ -63,7 +63,7 @@ class Launcher(Protocol):
         Args:
             order: which ranks to start, and how.
             slots: the descriptor of memory in which the ranks report to the agent how they end.
-            store: a listening socket for the rendezvous store, on node 0.
+            store: on node 0, a listening socket for the rendezvous store; ``None`` on other nodes.
             spare: whether the launcher forks a spare, the launcher of the next attempt.
 
         Returns:
@@ -91,8 +91,8 @@ class _Ends:
 
     Attributes:
         events: the agent's end of the pipe on which the launcher reports events, such as the end of a rank.
-        spare: the agent's end of the socket pair over which the agent later tells the *spare*, the launcher of the next
-            attempt, which ranks to start; ``None`` if the launcher does not fork a spare.
+        spare: the agent's end of a socket pair to the *spare* (the launcher of the next attempt). Over it, the agent
+            later tells the spare which ranks to start. ``None`` if the launcher does not fork a spare.
         theirs: the descriptors that the launcher gets. Keys are ``"event"`` (the launcher's end of the pipe),
             ``"slots"`` (memory in which ranks report how they end), ``"store"`` (a listening socket for the rendezvous
             store, on node 0 only) and ``"spare"`` (the other end of the socket pair, if there is one).
@@ -182,7 +182,7 @@ class WaitingLauncher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the launcher still waits for its order, and so has not ended.
+        """Whether the launcher has not ended and still waits for its order.
 
         If the launcher has ended, its end of the socket pair has closed, which makes the agent's end readable.
         """
@@ -240,11 +240,11 @@ def files_needed(who: Placement, node: Node) -> int:
     """Return how many files a node's launcher may have open at a time.
 
     The launcher has one open file for each rank of the node (the process descriptor by which it watches the rank), some
-    others and, on the first node, the connections of the rendezvous store.
+    other files and, on the first node, the connections of the rendezvous store.
 
     Args:
-        who: the placement. The launcher of the first node runs the store, to which every launcher and every rank of the
-            run may connect, so it needs a descriptor for each of them.
+        who: the placement, which gives the number of connections to the store. Every launcher and every rank of the run
+            may connect to the store, and the first node's launcher needs a descriptor for each connection.
         node: the node on which the launcher runs.
     """
     connections = who.world_size + len(who.nodes) if node == who.master else 0
@@ -297,10 +297,10 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 
 
 def read(path: str) -> NodeOrder:
-    """Read from a file what the launcher must run (its order), as the agent has written it.
+    """Read the launcher's order (what it must run) from the file to which the agent has written it.
 
-    Ranks that are new processes read the order's file too. If the ranks will be forks of the launcher, they have the
-    file's content already, so remove the file.
+    Remove the file if the ranks will be forks of the launcher, which have its content already. Otherwise, the ranks are
+    new processes, which read the file too.
     """
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)

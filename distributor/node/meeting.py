@@ -1,4 +1,4 @@
-"""The launcher's thread for the rendezvous of all nodes, with torch's elastic agent and its store.
+"""The launcher's thread for the rendezvous of all nodes, which uses torch's elastic agent and rendezvous store.
 
 The launcher has two threads. The thread in this module does everything that waits for other nodes, and the main thread
 watches the ranks. If the rendezvous store does not answer, because another node is cut off or its machine hangs, only
@@ -93,8 +93,8 @@ class Meeting(threading.Thread):
     def run(self) -> None:
         """Run torch's elastic agent.
 
-        Report to this node's agent process (not torch's) if torch's agent raises an error, or if the ranks of all nodes
-        have succeeded.
+        Report to this node's agent process (not to torch's agent) if torch's agent raises an error, or if the ranks of
+        all nodes have succeeded.
         """
         try:
             result = self._agent.run()
@@ -199,9 +199,9 @@ class _RankAgent(SimpleElasticAgent):
 
         If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier as
         soon as its own ranks have succeeded. Otherwise, it must also wait until the ranks of all other nodes have
-        succeeded, apart from ranks that serve others. There are two reasons. A rank that serves others must not end
-        before the ranks that it serves. And a node without ranks would wait at the barrier from the start, where it
-        cannot learn that another node has failed.
+        succeeded, apart from ranks that serve others. There are two reasons for this. A rank that serves others must
+        not end before the ranks that it serves. And a node without ranks would wait at the barrier from the start,
+        where it cannot learn that another node has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
@@ -233,11 +233,11 @@ class _RankAgent(SimpleElasticAgent):
             return True
 
     def _exit_barrier(self) -> None:
-        """Keep node 0, and so the rendezvous store, alive until all nodes have passed torch's exit barrier.
+        """Keep node 0 and its rendezvous store alive until all nodes have passed torch's exit barrier.
 
         After torch's exit barrier, node 0 waits at most :data:`_LEAVE_TIMEOUT` seconds until every other node has
-        passed the barrier too. With torch alone, node 0 would not wait, and a slower node would try for a second or two
-        to reach the rendezvous store, which ends with node 0.
+        passed the barrier too. With torch alone, node 0 would not wait. The rendezvous store would end with node 0, and
+        a slower node would try for a second or two to reach it.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)

@@ -24,13 +24,13 @@ from distributor.values.plan import NodeOrder
 
 @dataclass(frozen=True)
 class Now:
-    """The current time in seconds: ``wall`` is since the epoch, ``moment`` is on the monotonic clock of the host."""
+    """The current time in seconds: ``wall`` since the epoch, and ``moment`` on the host's monotonic clock."""
 
     wall: float
     moment: float
 
     def ago(self, moment: float) -> float:
-        """Convert a moment on the host's monotonic clock, which its processes share, to seconds since the epoch."""
+        """Convert a time on the monotonic clock (which all processes of a host share) to seconds since the epoch."""
         return self.wall - (self.moment - moment)
 
 
@@ -39,14 +39,14 @@ class Ends:
     """Everything known about the ends of a node's ranks.
 
     Attributes:
-        exits: how the ranks' processes ended, by local rank. A rank that is missing ended in an unknown way.
+        exits: how the ranks' processes ended, by local rank. If a rank has no entry, it is unknown how it ended.
         stopped: whether the agent has stopped the ranks.
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
-        full: the node's folder, if its disk is full.
-        now: the current time, both on the monotonic clock and in seconds since the epoch. With it, other times on the
-            monotonic clock are converted to seconds since the epoch. If the launcher has not seen when a rank ended,
-            the rank counts as having ended now.
+        full: path of the node's folder if the disk of this folder is full; otherwise ``None``.
+        now: the current time, both on the monotonic clock and in seconds since the epoch. These two times are used to
+            convert other times to seconds since the epoch. If the launcher has not seen when a rank ended, the rank
+            counts as having ended now.
         shipped: for each shipped file, its path on this node and its path on the driver.
     """
 
@@ -98,7 +98,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether the launcher ended a rank that served others, as parameter servers do, and was no longer needed.
+    """Return whether the launcher ended a serving rank, such as a parameter server, because nobody needed it any more.
 
     Return ``True`` only if the rank's function was still running when the launcher ended the rank. If the function has
     returned, or had failed before, the rank's own report says how it ended.
@@ -145,7 +145,7 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
-    """Return when a rank failed: the time that it has reported, otherwise the end of its process.
+    """Return when a rank failed: the time that the rank has reported or, without a report, the end of its process.
 
     Ignore a reported time that is impossible, since user code may have replaced the clock.
     """
@@ -214,9 +214,10 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
 
 
 def explain(error: Exception, folder: str) -> tuple[str, str]:
-    """Return the error that a node reports if it cannot start: the name of its class and its text.
+    """Return the class name and the text of the error that a node reports if it cannot start.
 
-    Errors of this package stay as they are. A full disk gets a text of its own, and other errors a traceback.
+    The text of an error of this package stays as it is. If the disk is full, the text says so. For any other error, the
+    text includes a traceback.
 
     Args:
         error: why the node cannot start.

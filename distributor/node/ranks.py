@@ -22,7 +22,7 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 
 @dataclass
 class Ranks:
-    """What the launcher, the process that starts the ranks, has reported about them.
+    """What the launcher (the process that starts the ranks) has reported about the ranks.
 
     Attributes:
         slots: the memory in which ranks report how they end.

@@ -1,4 +1,4 @@
-"""Keep the driver's orders about further attempts, which may arrive before the agent waits for them."""
+"""Keep the driver's orders about further attempts, because an order may arrive before the agent waits for it."""
 
 from __future__ import annotations
 

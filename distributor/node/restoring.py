@@ -20,19 +20,19 @@ from distributor.values.plan import AgentOrder
 def restore(
     job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
 ) -> None:
-    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, keep files that exist there already.
+    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, replace no file in ``folder``.
 
     Args:
         job: the job, which says what ``output_dir`` is.
-        order: the order that the agent got from its owner, the process that started it.
+        order: the order that the agent got from its owner (the process that started the agent).
         folder: the ranks' current directory.
-        node_rank: the node's rank, a part of the name of a test file at the URL.
+        node_rank: the node's rank, which is part of the name of a test file at the URL.
         uploads: access to ``output_dir`` if it is a URL; otherwise ``None``.
         reached: whether the driver can be reached.
 
     Raises:
-        StartError: ``output_dir`` is a URL that this node cannot use, or that holds more than ``output_limit``; or the
-            files must be copied from the driver, and the driver cannot be reached.
+        StartError: ``output_dir`` is a URL that this node cannot use, or that holds more than ``output_limit``. Or the
+            files must be copied from the driver, but the driver cannot be reached.
         OSError: a file cannot be read or written.
     """
     kept = job.output_dir

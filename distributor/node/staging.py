@@ -21,9 +21,9 @@ _STAYING = (folders.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, lay
 def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the job's script and project folder into the node's folder. On the driver's machine, ranks need no copies.
 
-    Without a project folder, ranks run in a new folder, so that their new files can be told apart from other files. The
-    new folder has links to the files in the executor's current directory, where Spark puts the files of ``--files``. If
-    the executor's current directory is the driver's own, ranks run there instead.
+    Without a project folder, ranks run in the executor's current directory if it is also the driver's. Otherwise, ranks
+    run in a new folder, so that their new files can be told apart from other files. The new folder has links to the
+    files in the executor's current directory, where Spark puts the files of ``--files``.
     """
     if agent.on_driver:
         return
@@ -42,7 +42,7 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the files that the ranks of a node need, as its plan lists them, into the node's folder.
+    """Write the files that a node's plan contains, which the node's ranks need, into the node's folder.
 
     Also record in the node's folder which paths outside it must be removed after the attempt.
     """
@@ -73,7 +73,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
 
     Args:
         job: the job, which says whether ranks keep states in memory.
-        agent: the order that the agent got from its owner, the process that started it.
+        agent: the order that the agent got from its owner (the process that started the agent).
         nodes: number of the run's nodes on this machine.
 
     Raises:
@@ -90,13 +90,13 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
         return SharedMemory(path, free // 2 // nodes, job.checkpoints.replicate)
     except OSError as error:
         raise StartError(
-            f"Checkpoints(memory=True): shared memory cannot be used: {error}. Let this user write to /dev/shm, "
+            f"Checkpoints(memory=True) cannot use shared memory: {error}. Let this user write to /dev/shm, "
             "or pass memory=False"
         ) from None
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
-    """Return the order that tells the launcher what to run. Its file descriptors are set when the launcher starts."""
+    """Return the order that tells the launcher what to run. File descriptors are added when the launcher starts."""
     job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
@@ -144,7 +144,7 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
-    """Return, for the job's script and for its project folder, the pair of its paths on this node and on the driver.
+    """Return the paths of the job's script and project folder, each as a pair: on this node, and on the driver.
 
     The result is empty on the driver's machine, because ranks there use the original files.
     """

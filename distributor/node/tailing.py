@@ -1,8 +1,8 @@
 """Follow the ranks' log files on a node and pass on new output.
 
 The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
-it. When the driver has received some output, or if nobody needs it, this module frees its disk space by punching a hole
-into the file (fallocate(2)). The file keeps its size, so offsets stay valid.
+received it. When the driver has received a part of a file, or if nobody needs that part, this module frees the part's
+disk space by punching a hole into the file (fallocate(2)). The file keeps its size, so offsets stay valid.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _KEEP_OF_LAG = 64 << 10
 #: Minimum number of bytes of disk space that are freed at a time.
 _RELEASE_STEP = 4 << 20
 
-#: Maximum number of log files that are open at a time. If the process may open only few files, the maximum is a quarter
-#: of their number.
+#: Maximum number of log files that are open at a time. If the process may open only a few files, the maximum is a
+#: quarter of this limit of the process.
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
@@ -61,7 +61,7 @@ class _File:
 
 
 class _Descriptors:
-    """A cache of descriptors of open log files. When it is full, it closes the least recently used one.
+    """A cache of descriptors of open log files. A full cache closes the least recently used descriptor.
 
     The cache has a limit because a node may have more log files than a process may open. Files stay open as long as
     possible because an open file can be read to its end even if a rank has removed it.
@@ -102,7 +102,7 @@ class Tailing:
 
     Args:
         files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each log file.
-        shipped: the ranks whose lines the driver wants; ``None`` for all. The driver wants the reports of all ranks.
+        shipped: the ranks whose lines the driver wants; ``None`` for all. All ranks' reports are sent anyway.
         keep: whether the driver keeps the lines of all ranks in files, so that nothing may be skipped.
     """
 
@@ -121,7 +121,7 @@ class Tailing:
         self.seen = 0
 
     def ship_to(self, uplink: Uplink) -> None:
-        """Send output over this uplink, the agent's end of the channel, from now on."""
+        """From now on, send output over this uplink (the agent's end of the channel)."""
         self._uplink = uplink
 
     def stop_shipping(self) -> None:

@@ -20,7 +20,7 @@ from distributor.machine import bootstrap
 from distributor.machine.urls import Remote
 from distributor.values.environment import NODE_ID
 
-#: Number of attempts at a call. Each attempt after the first starts a new process.
+#: Number of times that a call is tried. Each try after the first starts a new process.
 _ASKED = 2
 
 
@@ -34,17 +34,17 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a call of a method of :class:`Remote` has returned, or the text of its ``OSError``."""
+    """What a call of a method of :class:`Remote` has returned, or the text of the ``OSError`` that it has raised."""
 
     value: Any = None
     error: str | None = None
 
 
 class Uploads:
-    """A folder at a URL, like :class:`Remote`, but accessed by a separate process. Its methods block.
+    """A folder at a URL, like :class:`Remote`, but accessed by a separate process. All methods block.
 
-    The process that accesses the URL is started when it is needed. It ends with the attempt, like all processes that
-    the agent has started, and is started again when it is needed again.
+    The process that accesses the URL is started when it is first needed. Like all processes that the agent has started,
+    it ends with the attempt. If it is needed later, a new process is started.
 
     Args:
         root: the folder or zip from which the library itself (``distributor``) can be imported.

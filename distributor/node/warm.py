@@ -1,9 +1,9 @@
 """The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
 
 The warm process runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and
-no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. It ends when its
-executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how runs find
-it, see :mod:`distributor.hosting.warm`.
+no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. The warm process ends
+when its executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how
+runs find a warm process, see :mod:`distributor.hosting.warm`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from distributor.node import guard
 from distributor.rank import lookups
 from distributor.values import messages
 
-#: Number of seconds that a client, which wants an agent, has to send its request after it has connected.
+#: A client (a process that wants an agent) must send its request within this number of seconds after it has connected.
 _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
@@ -86,8 +86,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
         now: a file that receives the name of the module being imported, for clients that wait for this process.
 
     Returns:
-        Notes on modules that could not be preloaded; and the reason why this process must not be forked, or ``None`` if
-        it may be.
+        Notes on modules that could not be preloaded, and why this process must not be forked (``None`` if it may be).
 
     Raises:
         ImportError: torch is not installed.
@@ -149,8 +148,8 @@ def _is_bad_fork() -> bool:
 def _started_runtime() -> str | None:
     """Return which library has started native threads: JAX, TensorFlow or Ray; ``None`` if none of them has.
 
-    Python does not list native threads. JAX, TensorFlow and Ray do not start any when they are imported, but when they
-    are first used, so check in the modules of each library whether this has happened. Sources:
+    Python does not list native threads. JAX, TensorFlow and Ray start such threads at their first use, not when they
+    are imported. Therefore check in the modules of each library whether it has been used. Sources:
     ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
@@ -266,8 +265,8 @@ class _Warm:
     def _is_outdated(self) -> bool:
         """Return whether a new warm process must replace this one.
 
-        There are two reasons. The file of a loaded module has changed, because a package was installed or the user
-        edited the file. Or the guard of this process has been killed, so nothing would clean up after a killed agent.
+        There are two possible reasons. The file of a loaded module has changed, because a package was installed or the
+        user edited the file. Or this process's guard has been killed, so nothing would clean up after a killed agent.
         """
         if os.getppid() != self._guard:
             return True
@@ -283,7 +282,7 @@ class _Warm:
         forked go on and still use these files.
         """
         if self._listener is not None:
-            with suppress(OSError):  # still this process's socket: others replace it once it is closed
+            with suppress(OSError):  # still this process's socket, since others replace it only once it is closed
                 os.unlink(Path(self._folder, "socket"))
             self._listener.close()
             self._listener = None

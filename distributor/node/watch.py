@@ -1,7 +1,7 @@
 """The launcher's main thread. It starts a node's ranks, watches them and stops them, and never waits for the network.
 
-It watches ranks through process descriptors, so it sees each exit at once, with its true exit code. Code that waits for
-other nodes runs in another thread (:mod:`distributor.node.meeting`).
+The thread watches ranks through process descriptors, so it notices at once when a rank exits, and gets the true exit
+code. Code that waits for other nodes runs in another thread (:mod:`distributor.node.meeting`).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Watch:
             self._changed.wait_for(lambda: not self._running())
 
     def release(self) -> None:
-        """Make the main thread end the ranks that only serve other ranks, such as parameter servers.
+        """Make the main thread end the ranks, such as parameter servers, that only serve other ranks.
 
         Return once the ranks that only serve others have ended. They count as succeeded, however they end.
         """
@@ -294,7 +294,7 @@ class Watch:
     def _stop(self) -> None:
         """Send the ranks SIGTERM, and SIGKILL after the grace period.
 
-        Ranks that still wait for the rendezvous of all nodes, and so have run no user code, get no grace period.
+        Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
         """
         if self._end is None:
             if self._awaits_order():
@@ -310,9 +310,9 @@ class Watch:
     def _awaits_order(self) -> bool:
         """Return whether to wait longer for an order from the agent before the ranks get SIGTERM.
 
-        After a failure, the launcher waits :data:`_ORDER_PATIENCE` seconds for the agent, which may decide that another
-        attempt follows. In that case, the agent sends the launcher a signal and kills the ranks itself, so the launcher
-        sends them no SIGTERM.
+        After a failure, the launcher waits :data:`_ORDER_PATIENCE` seconds for the agent, because another attempt may
+        follow. If one follows, the agent sends the launcher a signal and kills the ranks itself, so the launcher sends
+        them no SIGTERM.
         """
         if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
             return False
