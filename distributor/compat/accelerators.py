@@ -12,7 +12,7 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: The GPU types that stand for several models, with these models. AWS offers A10G where other clouds offer A10.
+#: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
@@ -33,7 +33,7 @@ def is_a(accelerator: str, device: str) -> bool:
 
 
 def mismatch(accelerator: str, device: str | None) -> str | None:
-    """Return, as an error text, why a rank must not train on a device; ``None`` if the rank may train on it.
+    """Return the error text that says why a rank must not train on a device; ``None`` if the rank may do so.
 
     Args:
         accelerator: the GPU type that the user asks for.
@@ -47,8 +47,8 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
     if is_a(accelerator, device):
         return None
     return (
-        f"GPU type {accelerator!r} was asked for, but the GPU of this rank is {device!r}: ask for that "
-        "type, leave the type out, or train on executors that have the type asked for"
+        f"GPU type {accelerator!r} was asked for, but the GPU of this rank is {device!r}: ask for the "
+        f"type of this GPU, leave the type out, or train on executors that have GPUs of type {accelerator!r}"
     )
 
 
@@ -90,7 +90,7 @@ class OnAccelerator:
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Return the launch path of ``launch``, with a check of each GPU. Raises the errors of ``launch.resolve``."""
+        """Resolve ``launch``, and add the check of GPUs to its launch path. Raises the errors of ``launch.resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
@@ -143,7 +143,7 @@ class CheckedPath:
         """Return the wrapped launch path's plan of one node (what the node does), with the check of GPUs added.
 
         A plan can name only one function that ranks call before the user's code. Here, this function is the check of
-        GPUs, so the plan of the wrapped launch path must not name one.
+        GPUs, so the plan of the wrapped launch path must not name such a function.
         """
         plan = self.path.plan(site)
         assert plan.first is None

@@ -66,11 +66,11 @@ class Distribution(Protocol):
         """Return the number of processes of a job with ``instance_count`` instances."""
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path, a value for ``launch=``, that starts the job's processes."""
+        """Return the launch path (a value for ``launch=``) that starts the job's processes."""
 
 
 class _Counts:
-    """A base class that checks each number that is assigned to an attribute, also after the object was made."""
+    """A base class that checks every number assigned to an attribute, both in the constructor and later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -80,14 +80,14 @@ class _Counts:
 
 @dataclass(init=False)
 class PyTorchDistribution(_Counts):
-    """Processes that find each other through torchrun's variables: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ....
+    """Processes that find each other through torchrun's variables, such as ``RANK``, ``LOCAL_RANK`` and ``NODE_RANK``.
 
     Args:
         process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
         others: further arguments, such as ``node_count``; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number, given here or assigned to an attribute later, is not valid.
+        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
 
     Example:
         >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -144,7 +144,7 @@ class TensorFlowDistribution(_Counts):
         others: further arguments; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number, given here or assigned to an attribute later, is not valid.
+        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
 
     Example:
         >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
@@ -188,8 +188,8 @@ class TensorFlowDistribution(_Counts):
 class RayDistribution:
     """A Ray cluster of all instances; the user's function runs on the first instance, as Ray's driver.
 
-    Each instance adds the CPUs of one Spark task and, if the run uses GPUs, one GPU to the cluster. For other amounts,
-    pass, for example, ``run(..., options={"gpus_per_process": 4})``.
+    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU. To change these
+    amounts, use options of the run, such as ``run(..., options={"gpus_per_process": 4})``.
 
     Args:
         port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
@@ -211,8 +211,8 @@ class RayDistribution:
     def __post_init__(self) -> None:
         if self.address:
             raise ConfigurationError(
-                f"address={self.address!r} names a Ray cluster, but the run starts its own: leave it out, or call "
-                "ray.init(address=...) without a run"
+                f"address={self.address!r} names a Ray cluster, but the run starts its own: leave address out, or "
+                "call ray.init(address=...) without a run"
             )
         for name in ("head_node_additional_args", "worker_node_additional_args"):
             if value := getattr(self, name):
@@ -231,11 +231,11 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """The number of Ray workers for which each instance has room, which is 1."""
+        """The number of Ray workers that each instance has room for: always 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of Ray workers for which the cluster has room: one for each instance."""
+        """Return the number of Ray workers that the cluster has room for: one for each instance."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
@@ -243,7 +243,7 @@ class RayDistribution:
         return Ray()
 
 
-#: The class of each distribution, by its ``type`` in a distribution that is given as a dict.
+#: The class of each distribution, by the ``type`` that names this distribution in a dict.
 _KINDS: Mapping[str, Callable[..., Distribution]] = {
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
@@ -253,13 +253,13 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {
 
 
 def as_distribution(value: Any) -> Distribution:
-    """Return the distribution that a user gives: as an object, a dict with a ``type``, or ``None``.
+    """Return the distribution that a user gives as an object, as a dict with a ``type``, or as ``None``.
 
     ``None`` means one process on each instance, started as with torchrun.
 
     Raises:
-        ConfigurationError: ``value`` is neither a distribution, nor a dict with the ``type`` of one, nor ``None``; or
-            an argument of the distribution is wrong.
+        ConfigurationError: ``value`` is neither a distribution, nor a dict with a known ``type``, nor ``None``; or an
+            argument of the distribution is wrong.
 
     Example:
         >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
@@ -284,7 +284,7 @@ def as_distribution(value: Any) -> Distribution:
 
 @dataclass
 class Command:
-    """A job, as ``command`` returns it and ``run`` takes it. Its attributes can be changed, like those of Azure's jobs.
+    """A job that ``command`` returns and ``run`` accepts. Users can change its attributes, as in Azure's jobs.
 
     Raises:
         ConfigurationError: an attribute gets an invalid value, or the user sets an attribute that a command does not
@@ -311,7 +311,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances that ``resources`` gives; if it gives none, ``instance_count``."""
+        """The number of instances in ``resources`` or, if ``resources`` states no number, ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -442,7 +442,7 @@ def run(
 
 
 def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | None) -> Request:
-    """Return what a job asks ``Distributor`` for. ``options`` override the job's own values."""
+    """Return a job's request to ``Distributor``. ``options`` override the job's own values."""
     named = {"env": job.environment_variables, "working_dir": job.code, "name": job.display_name}
     return Request(
         asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",

@@ -1,4 +1,4 @@
-"""Parses the command lines of Azure's jobs: a program with arguments, run without a shell. No side effects."""
+"""Parses the command line of an Azure job: one program with its arguments, run without a shell. No side effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: Matches characters that only a shell understands. It is searched for after each ``${{inputs.NAME}}`` was replaced.
+#: Matches characters that only a shell understands. Each ``${{inputs.NAME}}`` is replaced before the search for them.
 _SHELL = re.compile(r"[|&;<>`\n]|\$")
 
 #: Matches ``${{outputs.NAME}}``, which stands for the path of an output. Azure uploads the output after the job.
@@ -21,7 +21,7 @@ _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
 
 @dataclass(frozen=True)
 class Program:
-    """A script, or a module if ``is_module``, and its arguments."""
+    """A script (or, if ``is_module`` is ``True``, a module) and its arguments."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     Args:
         command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a backslash at the end of a line
             continues the line.
-        inputs: the values that replace ``${{inputs.NAME}}``, by ``NAME``.
+        inputs: for each ``NAME``, the value that replaces ``${{inputs.NAME}}``.
 
     Raises:
         ConfigurationError: the command does not begin with ``python SCRIPT`` or ``python -m MODULE``, needs a shell,
@@ -90,7 +90,7 @@ def _value(name: str, values: Mapping[str, str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return an input's value as text; for an object with a ``path``, the path."""
+    """Return an input's value as text. If the value is an object with a ``path``, return this path."""
     value = getattr(value, "path", value)
     if not isinstance(value, (str, int, float)):
         raise ConfigurationError(f"input {name!r} must be text, a number or an object with a path, not {value!r}")

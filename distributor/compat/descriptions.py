@@ -65,7 +65,7 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-#: Azure's newer name of :class:`ResourceConfiguration`.
+#: Azure's newer name for :class:`ResourceConfiguration`.
 JobResourceConfiguration = ResourceConfiguration
 
 
@@ -73,7 +73,7 @@ def instances(resources: Any) -> int | None:
     """Return the number of instances that a job's resources state; ``None`` if they state none.
 
     Args:
-        resources: a dict, or an object such as :class:`ResourceConfiguration`, Azure's own included.
+        resources: a dict, or an object such as this module's or Azure's :class:`ResourceConfiguration`.
 
     Raises:
         ConfigurationError: ``resources`` is neither a dict nor an object with an ``instance_count``, or this count is

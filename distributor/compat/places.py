@@ -1,4 +1,4 @@
-"""Finds out how many task slots and GPUs a run can use: those of the executors, or those of this machine."""
+"""Finds out how many task slots and GPUs a run can use, on the executors or on this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     """Return where a run with this ``local_mode`` would train, given the active session and this machine.
 
     Args:
-        local_mode: where to train, as :class:`~distributor.Distributor` takes it.
+        local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
         environ: usually ``os.environ``, whose variables say which GPUs of this machine can be used.
 
     Raises:
@@ -62,7 +62,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
 
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs for a run on this machine: those that Spark found for the driver, or else all."""
+    """Return the number of GPUs that Spark found for the driver or, if Spark found none, that this machine has."""
     found = driver_gpus()
     return len(devices.local_gpus(environ) if found is None else found)
 

@@ -25,10 +25,10 @@ class Request:
     """What a call of another product's function, such as Horovod's ``run``, asks for: processes, GPUs and so on.
 
     Attributes:
-        asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
-        parameter: the name of the call's parameter for the number of processes, for messages.
+        asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
+        parameter: the name of the call's parameter that sets the number of processes; used in messages.
         processes: number of processes; ``None``: one for each GPU, or for each task slot if there are no GPUs.
-        local_mode: where to train, as :class:`~distributor.Distributor` takes it.
+        local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
         otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active.
         use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
         accelerator: the type of the ranks' GPUs; ``None`` for any.
@@ -61,11 +61,11 @@ class Settled:
 
 
 def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
-    """Return the arguments of ``Distributor`` for a run that does what a call of another product's function asks for.
+    """Return the arguments of ``Distributor`` for a run that does what ``request`` asks for.
 
     Args:
         request: what the user's call asks for.
-        trial: the number of ranks on CPUs to train with, whatever the call asks for; ``None`` to train as it asks.
+        trial: the number of ranks to train with on CPUs, whatever the call asks for; ``None`` to follow the call.
         look: a function that takes ``local_mode``, and returns where the run would train.
 
     Raises:
@@ -116,8 +116,8 @@ def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
     slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
     if slots is None:
         raise ConfigurationError(
-            f"{request.asked} takes all slots of {where}, but their number is not known (no executor is up yet, or "
-            f"this is a Spark Connect session): pass {request.parameter}="
+            f"{request.asked} takes all slots of {where}, but the number of slots is not known (no executor is up "
+            f"yet, or this is a Spark Connect session): pass {request.parameter}="
         )
     if slots == 0:
         what = "GPUs" if use_gpu else "slots"
@@ -181,13 +181,13 @@ def check_trial(request: Request, trial: int) -> None:
     try:
         request.launch.resolve(trial, False)
     except ConfigurationError as error:
-        told = f"{VARIABLE}={trial} is the number of processes, and does not fit: {error}"
+        told = f"{VARIABLE}={trial} sets a number of processes that this call cannot use: {error}"
         raise ConfigurationError(told) from None
 
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """Add to each error about missing GPUs how to try the same call on CPUs."""
+    """Add a hint to each error about missing GPUs. The hint says how to try the same call on CPUs."""
     try:
         yield
     except ResourceError as error:

@@ -1,1 +1,1 @@
-"""Databricks' launchers, whose functions have the same names here: ``serverless_gpu``, and its successor ``air``."""
+"""Databricks' launcher ``serverless_gpu`` and its successor ``air``. Their functions have the same names here."""

@@ -109,7 +109,7 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the notebook's environment variables that ranks get: MLflow's, so that ranks log to the notebook's run.
+    """Return the notebook's MLflow variables, which ranks get so that they log to the notebook's MLflow run.
 
     Example:
         >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})

@@ -1,7 +1,7 @@
-"""Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in that function's rank.
+"""For ``ray_launch``: join the run's Ray cluster in the rank that runs the user's function, before the function begins.
 
 Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in functions decorated with ``ray_launch``, and do not
-call ``ray.init()``. So the user's function need not call it here either. Source:
+call ``ray.init()``. So the user's function need not call ``ray.init()`` here, either. Source:
 https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
 """
 

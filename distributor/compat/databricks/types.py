@@ -24,7 +24,7 @@ class GPUType(enum.Enum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A GPU type, and the number of GPUs in a name such as ``GPU_8xH100`` (``None``: the name has no number)."""
+    """The GPU type and the GPU count in a name such as ``GPU_8xH100``. The count is ``None`` if the name has none."""
 
     type: str
     number: int | None = None

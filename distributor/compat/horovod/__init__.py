@@ -1,4 +1,4 @@
-"""Horovod's functions: ``run`` and ``HorovodRunner`` start ranks, which use the module ``torch`` of this package.
+"""Horovod's launchers ``run`` and ``HorovodRunner``, and the module ``torch``, whose functions ranks call.
 
     from distributor.compat.horovod import HorovodRunner, run      # instead of: from sparkdl import HorovodRunner, ...
     from distributor.compat.horovod import torch as hvd            # instead of: import horovod.torch as hvd

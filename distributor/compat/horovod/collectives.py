@@ -45,7 +45,7 @@ _TORCHS = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the tensors of all ranks are combined: the operation, factors before and after it, and the compression."""
+    """How the tensors of all ranks are combined: operation, factors before and after the operation, compression."""
 
     op: Op = Op.AVERAGE
     before: float = 1.0
@@ -106,7 +106,7 @@ def check_op(op: Any, average: bool | None = None) -> Op:
 
 
 def no_process_set(process_set: Any) -> None:
-    """Check that the user gives no process set: Horovod's groups of only some ranks are not supported.
+    """Check that the user gives no process set (a group of only some ranks), since process sets are not supported.
 
     Raises:
         ConfigurationError: a process set is given.
@@ -124,7 +124,7 @@ def start(tensor: torch.Tensor, reduction: Reduction, *, into: torch.Tensor | No
     Args:
         tensor: this rank's tensor.
         reduction: how to combine the tensors of all ranks.
-        into: the tensor that receives the result, which may be ``tensor`` itself; ``None`` for a new tensor.
+        into: the tensor (possibly ``tensor`` itself) that receives the result; ``None`` for a new tensor.
     """
     wire, dtype = reduction.compression.compress(tensor.detach())
     wire = wire.contiguous()
@@ -191,8 +191,8 @@ def allreduce(
         process_set: must be ``None``, since sets of only some ranks are not supported.
 
     Raises:
-        ConfigurationError: an argument is wrong, the tensor requires gradients and ``op`` is neither sum nor average,
-            or ``init`` was not called.
+        ConfigurationError: an argument is wrong; ``init`` was not called; or the tensor requires gradients, but ``op``
+            is neither sum nor average.
     """
     world.require("allreduce")
     reduction = _reduction(average, compression, op, prescale_factor, postscale_factor, process_set)
@@ -213,7 +213,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Reduce a tensor in place and return it, as :func:`allreduce` does, but without its argument ``compression``."""
+    """Reduce a tensor in place, and return it. Arguments are as for :func:`allreduce`, but without ``compression``."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     return handle.wait()
 

@@ -25,7 +25,7 @@ Parameter = torch.Tensor
 class GradientReducer:
     """Starts the reduction of each gradient over the ranks. The order is the same on all ranks: last parameter first.
 
-    The reduction of a gradient starts once this gradient and the gradients of all parameters that follow in the
+    The reduction of a parameter's gradient starts once this gradient and the gradients of all later parameters in the
     optimizer's groups have been computed.
 
     Args:

@@ -21,7 +21,8 @@ class HorovodRunner:
         np: number of ranks on the executors of the active Spark session. A negative number means ``-np`` ranks on this
             machine. 0, which is deprecated, means one rank for each GPU of the executors, or for each task slot if
             there are no GPUs.
-        driver_log_verbosity: ``"log_callback_only"`` (default) shows the output of rank 0, ``"all"`` that of all ranks.
+        driver_log_verbosity: ``"log_callback_only"`` (default) shows the output of rank 0; ``"all"`` shows the output
+            of all ranks.
 
     Raises:
         ConfigurationError: an argument is wrong.

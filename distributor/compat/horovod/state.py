@@ -43,7 +43,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     """Copy the state of one rank's optimizer to all ranks: the options of its groups, and tensors such as momenta.
 
     Args:
-        optimizer: an optimizer over the same parameters on each rank; its state may differ between ranks, and be empty.
+        optimizer: an optimizer over the same parameters on each rank. Its state may be empty, or differ between ranks.
         root_rank: the rank whose state is copied.
         process_set: must be ``None``, since sets of only some ranks are not supported.
 

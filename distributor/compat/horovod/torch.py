@@ -1,4 +1,4 @@
-"""``horovod.torch``, which programs import as ``hvd``, over ``torch.distributed``. Runs in ranks.
+"""``horovod.torch`` (programs import it as ``hvd``), built on ``torch.distributed``. Runs in ranks.
 
     from distributor.compat.horovod import torch as hvd      # instead of: import horovod.torch as hvd
 

@@ -46,7 +46,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined a process group, as :func:`init` does."""
+    """Return whether this process has joined a process group, through :func:`init` or otherwise."""
     return dist.is_initialized()
 
 
@@ -54,7 +54,8 @@ def require(name: str) -> None:
     """Check that :func:`init` was called.
 
     Raises:
-        ConfigurationError: :func:`init` was not called; the text says that the function ``name`` needs it.
+        ConfigurationError: :func:`init` was not called. The error text says that the function ``name`` needs
+            :func:`init`.
     """
     if not dist.is_initialized():
         raise ConfigurationError(f"hvd.{name} needs the other ranks: call hvd.init() first")

@@ -62,7 +62,7 @@ def test_all_slots_are_gpus_or_else_cpus() -> None:
             ResourceError,
             "takes all slots of the executors, but there are none: start",
         ),
-        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "their number is not known .*: pass num_proc="),
+        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "slots is not known .*: pass num_proc="),
         (ASKED, Place(executors=True), ResourceError, "needs 8 GPUs, but executors have none: set spark.executor.res"),
     ],
 )
@@ -84,7 +84,7 @@ def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
 
 def test_a_trial_has_the_processes_that_its_launch_path_needs() -> None:
     cluster = replace(EVERY, launch=TensorFlow(parameter_servers=1))
-    told = "^DISTRIBUTOR_COMPAT_CPU=2 is the number of processes, and does not fit: .* too few .* raise it to 3 or more"
+    told = "^DISTRIBUTOR_COMPAT_CPU=2 sets a number of processes that this call cannot use: .* too few .* to 3 or more"
     with pytest.raises(ConfigurationError, match=told):
         check_trial(cluster, 2)
     check_trial(cluster, 3)

@@ -29,8 +29,8 @@ def distributed(
     Args:
         num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
             number in ``accelerator_type``, or all available GPUs.
-        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``. Each rank checks that its
-            GPU is of that model before the function runs. The number of GPUs on a node is not checked. ``None``
+        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``. Before the function runs,
+            each rank checks that its GPU is of that model. The number of GPUs on a node is not checked. ``None``
             (default): any model.
 
     Raises:
@@ -99,7 +99,7 @@ def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: 
 
 
 def ray_init(*args: Any, **kwargs: Any) -> Any:
-    """Join the Ray cluster of the run, as ``ray.init`` does, inside a function decorated with :func:`ray_launch`.
+    """Call ``ray.init`` to join the run's Ray cluster. For use in functions decorated with :func:`ray_launch`.
 
     Args:
         args, kwargs: arguments of ``ray.init``.
@@ -112,8 +112,8 @@ def ray_init(*args: Any, **kwargs: Any) -> Any:
     """
     if "RAY_ADDRESS" not in os.environ or "TORCHELASTIC_RUN_ID" not in os.environ:
         raise ConfigurationError(
-            "ray_init() joins the Ray cluster of a run, but this process does not belong to one: call it inside a "
-            "function decorated with @ray_launch. For a cluster that outlives the function, use "
+            "ray_init() joins the Ray cluster of a run, but this process does not belong to such a run: call it "
+            "inside a function decorated with @ray_launch. For a cluster that outlives the function, use "
             "ray.util.spark.setup_ray_cluster"
         )
     return importlib.import_module("ray").init(*args, **kwargs)

@@ -23,8 +23,8 @@ def distributed(
 
     Args:
         gpus: number of GPUs, each with a rank of its own. ``None`` (default): all available GPUs.
-        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Each rank checks that its GPU is of that
-            model before the function runs. ``None`` (default): any model.
+        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Before the function runs, each rank
+            checks that its GPU is of that model. ``None`` (default): any model.
         remote: ``True`` trains on the executors of the active Spark session, ``False`` on this machine. ``None``
             (default): on executors if the active session is on a cluster, otherwise on this machine.
 

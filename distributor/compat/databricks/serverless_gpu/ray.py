@@ -1,4 +1,4 @@
-"""``serverless_gpu.ray``: a function that runs as the driver of a Ray cluster."""
+"""``serverless_gpu.ray``: the decorator ``ray_launch``, for a function that runs as the driver of a Ray cluster."""
 
 from __future__ import annotations
 

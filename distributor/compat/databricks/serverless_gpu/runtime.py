@@ -19,7 +19,7 @@ def get_global_rank(group: ProcessGroup | None = None) -> int:
     """Return this process's rank, counted from 0, within ``group`` if one is given.
 
     Args:
-        group: a process group of torch. A process outside of it gets -1, as from torch.
+        group: a process group of torch. A process outside of the group gets -1, as it does from torch.
 
     Example:
         >>> get_global_rank()  # doctest: +SKIP

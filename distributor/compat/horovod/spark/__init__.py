@@ -52,14 +52,14 @@ def run(
     Args:
         fn, args, kwargs: the function and its arguments.
         num_proc: number of ranks. ``None`` (default): one for each GPU, or for each task slot if there are no GPUs.
-        start_timeout: number of seconds until all ranks must be up (default 600).
+        start_timeout: number of seconds within which all ranks must be up (default 600).
         use_mpi, use_gloo: accepted without effect, since ranks always communicate through ``torch.distributed``;
             ``use_mpi=True`` logs a warning.
         stdout, stderr: may only be ``sys.stdout`` and ``sys.stderr``, where the output of ranks is shown anyway.
         extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do instead.
         env: additional environment variables for the ranks.
         verbose: 0 hides the status of the run; any other number shows it.
-        nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
+        nics: names of the network interfaces that gloo and NCCL use. By default, the kernel's routing chooses them.
         prefix_output_with_timestamp: accepted without effect, with a warning, since lines of output begin with rank and
             host.
         np: the same as ``num_proc``, under the name that it has in ``horovod.run``.
@@ -118,17 +118,17 @@ def one_number(num_proc: int | None, np: int | None) -> int | None:
 
 #: Arguments of Horovod that would change how ranks start or write, and what to do instead.
 _REFUSED = {
-    "extra_mpi_args": "MPI does not start the ranks: leave it out, and set variables of NCCL or gloo with env=",
+    "extra_mpi_args": "MPI does not start the ranks. Leave this argument out; set variables of NCCL or gloo with env=",
     "stdout": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
     "stderr": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
-    "hosts": "ranks train on the executors of the Spark session, or on this machine if there is none: leave it out",
-    "hostfile": "ranks train on the executors of the Spark session, or on this machine if there is none: leave it out",
+    "hosts": "ranks train on the executors or, without a Spark session, on this machine. Leave this argument out",
+    "hostfile": "ranks train on the executors or, without a Spark session, on this machine. Leave this argument out",
     "executable": "ranks run with the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
 }
 
 
 def refuse(**given: Any) -> None:
-    """Check that no argument is given that ``run`` accepts only because Horovod's function has it.
+    """Check that none of these arguments has a value. ``run`` has them only because Horovod's function has them.
 
     Raises:
         ConfigurationError: an argument is given that ``run`` does not support; the error says what to do instead.
