@@ -1,4 +1,4 @@
-"""Autotuning: tries DeepSpeed configurations in short runs, one after the other, and reports the best.
+"""Autotuning: try DeepSpeed configurations in short runs, one after the other, and report the best.
 
 DeepSpeed's own autotuner cannot be used on a Spark cluster, because it starts its experiments through ssh.
 """
@@ -39,14 +39,15 @@ class Experiment:
     """One configuration that was tried, and its outcome.
 
     Attributes:
-        values: the values that were tried, by the path of their setting (``"zero_optimization.stage"``).
+        values: a mapping from the path of each setting, such as ``"zero_optimization.stage"``, to the value that was
+            tried.
         state: ``"finished"``, ``"out of memory"``, ``"too slow"`` (it took longer than ``timeout``), ``"refused"`` (the
             configuration is wrong) or ``"failed"``.
         metric: the value that the training function measured; ``None`` unless the experiment finished.
         seconds: duration of the whole run.
         reason: the first line of the error message; empty if the experiment finished.
-        config: the configuration with ``values`` set. Its "auto" settings are kept, so that it suits any number of
-            ranks.
+        config: the configuration with ``values`` set. Its "auto" settings are kept, so that the configuration suits
+            any number of ranks.
     """
 
     values: Mapping[str, Any]
@@ -109,19 +110,20 @@ def autotune(
     kwargs: Mapping[str, Any] | None = None,
     on_experiment: Callable[[Experiment], None] | None = None,
 ) -> Tuning:
-    """Run a short training for each configuration of a search space and compare their measurements.
+    """Train briefly with each configuration of a search space, and compare the configurations by a metric.
 
-    An experiment (a short training) that runs out of memory, fails or takes too long becomes one row of the result's
-    table, and the next experiment starts.
+    Each experiment (one short run) becomes a row of the result's table. If an experiment runs out of memory, fails or
+    takes too long, the row says so, and the next experiment starts.
 
     Args:
-        fn: a short training function: it trains some steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
-            its measurement as a number or as a mapping that contains the metric.
-        space: the values to try for each setting, by its path (``{"zero_optimization.stage": [1, 2, 3]}``); every
-            combination is tried. A list of combinations is accepted as well.
+        fn: a short training function. It trains a few steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
+            the metric as a number, or a mapping that contains the metric.
+        space: a mapping from the path of each setting to the values to try
+            (``{"zero_optimization.stage": [1, 2, 3]}``); every combination is tried. A list of combinations, each a
+            mapping from paths to values, is accepted as well.
         metric: name of the metric: ``"throughput"`` (samples per second), or the name that your function uses.
-        distributor: the distributor that runs the experiments. Each experiment changes values in a copy of its
-            configuration. The default is ``DeepspeedTorchDistributor()``, with one process.
+        distributor: the distributor that runs the experiments. Each experiment changes values in a copy of this
+            distributor's configuration. The default is ``DeepspeedTorchDistributor()``, with one process.
         mode: whether the largest (``"max"``) or smallest (``"min"``) value is best. The default is ``"min"`` for
             ``latency``, ``loss``, ``memory``, ``seconds`` and ``time``, and ``"max"`` for all other metrics.
         timeout: number of seconds that one experiment may take, including its start (default: no limit).
@@ -215,7 +217,10 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """Return the first experiment with the largest finite metric (smallest if ``less``); ``None`` if none is finite."""
+    """Return the experiment with the largest finite metric, or with the smallest if ``less``.
+
+    Of experiments with equal metrics, the first one counts. Return ``None`` if no metric is finite.
+    """
     finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None

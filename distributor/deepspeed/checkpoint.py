@@ -1,6 +1,6 @@
-"""Checkpoints of a DeepSpeed engine that can be loaded with another number of ranks.
+"""Checkpoints of DeepSpeed engines: any number of ranks can load a checkpoint, whatever number of ranks saved it.
 
-Every rank must call each of the functions ``save``, ``load`` and ``fp32_state_dict``.
+If one rank calls ``save``, ``load`` or ``fp32_state_dict``, all ranks must call the same function.
 
     from distributor import deepspeed_checkpoint
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: The name of a universal checkpoint, which any number of ranks can load, is its tag and this suffix.
+#: A universal checkpoint (one that any number of ranks can load) is named by its tag, followed by this suffix.
 UNIVERSAL = "_universal"
 
 #: The file with the data that DeepSpeed leaves out of a universal checkpoint: the parameters and buffers that are not
@@ -56,10 +56,10 @@ def save(
 ) -> str:
     """Save model, optimizer and scheduler in a form that any number of ranks can load.
 
-    First, each rank writes its part, a *shard*, to ``folder/tag``. From the shards, rank 0 then makes a *universal
-    checkpoint* in ``folder/tag_universal``, which takes as much disk space as the shards. Any number of ranks can load
-    the universal checkpoint, so ``folder/tag`` may be removed afterwards. If the same tag was saved before, the earlier
-    universal checkpoint can be loaded until the new one is complete.
+    With ZeRO, each rank first writes its part (a *shard*) to ``folder/tag``. From the shards, rank 0 then makes a
+    *universal checkpoint* in ``folder/tag_universal``. This checkpoint takes as much disk space as the shards. Any
+    number of ranks can load it, so ``folder/tag`` may be removed afterwards. If the same tag was saved before, the
+    earlier universal checkpoint can be loaded until the new one is complete.
 
     Without ZeRO, no universal checkpoint (DeepSpeed's form for any number of ranks) is made, because none is needed:
     any number of ranks can load ``folder/tag`` itself.
@@ -68,7 +68,7 @@ def save(
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
             whose states are not offloaded to NVMe.
         folder: a folder on a disk that the ranks of all nodes share.
-        tag: name of the checkpoint; by default ``global_step`` and the number of the step.
+        tag: name of the checkpoint; by default ``global_step`` followed by the number of the step.
         client_state: your own data to save as well, such as the epoch or the position in the data.
         workers: number of processes that make the universal checkpoint. With more than one, rank 0 forks them, which
             CUDA does not support well.
@@ -105,7 +105,7 @@ def save(
         "stage": engine.zero_optimization_stage(),
         "groups": [_settings(group) for group in engine.optimizer.param_groups],
     }
-    # Otherwise, shards of an earlier save with more ranks would count as part of this one.
+    # Without this removal, shards of an earlier save with more ranks would count as part of this save.
     _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))
     engine.save_checkpoint(str(root), tag=tag, client_state=state)
     _together(lambda: _make_universal(root, tag, rest, workers))
@@ -113,11 +113,11 @@ def save(
 
 
 def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) -> dict[str, Any]:
-    """Load a checkpoint of :func:`save`, with any number of ranks. The engine must have just been initialized.
+    """Load a checkpoint that :func:`save` made. Any number of ranks can load it, into newly initialized engines.
 
     Args:
-        engine: the engine that ``deepspeed.initialize`` returned, with the ZeRO stage of the checkpoint.
-        folder, tag: the same as in :func:`save`; the default tag is the latest.
+        engine: the engine that ``deepspeed.initialize`` returned. It must have the same ZeRO stage as the checkpoint.
+        folder, tag: the same as in :func:`save`. By default, the latest checkpoint in the folder is loaded.
 
     Returns:
         The ``client_state`` that :func:`save` got; ``{}`` if it got none.
@@ -156,7 +156,7 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
     The model is gathered from all ranks, one parameter at a time, without using a disk.
 
     Returns:
-        On rank 0 a state dict of CPU tensors, for ``load_state_dict`` of the plain model; ``{}`` on the other ranks.
+        On rank 0, a state dict of CPU tensors for the plain torch model's ``load_state_dict``; on other ranks, ``{}``.
 
     Raises:
         ConfigurationError: the model is a pipeline, is split by tensor parallelism or has experts on other ranks, so
@@ -181,8 +181,8 @@ def _check_whole(engine: Any) -> None:
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
     """Return, on rank 0, the state dict of the engine's module, with only the parameters that ``wanted`` selects.
 
-    All ranks must call this function, which gathers each parameter in full. ``keep`` makes the copy of a full parameter
-    that rank 0 returns.
+    All ranks must call this function, which gathers each parameter in full. From each full parameter, ``keep`` makes
+    the copy that rank 0 returns.
     """
     import torch
     import torch.distributed as dist
@@ -247,7 +247,7 @@ def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
-    """Return the fp32 copies of parameters that DeepSpeed's optimizer keeps if ZeRO is off, by ``id(parameter)``."""
+    """Return a mapping from ``id(parameter)`` to the fp32 copy that DeepSpeed's optimizer keeps if ZeRO is off."""
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
@@ -262,7 +262,7 @@ def _masters(optimizer: Any) -> dict[int, Any]:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an optimizer's group, such as learning rate and weight decay, without its parameters."""
+    """Return an optimizer group's settings, such as learning rate and weight decay, without its parameters."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
@@ -320,7 +320,10 @@ def _latest(root: Path, universal: bool) -> str:
 
 @contextlib.contextmanager
 def _universal(engine: Any, on: bool) -> Iterator[None]:
-    """Make an engine load a universal checkpoint, as its setting ``{"checkpoint": {"load_universal": true}}`` does."""
+    """Return a context in which an engine loads universal checkpoints if ``on``, and ordinary ones otherwise.
+
+    DeepSpeed's own switch for this is the setting ``{"checkpoint": {"load_universal": true}}``.
+    """
     before = engine._config.load_universal_checkpoint
     engine._config.load_universal_checkpoint = on
     try:
@@ -330,10 +333,10 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 
 
 def _together(action: Callable[[], None]) -> None:
-    """Run an action on rank 0 once all ranks have called this function. If it fails, every rank raises an error.
+    """Run an action on rank 0 once all ranks have called this function. If the action fails, all ranks raise an error.
 
-    While rank 0 runs the action, the other ranks wait at torch's store and not in a collective. The action may be to
-    write a large model, which may take longer than the timeout of collectives.
+    While rank 0 runs the action, the other ranks wait at torch's store, not in a collective, because an action such as
+    writing a large model may take longer than the timeout of collectives.
     """
     import torch.distributed as dist
 
@@ -358,7 +361,7 @@ def _together(action: Callable[[], None]) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """Make a universal checkpoint from a tag's shards (ranks' parts). Once complete, it replaces an earlier one."""
+    """Make a universal checkpoint from the shards that the ranks saved. Once complete, it replaces an earlier one."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

@@ -172,13 +172,13 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
-    An ``"auto"`` that DeepSpeed itself understands may remain. So may the ``"auto"`` for the number of training steps
-    (:data:`TOTAL_STEPS`), which only Hugging Face's Trainer knows.
+    Two kinds of ``"auto"`` may remain: those that DeepSpeed itself understands, and the one for the number of
+    training steps (:data:`TOTAL_STEPS`), which only Hugging Face's Trainer knows.
 
     Args:
         config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
         world_size: number of ranks.
-        auto: the user's argument ``auto=``: values for settings that are "auto", by the names in :data:`FILL`.
+        auto: the user's argument ``auto=``, a mapping from names in :data:`FILL` to values for "auto" settings.
         guess: whether to also fill in the settings for which ``auto`` has no value, with values derived from other
             settings or with defaults. ``False`` leaves them to a library, such as Transformers, that takes better
             values from its own settings.
@@ -224,8 +224,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 def unfilled(config: Config) -> list[str]:
     """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
 
-    After :func:`fill`, only the number of training steps (:data:`TOTAL_STEPS`) can be "auto". Only Hugging Face's
-    Trainer can fill it in, because no other library knows this number.
+    After :func:`fill`, only the path of the number of training steps (:data:`TOTAL_STEPS`) can remain. Only Hugging
+    Face's Trainer can fill in this number, because no other library knows it.
     """
     return [
         path
@@ -330,7 +330,10 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _offload(config: Config, name: str) -> str:
-    """Return the device to which ZeRO's section ``name`` offloads, unchecked: ``"none"``, ``"cpu"`` or ``"nvme"``."""
+    """Return the device to which ZeRO's section ``name`` offloads: ``"none"``, ``"cpu"`` or ``"nvme"``.
+
+    The device is not checked: a wrong name is returned unchanged.
+    """
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return "none"
@@ -368,7 +371,7 @@ def _check_offload(config: Config, stage: int) -> None:
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
-    """Return the number of ranks that see different samples, and how it is calculated, as text for errors."""
+    """Return the number of ranks that see different samples, and a text for errors that shows its calculation."""
     stages = _section(config, "pipeline").get("stages", AUTO)
     parts = {
         "pipeline.stages": 1 if stages == AUTO else stages,

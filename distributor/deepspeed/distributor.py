@@ -23,34 +23,34 @@ class DeepspeedTorchDistributor(TorchDistributor):
 
     Args:
         numGpus: number of ranks per node, each with its own GPU.
-        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark decides how many of them each executor
-            gets, but ``max_processes_per_node=numGpus`` allows at most ``numGpus``.
+        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark decides how many of these ranks each
+            executor gets. To have at most ``numGpus`` ranks on an executor, pass ``max_processes_per_node=numGpus``.
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
         useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
             with gloo.
         deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
-            :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
-            configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
+            :func:`distributor.zero` makes such a dict. ``"auto"`` values are filled in. A training function reads the
+            final configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). Of the settings without a value here, batch sizes are computed from each other, and
-            all others get the defaults of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only
-            the values given here are filled in, since these libraries fill in the others from the model and their own
-            settings.
+            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, and
+            any other setting gets the default of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers,
+            only the values given here are filled in, since these libraries fill in the others from the model and their
+            own settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
-            ``--deepspeed --deepspeed_config PATH``, as PySpark appends them; without a configuration only
-            ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
+            ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
+            configuration. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
             Transformers or TRL. ``False``: nothing.
-        extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
-            DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
-            ``TORCH_EXTENSIONS_DIR``.
+        extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
+            compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in
+            ``~/.cache/distributor`` or in ``TORCH_EXTENSIONS_DIR``.
         options: all other options of :class:`distributor.TorchDistributor`.
 
     Raises:
         ConfigurationError: an argument or the configuration is wrong; the message shows the value and says what to do.
-        ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises this error instead of
-            the constructor.
+        ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises this error, and the
+            constructor does not.
 
     Example:
         >>> def train():
@@ -104,8 +104,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
     ) -> DeepspeedTorchDistributor:
         """Return a copy of this distributor with another configuration.
 
-        All other arguments stay the same, including ``auto=``, the values for settings that are "auto" in the
-        configuration.
+        All other arguments stay the same, including ``auto=`` (the values for settings that are "auto" in the
+        configuration).
 
         Raises:
             ConfigurationError: the configuration is wrong, or does not fit the number of ranks.

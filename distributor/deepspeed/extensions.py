@@ -26,7 +26,7 @@ from typing import Any
 from distributor.errors import StartError
 from distributor.machine import folders
 
-#: Number of seconds between checks whether another process has finished its build.
+#: Number of seconds between checks of whether another process has finished its build.
 _LOOK = 0.05
 
 #: Number of seconds after which a waiting rank prints a message that it is waiting.
@@ -53,7 +53,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
 
     Args:
         names: names of builders in ``deepspeed.ops.op_builder``.
-        timeout: number of seconds that a rank waits at most while another process builds an extension.
+        timeout: maximum number of seconds that a rank waits while another process builds an extension.
         local_rank: index of the device for which to build.
 
     Raises:
@@ -74,7 +74,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
             "Python of the executors (pip install deepspeed)"
         ) from error
     accelerator = get_accelerator()
-    accelerator.set_device(local_rank)  # or querying a GPU would allocate memory on GPU 0
+    accelerator.set_device(local_rank)  # otherwise, querying a GPU would allocate memory on GPU 0
     _set_cache_folder(_gpus())
     for name in names:
         builder = accelerator.create_op_builder(name)
@@ -105,7 +105,7 @@ def _build(builder: Any) -> None:
             return
         except ImportError:
             tools = importlib.import_module("torch.utils.cpp_extension")
-            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # or torch would skip the next build
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # otherwise, torch would skip the next build
     builder.load(verbose=False)
 
 
@@ -152,12 +152,12 @@ def cache_folder(gpus: str = "") -> str:
 
     The folder is below ``XDG_CACHE_HOME`` (by default ``~/.cache``). If this process cannot write there, the folder is
     below a private folder in ``/tmp``. Each combination of versions (Python, torch, DeepSpeed), processor and GPUs has
-    its own folder, because extensions are compiled for the machine's own instructions, and machines may share a home
-    folder.
+    its own folder, because an extension is compiled for the instructions of one machine, and several machines may share
+    a home folder.
 
-    Each Python environment has its own folder, too. In a shared folder, a second environment would find torch's headers
-    at another path, and so compile an extension again, perhaps while ranks of the first environment are using that
-    extension.
+    Each Python environment has its own folder, too. If two environments shared a folder, the second would find torch's
+    headers at another path. It would therefore compile an extension again, perhaps while ranks of the first environment
+    are using that extension.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -217,7 +217,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """If ninja, which builds need, is not on the PATH but beside Python's program, add Python's folder to the PATH."""
+    """Add the folder of Python's program to the PATH if only this folder has ninja, which builds need."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:
@@ -248,11 +248,11 @@ def _set_baton(timeout: float) -> None:
 
 
 class Baton:
-    """A lock that a process must hold to build an extension, with the members of torch's ``FileBaton``.
+    """A lock that a process must hold to build an extension. The class has the members of torch's ``FileBaton``.
 
     Args:
         path: path of torch's lock file, in the folder of one extension.
-        timeout: number of seconds that :meth:`wait` waits at most.
+        timeout: maximum number of seconds that :meth:`wait` waits.
         clock: a function that returns the time in seconds.
     """
 

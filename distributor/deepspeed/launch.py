@@ -1,4 +1,4 @@
-"""``DeepSpeed``, which users pass as ``launch=``; the driver reads, checks and completes its configuration."""
+"""``DeepSpeed``, an object that users pass as ``launch=``. The driver reads, checks and completes the configuration."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class DeepSpeed:
 
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
-            :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
-            configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
+            :func:`distributor.zero` makes such a dict. ``"auto"`` values are filled in. A training function reads the
+            final configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
             ``None`` (default): the training code has its own configuration.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). Of the settings without a value here, batch sizes are computed from each other, and
-            all others get the defaults of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only
-            the values given here are filled in, since these libraries fill in the others from the model and their own
-            settings.
+            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, and
+            any other setting gets the default of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers,
+            only the values given here are filled in, since these libraries fill in the others from the model and their
+            own settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
-            ``--deepspeed --deepspeed_config PATH``, as PySpark appends them; without a configuration only
-            ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
+            ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
+            configuration. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
             Transformers or TRL. ``False``: nothing.
-        extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
-            DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
-            ``TORCH_EXTENSIONS_DIR``.
+        extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
+            compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in
+            ``~/.cache/distributor`` or in ``TORCH_EXTENSIONS_DIR``.
 
     Example:
         >>> from distributor import Distributor, zero
@@ -90,7 +90,7 @@ def _check_arguments(kind: Any, has_config: bool) -> ScriptArguments:
 def _configs(
     source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
 ) -> tuple[Config, Config]:
-    """Return the final configuration, and one that keeps every "auto" that another library may fill in."""
+    """Return the final configuration, and a version that keeps every "auto" that another library may fill in."""
     config = reading.read(source)
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:

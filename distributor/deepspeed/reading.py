@@ -20,7 +20,7 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
 
     Args:
         source: a dict, or the path of a JSON or YAML file (``.yaml``, ``.yml``) on the driver. JSON may have comments
-            if ``hjson`` is installed, which DeepSpeed itself depends on and uses.
+            if ``hjson``, which DeepSpeed itself depends on and uses, is installed.
 
     Raises:
         ConfigurationError: the configuration cannot be read, is malformed, or holds a value that JSON cannot express.

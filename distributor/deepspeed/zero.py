@@ -80,8 +80,8 @@ def zero(
     Args:
         stage: what is split among ranks: 0 for nothing, 1 for optimizer states, 2 for gradients as well, 3 for
             parameters as well.
-        offload: where optimizer states (and, with stage 3, parameters) are kept: ``"cpu"`` for the host's memory, which
-            needs stage 1 or more; ``"nvme"`` for a disk, which needs stage 3.
+        offload: where optimizer states (and, with stage 3, parameters) are kept. ``"cpu"`` (the host's memory) needs
+            stage 1 or more; ``"nvme"`` (a disk) needs stage 3.
         precision: format of weights and gradients in computations.
         micro_batch_size: samples per rank and forward pass.
         gradient_accumulation_steps: forward passes per optimizer step.
@@ -205,8 +205,8 @@ class Suggestion:
 
     Attributes:
         parameters: number of parameters of the model.
-        estimates: one for each stage without offload, and for stages 2 and 3 with offload to the CPU, from the quickest
-            to the one that needs the least GPU memory.
+        estimates: one for each stage without offload, and one each for stages 2 and 3 with offload to the CPU. The
+            quickest comes first, and the one that needs the least GPU memory comes last.
         best: the first estimate that fits; ``None`` if no estimate fits, or the GPU memory is not known.
     """
 
@@ -264,10 +264,10 @@ def suggest_zero(
     """Estimate the GPU and host memory that each ZeRO stage needs, and suggest the quickest stage that fits.
 
     The formulas are the same as in DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``,
-    for Adam and mixed precision. For stages 0 and 1, for which DeepSpeed has no formula, the same numbers of bytes for
-    parameters, gradients and optimizer states are added up. Every rank is assumed to build the whole model first,
-    except with stage 3, where the model is built within ``zero.Init``. For stage 2 with an offloaded optimizer,
-    DeepSpeed's formula makes the host memory of each node grow with the total number of GPUs.
+    for Adam and mixed precision. DeepSpeed has no formula for stages 0 and 1. For these stages, the estimates add up
+    the same numbers of bytes for parameters, gradients and optimizer states. Every rank is assumed to build the whole
+    model first, except with stage 3, where the model is built within ``zero.Init``. For stage 2 with an offloaded
+    optimizer, DeepSpeed's formula makes the host memory of each node grow with the total number of GPUs.
 
     One GB is 2**30 bytes. Stages that split less among ranks are quicker, and so are stages without offload.
 

@@ -1,4 +1,4 @@
-"""The launch path for Accelerate: ranks as with torchrun, but also with the variables of ``accelerate launch``."""
+"""The launch path for Accelerate: ranks start as with torchrun, and also get the variables of ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class AccelerateRanks(BasePath):
-    """The launch path for Accelerate. Ranks start as with torchrun, with Accelerate's settings in the environment.
+    """The launch path for Accelerate. Ranks start as with torchrun, and get Accelerate's settings as variables.
 
     Attributes:
         config: path of Accelerate's configuration file on the driver; "" if there is none.

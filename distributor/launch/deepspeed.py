@@ -1,4 +1,4 @@
-"""The launch path for DeepSpeed: ranks as with torchrun, and settings for DeepSpeed, Accelerate and Transformers.
+"""DeepSpeed's launch path: ranks start as with torchrun, and get settings for DeepSpeed, Accelerate and Transformers.
 
 Spark provides the nodes, so this launch path needs no ``deepspeed`` runner, no hostfile and no SSH.
 """
@@ -23,7 +23,7 @@ CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: Which arguments are appended to a script's own, to name the configuration; see :class:`DeepspeedRanks`.
+#: Which arguments with the configuration's path are appended to a script's arguments; see :class:`DeepspeedRanks`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
 #: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
@@ -40,8 +40,7 @@ class DeepspeedRanks(BasePath):
     """The launch path for DeepSpeed. Ranks start as with torchrun, and find DeepSpeed's configuration in a file.
 
     Attributes:
-        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` if there is no
-            configuration.
+        config: the final configuration as JSON, for ``deepspeed.initialize``; ``None`` if there is no configuration.
         given: the same configuration, with "auto" wherever Accelerate or Transformers may fill in a value from the
             user's training settings.
         stage: the ZeRO stage of the configuration.
@@ -102,7 +101,7 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append the arguments that name DeepSpeed's configuration to a script's own. A function has no command line.
+    """Append arguments that name DeepSpeed's configuration to a script's arguments. A function has no command line.
 
     The kind ``"deepspeed"`` is for scripts whose parser has the options of ``deepspeed.add_config_arguments``. The kind
     ``"trainer"`` is for scripts that parse ``transformers.TrainingArguments``. Such scripts get the path of the

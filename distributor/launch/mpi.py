@@ -1,4 +1,4 @@
-"""The launch path for MPI: starts ranks as the torchrun path does, and also joins them to one MPI program."""
+"""The launch path for MPI: ranks start as with torchrun, and also join one MPI program."""
 
 from __future__ import annotations
 

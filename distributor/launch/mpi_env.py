@@ -1,4 +1,4 @@
-"""The launch path ``"mpi-env"``: ranks as with torchrun, but also with Open MPI's variables. No MPI is started."""
+"""The launch path ``"mpi-env"``: ranks start as with torchrun, and also get Open MPI's variables. No MPI is started."""
 
 from __future__ import annotations
 

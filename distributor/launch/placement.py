@@ -20,8 +20,8 @@ from distributor.values.placement import Node, NodeFacts, Numbering, Placement
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
     """Merge the tasks of each executor into one node, and number nodes and ranks.
 
-    Nodes are ordered by the lowest partition of their tasks; with ``local_ranks="host"``, the nodes of a host are
-    neighbours. Ranks are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on
+    Nodes are ordered by the lowest partition of their tasks; with ``local_ranks="host"``, the nodes of a host follow
+    each other. Ranks are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on
     its node)``, as torchrun numbers them.
 
     Args:

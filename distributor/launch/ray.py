@@ -21,7 +21,7 @@ _LONGEST = 42
 
 @dataclass(frozen=True)
 class RayNodes(BasePath):
-    """A Ray cluster of the run's nodes, each with the CPUs and GPUs of its tasks.
+    """The launch path for Ray. Each node of the run joins one Ray cluster, with the CPUs and GPUs of the node's tasks.
 
     Attributes:
         secret: the secret from which the run's token is made. Nobody without the token can use the cluster.

@@ -1,4 +1,4 @@
-"""The launch path for TensorFlow: each rank is a task of one TensorFlow cluster, which ``TF_CONFIG`` describes."""
+"""The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster, and the task of each rank."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Task:
 
 @dataclass(frozen=True)
 class TensorFlow(BasePath):
-    """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster and each process's task in it.
+    """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster, and the task of each process.
 
     Without parameter servers, all processes are workers of ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
 
     With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The workers come next, and then
-    the servers; all of these run ``tf.distribute.Server(...).join()``. With ``evaluator=True``, the last rank is the
-    evaluator. Workers and servers never end by themselves: once the chief and the evaluator, if there is one, have
+    the servers; workers and servers run ``tf.distribute.Server(...).join()``. With ``evaluator=True``, the last rank is
+    the evaluator. Workers and servers never end by themselves. Once the chief (and the evaluator, if there is one) has
     succeeded, the run stops the workers and servers, and succeeds.
 
     Args:
@@ -57,7 +57,7 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        """Check the options of this launch path, and return the path.
+        """Check the options of this launch path, and return a launch path with these options.
 
         Raises:
             ConfigurationError: an option's value is wrong, or there are too few processes for the servers and the
@@ -117,7 +117,7 @@ class TensorFlow(BasePath):
         )
 
     def tasks(self, world_size: int) -> tuple[Task, ...]:
-        """Return TensorFlow's task of each rank, a kind and an index, in the order of ranks.
+        """Return TensorFlow's task (a kind and an index) of each rank, in the order of ranks.
 
         >>> " ".join(f"{task.kind}-{task.index}" for task in TensorFlow(1, True).tasks(4))
         'chief-0 worker-0 ps-0 evaluator-0'
@@ -137,7 +137,7 @@ def _described(task: Task) -> dict[str, str | int]:
 
 
 def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
-    """Return the addresses of all TensorFlow tasks except the evaluator, by the kind of the task.
+    """Return a mapping from each kind of task, except the evaluator, to the addresses of the tasks of this kind.
 
     Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     """
