@@ -4,7 +4,8 @@ By default, glibc takes large blocks from the kernel and returns them as soon as
 buffers of a training step are such blocks, so each step requests the same pages from the kernel again, 4 KiB at a time,
 which costs time.
 
-This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
+This module uses the standard library only, because part of this module runs in Spark's Python workers, which may lack
+other packages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: The environment variable that leaves the allocator unchanged if it is ``0``.
+#: An environment variable. If its value is ``0``, the allocator stays unchanged.
 KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
 
 #: The parameters M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), and their values. Blocks up to the first value

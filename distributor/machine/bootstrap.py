@@ -58,8 +58,8 @@ _PARTS = {
 KEEPER = "keep"
 
 #: Code for ``python -c``. It imports the package from a given path. Neither files beside the package nor files in the
-#: current directory can shadow other modules. If a shell ignores SIGCHLD, so do the processes that it starts, and
-#: then cannot wait for their children. The code therefore resets the signal to its default.
+#: current directory can shadow other modules. If a shell ignores SIGCHLD, the processes that it starts ignore it too,
+#: and cannot wait for their children. The code therefore resets the signal to its default.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import signal, sys
@@ -79,7 +79,7 @@ importlib.import_module(PARTS[part]).main(*args)
 
 
 def is_part(pid: int, part: str) -> bool:
-    """Return whether a process runs a part of this package, such as ``agent``, according to its command line."""
+    """Return whether a process, judged by its command line, runs the given part of this package, such as ``agent``."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as shown:
             arguments = shown.read().split(b"\0")
@@ -96,8 +96,8 @@ def command(root: str, part: str, *args: str) -> list[str]:
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
 
-#: An argument of a warm process, which has imported torch and forks agents. The argument leaves room for those that the
-#: forks show in its place.
+#: An argument of a warm process, which has imported torch and forks agents. The argument leaves room for the
+#: arguments that the forks show in its place.
 PLACEHOLDER = "-" * 40
 
 
@@ -109,8 +109,8 @@ UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 def title(part: str, argument: object = PLACEHOLDER) -> str:
     """Return the command-line arguments that identify a process of this package.
 
-    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, which
-    for a launcher is the pid of its agent. NULs pad these arguments to a length that is the same for all processes, so
-    that a fork can show its own arguments in place of those that it has inherited.
+    The first argument names the part of the package that the process runs, such as ``agent``. The second argument is a
+    value; for a launcher, it is the pid of the launcher's agent. NULs pad these arguments to a length that is the same
+    for all processes, so that a fork can show its own arguments in place of those that it has inherited.
     """
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

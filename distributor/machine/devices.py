@@ -60,7 +60,7 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Return Spark's resource addresses as names for a visible-devices variable.
 
-    An address that is a number is a position in ``visible``, the executor's own visible-devices setting, and is
+    An address that is a number is a position in ``visible`` (the executor's own visible-devices setting), and is
     replaced by the device at that position. An address that is a name (UUID, MIG) stays unchanged.
 
     Raises:
@@ -125,7 +125,7 @@ def _count_amd(topology: str) -> int:
 
 
 def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
-    """Return the visible-devices variables for a node's ranks, with its GPUs in order of local rank.
+    """Return the visible-devices variables for a node's ranks, with the node's GPUs in order of local rank.
 
     If the ranks use no GPUs, the variables make no GPU visible.
 

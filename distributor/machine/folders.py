@@ -2,7 +2,7 @@
 
 The process that owns a folder keeps a file in it locked. The kernel releases the lock when the process ends, even if it
 is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses the standard
-library only, because Spark's Python workers run part of it, and may lack other packages.
+library only, because part of this module runs in Spark's Python workers, which may lack other packages.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 
 @contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Lock a file in the ``with`` block, and create it if it does not exist. Other processes wait for the lock."""
+    """Keep a file locked during the ``with`` block, creating it if necessary. Other processes wait for the lock."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -125,7 +125,7 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 
 def is_full(folder: str | os.PathLike[str]) -> bool:
-    """Return whether nothing more can be written into a folder: its file system has no space or no inodes left."""
+    """Return whether nothing more can be written to a folder because its file system has no space or no inodes left."""
     try:
         about = os.statvfs(folder)
     except OSError:

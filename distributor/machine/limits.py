@@ -126,9 +126,9 @@ def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:
         found.append(
-            f"has {mebibytes(limits.shared_memory)} of /dev/shm, too little for data loaders with workers and for "
-            f"NCCL, which may crash ('bus error', 'unable to mmap'). Provide {mebibytes(needed)} or more: docker run "
-            "--shm-size, or on Kubernetes an emptyDir of medium Memory mounted there"
+            f"has {mebibytes(limits.shared_memory)} of /dev/shm, too little for NCCL and for data loaders with workers."
+            f" Both may crash ('bus error', 'unable to mmap'). Provide {mebibytes(needed)} or more: docker run "
+            "--shm-size, or on Kubernetes an emptyDir of medium Memory mounted at /dev/shm"
         )
     if use_gpu and limits.infiniband and limits.locked_memory is not None:
         found.append(

@@ -1,6 +1,7 @@
 """Addresses and ports of a node.
 
-This module uses the standard library only, because Spark's Python workers run part of it, and may lack other packages.
+This module uses the standard library only, because part of this module runs in Spark's Python workers, which may lack
+other packages.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def listen(address: str) -> socket.socket:
 def reserve(address: str) -> socket.socket:
     """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
-    All interfaces are reserved because a server may listen on an address other than the given one. Ray, for example,
-    never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free port.
-    The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since the
-    reserving socket is bound to the port but does not listen on it (socket(7)).
+    The port is reserved on all interfaces because a server may listen on an address other than ``address``. Ray, for
+    example, never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free
+    port. The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since
+    the reserving socket is bound to the port but does not listen on it (socket(7)).
 
     Args:
         address: the node's address. It only decides whether the port is reserved for a server that uses IPv4 or one
@@ -137,7 +138,7 @@ def node_address(executor_host: str, driver_host: str) -> str:
     the driver.
 
     Args:
-        executor_host: Spark's name of this executor's host: a host name or an address; IPv6 addresses may be in
+        executor_host: this executor's host as Spark names it (a host name or an IP address). An IPv6 address may be in
             brackets.
         driver_host: the driver's host, in the same form.
     """
@@ -178,7 +179,7 @@ def interface_towards(
         route: returns the interface for an address; the default asks the kernel.
 
     Returns:
-        The interface's name, or ``None`` if it cannot be determined; and a warning or ``None``.
+        The interface's name (``None`` if it cannot be determined) and the warning (``None`` if there is none).
 
     >>> interface_towards("10.0.0.2", ["10.0.0.1", "10.0.0.2"], {"10.0.0.1": "eth1", "10.0.0.2": "lo"}.get)
     ('eth1', None)
@@ -202,8 +203,8 @@ def interface_towards(
 def interface_of_route(address: str) -> str | None:
     """Return the network interface over which the kernel would send to an IP address.
 
-    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own,
-    although gloo needs one. ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
+    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own (gloo
+    needs one). ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
     """
     family = family_of(address)
     try:
@@ -252,7 +253,7 @@ def is_loopback(address: str) -> bool:
 
 
 def pinned_tls(certificate: str) -> ssl.SSLContext:
-    """Return a client's TLS context that accepts a server only with this certificate (PEM), at any address."""
+    """Return a client's TLS context that accepts only servers with the given certificate (PEM), at any address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)

@@ -33,9 +33,9 @@ def regular(pid: int, apart: str) -> dict[str, State]:
     """Return the regular files that a process has open for writing, except those in ``/dev``, such as shared memory.
 
     Args:
-        pid: the process; one that has ended has no files.
-        apart: the real path of a folder (without symbolic links) whose files do not count, such as the node's private
-            folder. The result leaves out all files below it.
+        pid: the process. If it has ended, the result is empty.
+        apart: the real path (without symbolic links) of a folder, such as the node's private folder. The result leaves
+            out all files below this folder.
     """
     found: dict[str, State] = {}
     for path, descriptor in _open(pid):
@@ -47,7 +47,7 @@ def regular(pid: int, apart: str) -> dict[str, State]:
 
 
 def _open(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the path of each file that a process has open for writing, and the path of its descriptor.
+    """For each file that a process has open for writing, yield the file's path and the path of its descriptor.
 
     Yield nothing if the process has ended or belongs to another user.
     """

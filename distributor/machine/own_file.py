@@ -1,4 +1,4 @@
-"""A file that this process keeps open, even if other code in the process closes its descriptor."""
+"""A file that this process keeps open, even if other code in the process closes the file's descriptor."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Place(Protocol):
         """Return the top-level folders, each with the time of its last change if known. The list may be out of date."""
 
     def upload(self, source: str, name: str) -> None:
-        """Bring a local file to the place. If the place is a folder, the file is moved; if a URL, copied."""
+        """Bring a local file to the place. The file is moved if the place is a folder, and copied if it is a URL."""
 
     def settle(self, name: str) -> None:
         """Make the names of all files in a folder survive a loss of power."""
@@ -147,7 +147,7 @@ def _changed(path: str) -> float:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power. Network file systems that refuse fsync(2) do not need it."""
+    """Make the names in a folder survive a loss of power. Network file systems that refuse fsync(2) need no fsync."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

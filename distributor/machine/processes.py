@@ -1,8 +1,8 @@
 """Finds, watches and ends processes on Linux.
 
-The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. So do
-their children, even if they move to another session or process group. This module finds the processes of a node by that
-variable. The module uses the standard library only.
+The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. Their
+children inherit this variable, even children that move to another session or process group. This module finds the
+processes of a node by that variable. The module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
 def kill_node(
     node_id: str, ancestor: int | None = None, deadline: float = 10.0, keep: Collection[int] = ()
 ) -> list[int]:
-    """Send SIGKILL to all processes of a node that still run, and repeat this until none is left.
+    """Send SIGKILL to all processes of a node that still run, until none is left or the deadline has passed.
 
     Args:
         node_id: the ID that marks the processes in their environment.
         ancestor: pid of a process. Its descendants are killed too, because a child with its own environment may lack
             the ID.
-        deadline: number of seconds to try. A process in uninterruptible sleep can outlast it.
+        deadline: number of seconds to try. A process in uninterruptible sleep may still be left after that.
         keep: pids of processes that are not killed.
 
     Returns:
@@ -281,7 +281,7 @@ def state(pid: int) -> str | None:
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """Return the CPU time in seconds of each process and its descendants, by pid of the process.
 
-    The CPU time of a process includes that of its children which have ended and been reaped.
+    The CPU time of a process includes the CPU time of its children that have ended and been reaped.
     """
     children = _children()
     used = {}
@@ -314,7 +314,7 @@ def machine() -> str:
 
 
 def mounts() -> str:
-    """Return an identifier of the mount namespace, the file systems that this process sees; ``""`` if unknown.
+    """Return an identifier of the mount namespace (the file systems that this process sees); ``""`` if unknown.
 
     Processes with the same identifier see the same files and the same shared memory. Processes in a container with its
     own mounts get a different identifier from processes on the host. Processes in a container that has only its own
@@ -359,7 +359,7 @@ def oom_kills(vmstat: str = "/proc/vmstat") -> int:
 
     Processes that were killed because of a limit of their control group count too.
 
-    Source: the ``oom_kill`` line of /proc/vmstat, Linux 4.13 and later; 0 if there is no such line.
+    Source: the ``oom_kill`` line of /proc/vmstat (Linux 4.13 and later). Without such a line, the result is 0.
     """
     try:
         with open(vmstat) as lines:

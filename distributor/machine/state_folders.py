@@ -1,6 +1,6 @@
 """The folders in shared memory in which the nodes of a run keep the newest states of ranks.
 
-A rank's *state* is what the rank passes to ``save_checkpoint``: tensors, kept in a file of their own, and other
+A rank's *state* is what the rank passes to ``save_checkpoint``: tensors (kept in a file of their own) and other
 objects.
 """
 
@@ -23,7 +23,7 @@ _REST = re.compile(r"(?:-(\d+))?-\w{8}")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """One node's folder in shared memory, in which its ranks keep their newest states (checkpoints).
+    """One node's folder in shared memory, in which the node's ranks keep their newest states (checkpoints).
 
     Attributes:
         path: path of the folder.
@@ -63,7 +63,7 @@ def path_for(private: str) -> str:
 
 
 def find(run_id: str) -> list[StateFolder]:
-    """Return the folders with states of a run's nodes on this machine, except folders that other users can access."""
+    """Return the state folders of a run's nodes on this machine, except folders that other users can access."""
     begin, found = f"{folders.PREFIX}{run_id}", []
     for name in sorted(os.listdir(FOLDER)):
         match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
@@ -82,7 +82,7 @@ def _is_private(path: str) -> bool:
 def create_file(path: Path, size: int, limit: int) -> None:
     """Create a file for a rank's tensors, and reserve its memory.
 
-    Each rank has two files, for rank 3 ``3-0`` and ``3-1``, and saves to them in turn. A file gets its size before its
+    Each rank has two files (``3-0`` and ``3-1`` for rank 3), and saves to them in turn. A file gets its size before its
     memory is reserved, so that other processes of the node count the file against ``limit`` from the start.
 
     Args:
@@ -99,7 +99,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
             raise OSError(
                 f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left for its node. "
                 "The nodes on a machine may together use half of the shared memory that was free when the run began. "
-                "Provide more, in a container for example with docker run --shm-size"
+                "Provide more (in a container, for example with docker run --shm-size)"
             )
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         os.ftruncate(descriptor, size)

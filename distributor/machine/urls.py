@@ -149,7 +149,7 @@ class Remote:
             self._fs.rm_file(self._at(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all its files, if there is one."""
+        """Remove a folder with all its files, if the folder exists."""
         with _errors():
             self._fs.invalidate_cache()
             if self._fs.exists(self._at(name)):
@@ -176,7 +176,7 @@ def _changed(about: Mapping[str, Any]) -> float | None:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turn all exceptions of a file system into ``OSError``, since packages for cloud storage have their own."""
+    """Turn all exceptions of a file system into ``OSError``, since packages for cloud storage raise their own."""
     try:
         yield
     except OSError:

@@ -67,7 +67,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Return warnings if torch's version on a node differs from that on another host, which may be harmless.
+    """Return warnings if a node's torch version differs from another host's. Such a difference may be harmless.
 
     Each warning completes the sentence "the node on HOST ...".
     """

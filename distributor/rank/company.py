@@ -1,4 +1,4 @@
-"""Detect a rank that trains without the other ranks, because it never joins a process group of all ranks.
+"""Detect a rank that trains without the other ranks because it never joins a process group of all ranks.
 
 If a script creates no process group, or a framework finds no other processes, each rank trains a model of its own as if
 it were the only rank. Nothing fails. To detect this, hooks run at optimizer steps and at the first backward pass. They
@@ -83,7 +83,7 @@ class Company:
 
     @staticmethod
     def _group_size() -> int | None:
-        """Return the number of ranks in the default process group; ``None`` if there is none now."""
+        """Return the number of ranks in the default process group; ``None`` if there is no such group now."""
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None

@@ -72,7 +72,7 @@ class Account:
         return self._slot.is_mine
 
     def called(self) -> None:
-        """Record the time: the rank's function, script or module begins now."""
+        """Record the current time as the time at which the rank's function, script or module begins."""
         self._called = _wall()
 
     def exited(self, text: str) -> None:
@@ -231,7 +231,7 @@ def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _progress(spill: _Spill, late: Callable[[], object]) -> Iterator[None]:
-    """Call ``late`` in another thread if ``spill`` gets no data in the block for :data:`VALUE_PATIENCE` seconds."""
+    """Call ``late`` in another thread if ``spill`` gets no data for :data:`VALUE_PATIENCE` seconds in the block."""
     done = threading.Event()
 
     def look() -> None:

@@ -19,7 +19,7 @@ from distributor.channel.board import NONE, Board, Head
 from distributor.errors import ConfigurationError, StopError
 from distributor.values.checks import as_whole
 
-#: Number of seconds that a rank waits at a proposed step until it knows whether all nodes have agreed to the step.
+#: Maximum number of seconds that a rank waits at a proposed step to learn whether all nodes have agreed to the step.
 PATIENCE = 60.0
 
 #: Number of seconds between two reads of the board (the file that says when to stop) while a rank waits at a step.
@@ -89,7 +89,7 @@ class Stopper:
             return stops
 
     def _watch_signal(self) -> None:
-        """Treat SIGTERM as a request to stop all ranks together from now on, unless user code handles the signal."""
+        """From now on, treat SIGTERM as a request to stop all ranks together, unless user code handles the signal."""
         handler = signal.getsignal(signal.SIGTERM)
         is_main = threading.current_thread() is threading.main_thread()
         if handler is signal.SIG_DFL and is_main and self._board.head().linked:
@@ -114,7 +114,7 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Make this process, now a rank, learn when to stop from the board, a file of the agent."""
+    """Make this process, now a rank, learn from the board (a file of the agent) when to stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 

@@ -1,4 +1,4 @@
-"""Call a function with a module as soon as this process has imported the module, if it ever does."""
+"""Call a function with a module as soon as this process has imported the module, if that ever happens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
 
 def on_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Call ``then`` with a module once this process has imported the module, or at once if it is already loaded."""
+    """Call ``then`` with a module once this process has imported the module, or immediately if it is already loaded."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)

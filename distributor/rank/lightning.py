@@ -1,8 +1,8 @@
 """Give Lightning's Trainer and Fabric the right numbers of devices and nodes, whatever numbers the code passes.
 
 Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device whose index is its local rank.
-Under an external launcher such as this package, Lightning does not check that this product is the number of ranks. With
-wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
+Under an external launcher such as this package, Lightning does not check that ``devices * num_nodes`` is the number of
+ranks. With wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
 ``_AcceleratorConnector`` of pytorch-lightning 2.6, ``_Connector`` of its Fabric.
 """
 
@@ -26,8 +26,8 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of these classes that takes ``devices`` and ``num_nodes``. Lightning calls it once it has read which
-#: strategy and accelerator the user asks for.
+#: The method of the classes in :data:`_CONNECTORS` that takes ``devices`` and ``num_nodes``. Lightning calls it once it
+#: has read which strategy and accelerator the user asks for.
 _METHOD = "_check_device_config_and_set_final_flags"
 
 #: Matches strategies that start processes by themselves. In a run, the ranks are already these processes.
@@ -63,7 +63,7 @@ def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
 
 
 def wants_one_device(strategy: Any, devices: Any, num_nodes: int) -> bool:
-    """Return whether code asks for a Trainer for this rank alone, for example to evaluate on one of the ranks.
+    """Return whether user code asks for a Trainer for this rank alone, for example to evaluate on one of the ranks.
 
     >>> wants_one_device("auto", 1, 1), wants_one_device("auto", "auto", 1), wants_one_device("ddp", 1, 1)
     (True, False, False)
@@ -89,7 +89,7 @@ class Fitting:
         self._local_rank = local_rank
 
     def watch(self) -> None:
-        """From now on, replace wrong ``devices`` and ``num_nodes`` of Lightning, which need not be imported yet."""
+        """From now on, replace wrong ``devices`` and ``num_nodes`` of Lightning. Lightning need not be imported yet."""
         for module, name in _CONNECTORS.items():
             on_import(module, partial(self._wrap, name=name))
 
@@ -130,8 +130,8 @@ class Fitting:
 def _kind(connector: Any) -> str:
     """Return the name of a Trainer's or Fabric's accelerator, which Lightning stores as a name or an object.
 
-    The accelerator may still be ``"auto"``: Fabric calls the method that this module wraps before it chooses an
-    accelerator. Trainer chooses an accelerator first.
+    The accelerator may still be ``"auto"`` in a Fabric, which calls the method that this module wraps and only then
+    chooses an accelerator. A Trainer chooses an accelerator first.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":

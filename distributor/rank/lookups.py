@@ -30,7 +30,7 @@ _done = False
 #: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
-#: A name that is too long for getnameinfo(3), where a port's name may have NI_MAXSERV (32) bytes with its null byte.
+#: A name that is too long for getnameinfo(3), where a port's name may have NI_MAXSERV (32) bytes including a null byte.
 _LONG = "p" * 40
 
 #: An invalid address, so that no name server is asked about it.

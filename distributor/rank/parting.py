@@ -1,12 +1,12 @@
 """Keep a rank alive after its return until the other ranks have returned too, for a few seconds at most.
 
 ``init_process_group`` returns on a rank as soon as that rank is connected to all others. Another rank may need a moment
-longer, and fails if the first rank's sockets close before that. A function that only calls ``init_process_group`` would
+longer, and fails if the first rank's sockets close meanwhile. A function that only calls ``init_process_group`` would
 therefore fail by chance.
 
 With ``TORCH_DIST_INIT_BARRIER``, torch itself waits for all ranks at the end of ``init_process_group``, so that none of
 them fails because another ends early. But then ``new_group`` also waits for ranks that are not in the new group. With
-this module, each rank waits for the others at its own end instead, with a time limit.
+this module, each rank instead waits for the others after its own return, for a limited time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The life of one rank, a process that starts as a fork or child of its node's launcher and reports its outcome.
 
-A rank drops what it has inherited (descriptors, signal handlers, numpy's seed) from the launcher, the process that
-starts ranks, so that user code sees what it would see under ``python train.py``. It runs the user's function, script or
-module, reports its outcome to its node's agent, and exits with a code that agrees with the outcome.
+A rank drops what it has inherited (descriptors, signal handlers, numpy's seed) from the launcher (the process that
+starts ranks), so that user code sees what it would see under ``python train.py``. The rank runs the user's function,
+script or module, reports its outcome to its node's agent, and exits with a code that agrees with the outcome.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(path: str, local_rank: str, launcher_pid: str, slots: str) -> NoReturn:
 
 
 def become(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
-    """Turn a fresh fork of the launcher into a rank. Never returns."""
+    """Turn a fresh fork of the launcher into a rank. This function never returns."""
     _live(order, local_rank, launcher_pid, order.slots_fd)
 
 
@@ -89,7 +89,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Drop what this process has inherited from the launcher, its parent, and set up the rank's own environment."""
+    """Drop what this process has inherited from the launcher (its parent), and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
     for number in (signal.SIGTERM, signal.SIGHUP, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
@@ -187,12 +187,12 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 
 
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
-    """Print an exception, as the interpreter does when a program ends with it.
+    """Print an exception, as the interpreter does when an exception ends a program.
 
-    The text that Python prints goes into a separate file and not to stderr: the driver shows the text in the error that
-    it raises, and on stderr the text would appear in the rank's output as well. If the user has set ``sys.excepthook``
-    or redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or Python's own)
-    prints the exception instead, like other output of the process.
+    Normally, the exception's text goes into a separate file and not to stderr. The driver shows this text in the error
+    that it raises, and on stderr the text would appear in the rank's output as well. But if the user has set
+    ``sys.excepthook`` or redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or
+    Python's own) prints the exception, like other output of the process.
 
     Args:
         order: the agent's order, which says what the ranks of this node run.
@@ -234,7 +234,7 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calm_signal_handlers() -> None:
-    """Suppress exceptions of the user's signal handlers, which could prevent the report of the rank's outcome.
+    """Suppress exceptions of the user's signal handlers: an exception could prevent the report of the rank's outcome.
 
     An exception from a signal handler interrupts whatever the main thread runs when the signal arrives. For example,
     torch's data loader raises an exception from its SIGCHLD handler if one of its worker processes has failed.
@@ -302,8 +302,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    A script inside the working directory that was sent to the node runs from there. Any other script runs from its own
-    copy on the node or, without a copy, from the driver's own file.
+    A script inside the working directory runs from the node's copy of that directory. Any other script runs from its
+    own copy on the node or, without a copy, from the driver's own file.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
@@ -312,7 +312,7 @@ def script_path(order: NodeOrder, script: Script) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the user's first frame on, without this module, the unpickling and ``runpy``.
+    """Return the traceback from the user's first frame on, without the frames of this module, unpickling and ``runpy``.
 
     Return ``None`` if no frame is the user's, because the user's function, module or script could not be loaded or
     called.

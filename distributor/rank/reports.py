@@ -1,8 +1,8 @@
 """Write a rank's reports to a file, which the node's agent sends to the driver. A rank never waits for the sending.
 
-Each rank has a file to which it writes one line for each report. The agent sends each line at once over the channel,
-its live connection to the driver, as it does with the lines of the rank's output. If the channel breaks, lost lines are
-sent again later. Lines that the driver still lacks at the end are sent through Spark.
+Each rank has a file to which it writes one line for each report. The agent sends each line at once over the channel
+(its live connection to the driver), as it does with the lines of the rank's output. If the channel breaks, lost lines
+are sent again later. Lines that the driver still lacks at the end are sent through Spark.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Writer:
             self._write(line)
 
     def committed(self, step: int, path: str) -> None:
-        """Write to the file of reports that a checkpoint has been committed."""
+        """Record a committed checkpoint in the file of reports."""
         with self._lock:
             self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
 
@@ -173,7 +173,7 @@ def latest() -> dict[str, float]:
 
 
 def finish() -> None:
-    """Write the last report now if it was left out to save space: the rank's function, script or module has ended."""
+    """After the rank's function, script or module has ended, write the last report if it was left out to save space."""
     if _writer is not None:
         _writer.finish()
 

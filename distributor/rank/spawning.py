@@ -1,4 +1,4 @@
-"""Warn about code that starts its own training processes. Started in a rank, they may wait for each other in vain.
+"""Warn about code that starts its own training processes. In a rank, such processes may wait for each other in vain.
 
 Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. In a rank, these processes
 inherit the rank's environment, which says that another process serves the rendezvous. As a result, none of them serves
@@ -36,7 +36,7 @@ def _watch_processes(module: Any) -> None:
         print(
             "[distributor] the code starts processes with torch.multiprocessing in each rank. If they are training "
             "processes, they may wait for each other in vain: the ranks of this run are the training processes. Let "
-            'each rank call the function itself, with int(os.environ["RANK"]) as its first argument',
+            'each rank call the training function directly, with int(os.environ["RANK"]) as its first argument',
             file=sys.stderr,
         )
 

@@ -1,7 +1,7 @@
 """Report what Transformers' Trainer and Lightning's Trainer log, and the steps that they have reached.
 
 Sources: ``DEFAULT_CALLBACKS`` of ``transformers.trainer``; ``_LoggerConnector.log_metrics`` of pytorch-lightning 2.6,
-which passes everything that a module logs to the loggers.
+which passes to the loggers everything that a module logs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _total(trainer: Any) -> int | None:
 
 
 def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
-    """Report those values that a Trainer has logged that are numbers, and ignore the others."""
+    """Of the values that a Trainer has logged, report those that are numbers, and ignore the others."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements
