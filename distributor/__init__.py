@@ -131,5 +131,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, and the attributes that every module has (``__name__``, ...); no internal modules."""
+    """Return the public names and the attributes that every module has (``__name__``, ...), but no internal modules."""
     return sorted({*(name for name in globals() if name[:2] == name[-2:] == "__"), *__all__})

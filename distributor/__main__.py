@@ -5,7 +5,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Start the command line, or say in one sentence why this Python or platform cannot run it."""
+    """Start the command line, or print one sentence that says why this Python or platform cannot run the package."""
     import distributor
 
     problem = distributor._unfit()

@@ -89,7 +89,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"logs": 0}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not 0"),
         (
             {"num_processes": 2, "logs": [0, 2]},
-            "the option logs names rank 2, but with num_processes=2 ranks go from 0 to 1",
+            "the option 'logs' contains rank 2, but with num_processes=2, ranks go from 0 to 1",
         ),
         ({"num_processes": 2, "logs": ["0"]}, "logs must list ranks as numbers, not '0'"),
         (

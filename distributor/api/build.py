@@ -149,7 +149,7 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
 
 
 def _place(asked: Project) -> Path | None:
-    """Return the path of ``output_dir`` on the driver; ``None`` without ``output_dir``, or if it is a URL."""
+    """Return the path of ``output_dir`` on the driver; ``None`` if ``output_dir`` is a URL or is not given."""
     if asked.output_dir is None or is_url(asked.output_dir):
         return None
     return Path(os.path.realpath(project.absolute(Path(asked.output_dir))))
@@ -164,8 +164,8 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
 
     Raises:
         PayloadError: the files that are already in the folder exceed ``output_limit``.
-        ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or the current
-            directory does not exist.
+        ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or it is a
+            relative path, and the current directory does not exist.
     """
     where, limit = asked.output_dir, asked.output_limit
     if where is None:

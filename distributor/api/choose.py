@@ -30,7 +30,7 @@ def choose_session(
         needed: whether a missing session is an error if the user asks for Spark.
 
     Raises:
-        ConfigurationError: training on Spark is requested, and there is no pyspark or no session, or the session has
+        ConfigurationError: training on Spark is requested, but there is no pyspark or no session; or the session has
             ended.
     """
     if local_mode is True:

@@ -58,11 +58,11 @@ class Distributor:
             ``"mpi"``, ``"mpi-env"``, ``"ray"`` or ``"tensorflow"``, or a launch path with its own options, such as
             ``distributor.launch.DeepSpeed(config)``.
         name: the run's name in the status, in the lines that the driver prints about the run, in ``repr(run)`` and in
-            the Spark UI (as the job's description, on classic sessions); one line of at most 100 characters.
-        env: environment variables for the ranks. They override all others except those that the run sets for each rank
-            (``RANK``, ...), which ``env`` must not contain.
-        forward_env: names of the driver's environment variables that ranks on executors get too, as patterns such as
-            ``"WANDB_*"``.
+            the Spark UI (as the job's description, on classic sessions). It is one line of at most 100 characters.
+        env: environment variables for the ranks. They override all other variables. ``env`` must not contain the
+            variables that the run sets for each rank (``RANK``, ...).
+        forward_env: names, or patterns such as ``"WANDB_*"``, of the driver's environment variables that ranks on
+            executors get too.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path. In
             local mode, ranks use the folder itself; executors get a copy, which is removed at the end. Scripts and
             modules are looked up in this folder first, then in the current directory.
@@ -70,8 +70,8 @@ class Distributor:
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
             URL such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file,
             the file is copied there under its relative path, even if the run fails later. When a rank removes a file,
-            it is removed there too. If nodes write different bytes to the same path, the file of the node with the
-            lowest rank keeps the name, and the rank of each other node is added to the name of its file:
+            it is removed from ``output_dir`` too. If nodes write different bytes to the same path, the file of the node
+            with the lowest node rank keeps the name, and the files of other nodes get their node rank as a suffix:
             ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied into each rank's
             current directory. In local mode, files that ranks write also stay where they are. Without ``output_dir``,
             executors remove such files when the run ends, and a warning says so as soon as a rank has written one.
@@ -110,7 +110,7 @@ class Distributor:
         log_escapes: show all escape sequences that ranks write. By default only colours (SGR) are shown: other
             sequences move the cursor, set the terminal's title or write to the clipboard.
         log_dir: a folder on the driver that receives every rank's whole output, byte for byte and regardless of
-            ``logs``, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
+            ``logs``. The files of rank 3 are ``<run id>/rank-3.stdout`` and ``<run id>/rank-3.stderr``.
         progress: show what the run is doing (default). In a terminal, this is a live status while you wait; in Jupyter,
             a status that stays below the cell; elsewhere, an occasional line on stderr about a step that takes a long
             time.
@@ -121,7 +121,7 @@ class Distributor:
             second. The process runs none of your code, and ends with its executor or driver. 0 keeps no such process.
         preload: modules that the process kept by ``keep_warm`` imports as well, such as ``["transformers"]``, so that
             ranks need not import them.
-        start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
+        start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch but none of your code.
             ``"spawn"`` starts each rank as a new process, which imports torch itself.
         local_ranks: what ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count. ``"executor"`` (default): the ranks of the
             executor. ``"host"``: the ranks of all executors on its host, for libraries that coordinate by host, such as
@@ -135,7 +135,7 @@ class Distributor:
         restart_on: the failures after which ranks are started again. ``"infrastructure"`` (default): a rank was killed
             by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
             exception in the user's code, or a rank's exit code other than 0.
-        resume: whether a run with ``name=`` and ``checkpoints=`` continues an earlier training of the same name.
+        resume: whether a run with ``name=`` and ``checkpoints=`` continues an earlier run of the same name.
             ``"auto"`` (default): yes, if there is an unfinished one. ``"must"``: yes; it is an error if there is none.
             ``"never"``: no, the run starts over in a folder of its own. Another function or script under the same name
             is an error; changed code or arguments cause a warning. Only one run at a time can use a name.
@@ -143,12 +143,13 @@ class Distributor:
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
             called on the driver, in a thread of their own. ``rows`` are the ranks' reports since the last call,
             ``checkpoint`` has the ``step`` and the ``path`` of a committed checkpoint, and ``attempt`` is one of
-            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return after
-            ``on_end`` has returned, but wait for it for at most a minute.
+            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
+            ``on_end`` has returned, or after they have waited a minute for ``on_end``.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-        ResourceError: there are fewer GPUs than requested. If ``local_mode`` is ``None``, ``run`` raises it instead.
+        ResourceError: there are fewer GPUs than requested. If ``local_mode`` is ``None``, ``run`` raises this
+            error, not the constructor.
 
     Example:
         >>> def train(learning_rate, epochs=1):
@@ -237,7 +238,8 @@ class Distributor:
 
         Args:
             train_object: a callable, or the path of a ``.py`` file on the driver.
-            args: arguments of the callable; for a file, strings, numbers, paths or enums, which it receives as text.
+            args: arguments of the callable or file. A file takes strings, numbers, paths and enums, and receives them
+                as text.
             kwargs: keyword arguments of the callable; a file takes none.
 
         Raises:

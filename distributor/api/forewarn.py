@@ -1,4 +1,4 @@
-"""Warnings, before a run starts, that the run would not do what its user expects. Pure functions."""
+"""Pure functions that return a warning, before a run starts, if the run would not do what its user expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     if job.launch.name == "deepspeed" or (asked := _asked_on_cpus("deepspeed", job, environ)) is None:
         return None
     return (
-        f"{asked} asks for DeepSpeed, but with use_gpu=False Accelerate and Transformers train without it unless "
+        f"{asked} asks for DeepSpeed, but with use_gpu=False, Accelerate and Transformers train without it unless "
         "DeepSpeed launches the run: pass launch=DeepSpeed(config), or do without DeepSpeed"
     )
 

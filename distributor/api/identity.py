@@ -27,11 +27,11 @@ def identify(
 
     Args:
         name: the run's name.
-        resume: whether the run continues an earlier training of that name.
+        resume: whether the run continues an earlier run of that name.
         target: what ranks run.
         train_object: the function, script or module as the user has passed it. A function's source code is part of the
             identity.
-        args, kwargs: the arguments of a function.
+        args, kwargs: the function's arguments, if ``train_object`` is a function.
 
     Example:
         >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown
@@ -62,7 +62,7 @@ def _source_of(function: Callable[..., Any]) -> bytes:
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function's arguments by the names of their parameters, or by number if it has no signature."""
+    """Return a function's arguments by the names of their parameters, or by number if the function has no signature."""
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):

@@ -33,7 +33,7 @@ def check_launch(name: str, launch: Any) -> Launch:
     """Return the launch path (way to start ranks) that the user asks for. ``launch`` is its name or the object itself.
 
     Raises:
-        ConfigurationError: ``launch`` is neither a name of a launch path nor such an object, with a method ``resolve``.
+        ConfigurationError: ``launch`` is neither the name of a launch path nor an object with a method ``resolve``.
     """
     if isinstance(launch, str) and launch in names.NAMES:
         found: Launch = getattr(names, names.NAMES[launch])()
@@ -76,7 +76,8 @@ class Request(Group):
     Attributes:
         local_mode: whether to train on this machine. ``None`` trains on Spark if the active session is on a cluster,
             otherwise on this machine.
-        launch: how ranks are started, as the user asks for it. Its method ``resolve`` makes the launch path of a run.
+        launch: how the user wants ranks to be started. The method ``resolve`` of this object returns the launch path of
+            a run.
         name: the user's name for the run, if it has one.
         callbacks: objects with methods that are called on the driver during the run.
     """
@@ -124,7 +125,7 @@ class Options:
         for rank in self.output.log_ranks or ():
             if not 0 <= rank < count:
                 raise ConfigurationError(
-                    f"the option logs names rank {rank!r}, but with num_processes={count} ranks go from 0 to "
+                    f"the option 'logs' contains rank {rank!r}, but with num_processes={count}, ranks go from 0 to "
                     f"{count - 1}"
                 )
 
@@ -164,7 +165,7 @@ class Options:
         return cls(**groups)
 
 
-#: The classes of the groups of options, by the names of their fields in :class:`Options`.
+#: The class of each group of options, by the name of the group's field in :class:`Options`.
 GROUPS: dict[str, type[Group]] = get_type_hints(Options)
 
 #: All declarations, by the option's name in the API.

@@ -1,1 +1,1 @@
-"""The command line. Runs on the driver; only ``distributor.__main__`` imports it."""
+"""The command line. This code runs on the driver, and only ``distributor.__main__`` imports it."""

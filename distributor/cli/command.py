@@ -98,9 +98,9 @@ def run(
       distributor run -n 16 --master spark://host:7077 --working-dir . train.py
       distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
 
-    Without --local and --master, ranks run in the session of spark-submit, or else on this machine. The exit code is
-    the failed rank's, 128 + the number of the signal that killed the rank, 2 for an invalid request, or 130 after
-    Ctrl-C.
+    Without --local and --master, ranks run in the session of spark-submit, or else on this machine. If a rank fails,
+    the exit code is the rank's exit code, or 128 + the number of the signal that killed the rank. It is 2 for an
+    invalid request, and 130 after Ctrl-C.
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     source = get_current_context().get_parameter_source("launch")
@@ -181,7 +181,7 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def exit_code(error: DistributorError) -> int:
-    """Return the failed rank's exit code, or 128 + the number of the signal that killed it, as in a shell; else 1.
+    """Return the failed rank's exit code, or 128 + the number of the signal that killed it (as in a shell); else 1.
 
     >>> exit_code(DistributorError("no rank to blame"))
     1
@@ -203,7 +203,7 @@ def as_options(text: str) -> str:
         "local_mode=True": "--local",
         "local_mode=False": "--master URL",
         "deepspeedConfig": "--deepspeed",
-        "logs names": "--logs names",
+        "option 'logs'": "option --logs",
         "logs must be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
         text = text.replace(argument, option)

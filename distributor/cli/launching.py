@@ -1,4 +1,4 @@
-"""Finds the launch path that a command line selects, by the path's name or by one of its options."""
+"""Finds the launch path that a command line selects with ``--launch`` or with an option such as ``--deepspeed``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distributor.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
 
-#: The options of single launch paths (ways to start ranks). They follow ``--launch`` in the help.
+#: Options that each belong to one launch path (way to start ranks). They follow ``--launch`` in the help.
 OPTIONS = (
     own(WHAT, "--deepspeed", metavar="FILE", type=click.Path(), help="Train with DeepSpeed and this configuration."),
     own(
@@ -25,7 +25,7 @@ OPTIONS = (
         "--accelerate",
         metavar="FILE",
         type=click.Path(),
-        help="Train with Accelerate and this file, written by accelerate config.",
+        help="Train with Accelerate and this file, which the command accelerate config has written.",
     ),
     own(
         WHAT,

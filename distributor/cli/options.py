@@ -94,7 +94,7 @@ def _type(kind: Kind) -> Any:
 
 
 class _Range(click.ParamType[int | tuple[int, int]]):
-    """The type of an option's value that is a whole number, or two whole numbers with a colon between them."""
+    """The type of options that take a whole number, or two whole numbers with a colon between them."""
 
     name = "range"
 

@@ -141,7 +141,7 @@ class Backlog:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Queue an unfinished line and ``rest``, the end of this line and any more lines. Without room, skip them."""
+        """Queue an unfinished line and ``rest`` (its end, and any further lines). If there is no room, skip them."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)
@@ -162,7 +162,7 @@ class Backlog:
         self._gaps.setdefault(key, Counter())[fault] += lines
 
     def _gap(self, key: Key) -> bytes:
-        """Return a note on how many of a stream's lines were skipped, and the last of the skipped lines."""
+        """Return a note that says how many lines of a stream were skipped, followed by the last of these lines."""
         counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
         counts["display"] -= tail.count(b"\n")
         told = b"".join(

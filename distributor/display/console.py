@@ -21,13 +21,13 @@ _REDRAW = 0.05
 
 
 class Console:
-    """Shows the ranks' lines, stdout on ``sys.stdout`` and stderr on ``sys.stderr``.
+    """Shows the ranks' lines: their stdout on ``sys.stdout``, and their stderr on ``sys.stderr``.
 
     Args:
         host_of: returns the host of a rank, for the prefix of its lines.
         ranks: the ranks whose lines are shown; ``None`` (default) for all.
-        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). A line waits for the same
-            line of other ranks for at most half a second.
+        fold: show identical lines of several ranks once, as ``[ranks 0-15] ...`` (default no). A line waits for the
+            same line of other ranks for at most half a second.
         world_size: the number of ranks (default 1). With ``fold``, a line that all ranks have written waits no longer.
         prefix: begin each line with its rank and host (default).
         escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.

@@ -25,7 +25,7 @@ class Display:
 
     Args:
         logs: takes the ranks' output.
-        view: shows the state of the run; ``None`` shows none.
+        view: shows the state of the run; ``None`` for no view.
         announce: whether to show a line that says where the ranks run.
         look: returns the state of the run, and whether a caller waits for its end.
     """
@@ -48,7 +48,10 @@ class Display:
 
     @property
     def announces(self) -> bool:
-        """Whether a line must tell of a failed run whose result no caller awaits: ``False`` if the view shows this."""
+        """Whether a line must report the failure of a run whose result no caller awaits.
+
+        ``False`` if the view shows the failure itself.
+        """
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Number of bytes that a piece of text counts for in memory, in addition to the text itself.
+#: Number of bytes of memory that each piece of text is assumed to need, in addition to the text itself.
 OVERHEAD = 512
 
 
@@ -46,7 +46,7 @@ class Fold:
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Add a rank's line to the entries, the lines that wait to be shown.
+        """Add a rank's line to the entries (the lines that wait to be shown).
 
         Ranks that write the same text share one entry. The rank's line joins the first entry that has its text and
         comes after the entry of the rank's previous line on this stream, so that the rank's lines stay in order. If

@@ -1,4 +1,4 @@
-"""Shows lines with their rank and host, and below them, redrawn in place, a progress bar and the run's status."""
+"""Shows lines with their rank and host. A progress bar and the run's status stay below them, redrawn in place."""
 
 from __future__ import annotations
 

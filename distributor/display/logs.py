@@ -1,4 +1,4 @@
-"""Passes the ranks' output, each byte once, to the console and, if wanted, to files on the driver."""
+"""Passes each byte of the ranks' output once to the console and, if wanted, to files on the driver."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: Maximum number of bytes to hold back of the text that Python prints for a rank's uncaught exception. The file gets
-#: the whole text.
+#: The text that Python prints for a rank's uncaught exception is held back. At most this number of its last bytes is
+#: kept. The file gets the whole text.
 _MOST_HELD = 1 << 20
 
 #: Number of characters of a rank's last line that views and errors show.

@@ -48,7 +48,7 @@ _LEAST = 0.005
 #: Maximum number of characters to show of an error.
 _LONGEST = 20_000
 
-#: Maximum number of ranks' last lines, and of rows in the table of nodes, to show.
+#: Maximum numbers of ranks' last lines that are shown, and of rows in the table of nodes.
 _LINES = 8
 _NODES = 32
 
@@ -122,7 +122,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
 
     Args:
         snapshot: the state of the run.
-        unfolded: show the sections with the placement and the traceback opened (default: no). Otherwise they are
+        unfolded: whether the sections with the placement and the traceback are open (default: no). If not, they are
             closed, and a traceback that the raised error shows anyway is left out.
     """
     parts = [_head(snapshot)]
@@ -205,7 +205,7 @@ def _placement(snapshot: Snapshot) -> str:
 
 
 def _timings(snapshot: Snapshot) -> str:
-    """Return a bar of the run's phases, each as wide as the time it took, with their names below, as HTML."""
+    """Return a bar of the run's phases as HTML, with their names below. Each phase is as wide as its share of time."""
     phases = {name: seconds for name, seconds in snapshot.timings.items() if name in _PHASES}
     whole = sum(phases.values()) or 1.0
     bars, names = [], []

@@ -13,7 +13,7 @@ from distributor.text import escapes
 from distributor.text.wording import duration, size
 from distributor.values.job import Status
 
-#: Number of seconds that a status, or the packing of a project folder, must last before the first line about it.
+#: Number of seconds that a status, or the packing of a project folder, must last before a line about it is shown.
 _PATIENCE = 3.0
 
 #: Minimum number of seconds between lines of the same status. An unchanged line is repeated less and less often.
@@ -27,7 +27,10 @@ _LINES = 4
 
 
 class PlainView:
-    """Shows a line if the project folder takes a long time to pack, or if a run waits long, such as for slots."""
+    """Shows a line if a step, such as packing the project folder or waiting for slots, takes a long time.
+
+    While ranks run, it shows a line every ten minutes.
+    """
 
     interval = 1.0
     announces = True
@@ -51,7 +54,7 @@ class PlainView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return a line about the run if one is due; while ranks run, with the last lines of some ranks."""
+        """Return a line about the run if one is due. While ranks run, the last lines of some ranks follow it."""
         if snapshot.ended or snapshot.since < _PATIENCE:
             return Shown()
         if snapshot.status is not self._status:

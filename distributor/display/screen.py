@@ -1,4 +1,4 @@
-"""Writes lines, and a line that is redrawn in place, to a terminal, a notebook or a file."""
+"""Prints lines to a terminal, a notebook or a file, with a live line below them if the output can be redrawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Screen:
-    """Prints lines. If the output can be redrawn, keeps a live line below them, such as a progress bar."""
+    """Prints lines and, if the output can be redrawn, keeps a live line (such as a progress bar) below them."""
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
@@ -55,7 +55,7 @@ class Screen:
         self._drawn = (out, text)
 
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
-        """Draw a block of lines, ``bar`` and ``footer``, on a terminal, in place of the previous block.
+        """Draw a block of lines (``bar`` and ``footer``) on a terminal, in place of the previous block.
 
         Above the block is an empty line, on which the cursor stays. A line that other code writes to the terminal thus
         goes there, and is not erased with the block.
@@ -118,12 +118,15 @@ def can_redraw(out: TextIO | None) -> bool:
 
 
 def is_notebook(out: TextIO | None) -> bool:
-    """Return whether an output is that of a notebook cell."""
+    """Return whether an output belongs to a notebook cell."""
     return type(out).__module__.startswith("ipykernel")
 
 
 def coloured(out: TextIO | None, rank: int, text: str) -> str:
-    """Return the text in a rank's colour on a terminal, unless ``NO_COLOR`` is set (https://no-color.org)."""
+    """Return the text, in the rank's colour if ``out`` is a terminal and ``NO_COLOR`` is not set.
+
+    See https://no-color.org.
+    """
     if os.environ.get("NO_COLOR") or not is_terminal(out):
         return text
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"

@@ -25,8 +25,8 @@ class Snapshot:
         status: the status of the run.
         seconds: number of seconds since the run was submitted; once it has ended, the seconds that it took.
         since: number of seconds for which the run has had this status.
-        detail: what the run does until its ranks are up, such as waiting for slots, or why it is stopping; ``""`` if
-            there is nothing to say.
+        detail: until the ranks are up, what the run is doing, such as waiting for slots; while the run stops, the
+            reason for this; ``""`` if there is nothing to say.
         lasting: number of seconds for which the run has done what ``detail`` says; 0 once the ranks are up.
         nodes_up: number of nodes whose ranks have been started.
         ranks_up: number of ranks that are running, as far as nodes have reported.
@@ -36,7 +36,7 @@ class Snapshot:
         metrics: the newest value of each metric that ranks have reported, by the metric's name.
         timings: seconds by phase, once the run has ended.
         error: the exception with which the run ended; ``None`` if there is none.
-        raised: whether a caller waits for the run's result, and so gets ``error`` as an exception.
+        raised: whether a caller waits for the run's result. If so, this caller gets ``error`` as an exception.
     """
 
     run_id: str
@@ -134,7 +134,7 @@ def reason(snapshot: Snapshot) -> str:
 
 
 def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
-    """Return the last lines of ranks, identical lines once, as ``(ranks, line)`` in order of the lowest rank.
+    """Return ranks' last lines as pairs ``(ranks, line)`` in order of the lowest rank. Identical lines are merged.
 
     Args:
         lines: the last line of each rank, by rank.

@@ -1,4 +1,4 @@
-"""A live status below the output in a terminal. Rich renders the status; the module ``console`` keeps it there.
+"""A live status below the output in a terminal. Rich renders it; the module ``console`` keeps it below the output.
 
 Rich's own ``Live`` is not used: it takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks
 write.

@@ -181,10 +181,10 @@ def test_what_resume_needs(given: dict[str, str], told: str) -> None:
 
 def test_what_options_of_two_groups_rule_out() -> None:
     with pytest.raises(
-        ConfigurationError, match="the option logs names rank 2, but with num_processes=2 ranks go from 0 to 1"
+        ConfigurationError, match="the option 'logs' contains rank 2, but with num_processes=2, ranks go from 0 to 1"
     ):
         Options.of(num_processes=2, logs=[0, 2])
     with pytest.raises(
-        ConfigurationError, match="the option logs names rank -1, but with num_processes=2 ranks go from 0 to 1"
+        ConfigurationError, match="the option 'logs' contains rank -1, but with num_processes=2, ranks go from 0 to 1"
     ):
         Options.of(num_processes=2, logs=[-1])

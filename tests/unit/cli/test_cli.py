@@ -260,7 +260,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ),
         (
             "run --no-gpu --logs 7 train.py",
-            "the option --logs names rank 7, but with --num-processes 1 ranks go from 0 to 0",
+            "the option --logs contains rank 7, but with --num-processes 1, ranks go from 0 to 0",
         ),
         (
             "run -n 0 t.py --no-gpu --lr 1 -n 2",
