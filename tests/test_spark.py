@@ -512,7 +512,7 @@ def test_after_the_end_of_sparks_jvm_errors_say_so(tmp_path: Path) -> None:
     )
     shown = [line for line in ended.stdout.splitlines() if line.startswith(("run", "None", "False", "True"))]
     assert len(shown) == 4, ended.stdout + ended.stderr
-    assert "because Spark's JVM on the driver ended, and the executors with it" in shown[0]
+    assert "because Spark's JVM on the driver ended (killed, out of memory, or crashed" in shown[0]
     for line in shown[1:3]:
         assert f"the active Spark session (master {CLUSTER}) cannot be used: its JVM has ended" in line
     assert shown[3] == "True 0"

@@ -1,4 +1,4 @@
-"""``Accelerate``, the object that users pass as ``launch=``. The driver reads and checks its configuration file."""
+"""``Accelerate``, the object that users pass as ``launch=``. It reads and checks a configuration file on the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 
 @dataclass(frozen=True)
 class Accelerate:
-    """Start ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
+    """The launch path that starts ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
 
     Ranks get the environment variables that ``accelerate launch`` would set. The run itself sets the number of ranks,
     and the ports, threads and devices that they use; the file's values for these (such as ``num_processes`` and
@@ -34,9 +34,9 @@ class Accelerate:
     ``use_cpu: true`` for a run with GPUs, or a file for TPUs.
 
     Args:
-        config: path of Accelerate's configuration file on the driver. ``None`` (default): the file that Accelerate
-            finds by itself, which is ``~/.cache/huggingface/accelerate/default_config.yaml``, or Accelerate's defaults
-            if there is no such file.
+        config: path of Accelerate's configuration file on the driver. ``None`` (default): the file
+            ``~/.cache/huggingface/accelerate/default_config.yaml``, which Accelerate finds by itself. If there is no
+            such file, Accelerate's default values apply.
 
     Example:
         >>> from distributor import Distributor
@@ -49,8 +49,8 @@ class Accelerate:
         """Read the Accelerate configuration, and return the launch path with the configuration's environment variables.
 
         Raises:
-            ConfigurationError: the configuration file does not exist, Accelerate rejects it, it does not suit the run,
-                or Accelerate is not installed.
+            ConfigurationError: the configuration file does not exist or does not suit the run, Accelerate rejects the
+                file, or Accelerate is not installed.
         """
         path = "" if self.config is None else os.fspath(self.config)
         if path and not Path(path).is_file():
@@ -96,7 +96,7 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
 
 
 def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
-    """Have Accelerate read a configuration, and return what :func:`distributor.accelerate.variables.answer` returns.
+    """Make Accelerate read a configuration. Return the result of :func:`distributor.accelerate.variables.answer`.
 
     Raises:
         ConfigurationError: Accelerate rejects the configuration, or takes too long to read it.

@@ -1,7 +1,8 @@
-"""A separate process that finds out what ``accelerate launch`` sets, so that the driver need not import Accelerate.
+"""Finds out which environment variables ``accelerate launch`` would set for a configuration.
 
-The driver runs this module in a separate process, which calls the same functions of Accelerate as ``accelerate launch``
-does. Source: ``launch_command`` in ``accelerate/commands/launch.py``.
+The driver runs this module in a separate process, so that the driver itself need not import Accelerate. The process
+calls the same functions of Accelerate as ``accelerate launch`` does. Source: ``launch_command`` in
+``accelerate/commands/launch.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     """Return an Accelerate configuration's path, the variables that it sets, and the settings that the driver checks.
 
     Args:
-        config: path of the configuration; "" for the one that Accelerate finds, if any.
+        config: path of the configuration file; "" for the file that Accelerate finds by itself, if there is one.
         num_processes: number of ranks.
         use_gpu: whether the run has GPUs.
     """

@@ -1,4 +1,4 @@
-"""Receives the new files of ranks on the driver. During the run, nodes send each file over a separate connection."""
+"""Receives, on the driver, the new files of ranks. During the run, nodes send each file over a separate connection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Deposits:
     """Receives, on the driver, the new files of ranks that nodes send for ``output_dir``.
 
-    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, the one that receives all messages of nodes.
+    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, which receives all messages of nodes.
     Call ``settle`` only once nodes can send no more files over the channel.
 
     Args:
@@ -121,7 +121,7 @@ class Deposits:
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files in ``output_dir``, with which its ranks start.
+        """Send a node the files in ``output_dir``. The node's ranks start with these files.
 
         Raises:
             OSError: a file cannot be read or has become shorter while it was sent, or the connection has ended.
@@ -200,7 +200,7 @@ class Deposits:
                 self._store.discard(came)
 
     def settle(self, brought: Iterable[Brought]) -> None:
-        """Keep the files that nodes could send only with the results of Spark tasks, in the order of node ranks."""
+        """Keep, in the order of node ranks, the files that nodes could send only with the results of Spark tasks."""
         for file in sorted(brought, key=lambda file: file.node):
             entry = file.entry
             version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
@@ -225,7 +225,7 @@ class Deposits:
         if found.hexdigest() != entry.digest:
             self._store.discard(name)
             raise OSError(
-                "its SHA-256 differs from the one that its node announced: its content changed while the node was "
+                "the file's SHA-256 differs from the one that its node announced: the file changed while the node was "
                 "sending it, or on the way through Spark"
             )
         self._store.finish(name, entry)
@@ -236,8 +236,8 @@ class Deposits:
         told = []
         if conflicts := self._versions.conflicts:
             told.append(
-                f"nodes wrote different bytes to {_named(conflicts)}: the file of the first node keeps the name, the "
-                "others' names end with .node-1, .node-2, ..."
+                f"nodes wrote different bytes to {_named(conflicts)}: the file of the first node keeps the name, and "
+                "the others' names end with .node-1, .node-2, ..."
             )
         if self._refused:
             path, why = next(iter(self._refused.items()))
@@ -292,8 +292,8 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
     The ranks of the next job start with the files that ``output_dir`` contains now. So the new description contains the
     total size that these files have now. If ``kept`` contains a zip of the files, which is sent with the job, the new
-    description contains a new zip, or none if the files have become too large for one. If ``output_dir`` is a URL,
-    nodes read the files there, so return ``kept`` unchanged.
+    description contains a new zip, unless the files have become too large. If ``output_dir`` is a URL, nodes read the
+    files there, so return ``kept`` unchanged.
 
     Raises:
         OSError: a file in ``output_dir`` cannot be read.

@@ -26,7 +26,7 @@ class Store(Protocol):
 
         Args:
             steps: which files to copy, to move and to remove.
-            came: temporary name of the file that has just arrived from a node; ``None`` if no file has.
+            came: temporary name of the file that has just arrived from a node; ``None`` if no file has arrived.
         """
 
     def discard(self, name: str) -> None:
@@ -54,7 +54,7 @@ class Folder:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def finish(self, name: str, entry: Entry) -> None:
-        """Give a file that has arrived the mode and the modification time that it had on its node, as in ``entry``."""
+        """Set the mode and modification time of a received file to those that it had on its node, as in ``entry``."""
         path = self.path / name
         with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
             os.chmod(path, entry.mode)

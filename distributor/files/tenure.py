@@ -121,7 +121,7 @@ class Keeper:
         Raises:
             ConfigurationError: the run cannot continue the earlier training under its name.
             StartError: another run is using this run's name.
-            RunCancelledError: the run was cancelled while it waited for the last run.
+            RunCancelledError: the run was cancelled while it waited for the previous run to end.
             OSError: the folder or URL for checkpoints cannot be used.
         """
         here = _here(self._job.run_id)
@@ -198,7 +198,7 @@ class Keeper:
                 self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
-        """Return, in words, who uses this run's name now if this run has lost its name; otherwise ``None``."""
+        """If this run has lost its name, return a text that says who holds the name now; otherwise, return ``None``."""
         found = self.read()
         if found is not None and found.run == self._job.run_id:
             return None
@@ -272,7 +272,7 @@ def _here(run: str) -> Holder:
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
-    """Return whether the driver of a run that holds a name is known to have ended: only its own machine can tell."""
+    """Return whether the driver of a run that holds a name is known to have ended. Only the driver's machine knows."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
 

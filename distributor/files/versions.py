@@ -1,8 +1,8 @@
 """Decides under which name each version of a file (its content on a node) is kept. The caller changes the files.
 
 Nodes may write different bytes to the same relative path. The version of the node with the lowest rank keeps this path
-as its name. The names of other versions end with ``.node-1``, ``.node-2``, ..., the ranks of their nodes. A node's
-version is not kept if it is the same as that of the node with the lowest rank.
+as its name. The names of other versions end with the ranks of their nodes, for example ``.node-1``. A node's version
+is not kept if it is the same as the version of the node with the lowest rank.
 """
 
 from __future__ import annotations

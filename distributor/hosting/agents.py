@@ -58,13 +58,13 @@ class Agent:
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
     """Start a guard as a child of this process. The guard starts an agent, and kills what this agent leaves behind.
 
-    Return the agent, the process that runs one node; and the *control line*, this process's end of a socket pair by
-    which this process controls the agent.
+    Return the agent (the process that runs one node) and the *control line* (this process's end of a socket pair, by
+    which this process controls the agent).
 
     Args:
         root: the folder or zip from which the package can be imported.
         inherit: sockets that the agent gets, by name; they stay open in this process.
-        note: a warning for the user about the start, which the returned agent keeps.
+        note: a warning for the user about the start, kept in the attribute ``note`` of the returned agent.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """The handle of a node in the process that owns the node's agent: a Spark task's worker or the driver.
+    """The handle of a node, in the process that owns the node's agent (a Spark task's worker or the driver).
 
     :func:`host_node` creates this object.
 

@@ -23,7 +23,7 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
 
 
 def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield output of ranks that did not reach the driver during the run: tuples of rank, stream, offset and piece."""
+    """Yield the output that did not reach the driver during the run: tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
         for piece in pieces(file.path, chunk, offset):

@@ -1,6 +1,6 @@
 """Gets an agent for a Spark task's Python worker, or for the driver, from a warm process.
 
-A warm process has imported torch in advance, and forks agents, the processes that each run one node. It serves the
+A warm process has imported torch in advance, and forks agents (the processes that each run one node). It serves the
 Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The
 folder's name is a digest of the executor or driver and of everything that a fork inherits: the Python interpreter, this
 package, the environment, the limits. If any of these differs, the run gets another warm process. If no warm process
@@ -121,7 +121,7 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
     """Return the folder through which this process finds a suitable warm process. Create the folder if it is missing.
 
     A warm process has imported torch in advance, and forks agents. The folder's name depends on the executor or driver
-    that the warm process serves (``owner``), and on all that forks of the warm process inherit, such as ``environ``.
+    that the warm process serves (``owner``), and on what the forks of the warm process inherit, such as ``environ``.
 
     Raises:
         OSError: the folder cannot be created, or other users have access to it.
@@ -148,7 +148,7 @@ def _digest(values: list[object]) -> str:
 
 @contextmanager
 def _short(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield another path to a folder, short enough for a socket in the folder, and the folder's descriptor.
+    """Yield a second path to a folder (short enough for a socket in the folder) and the folder's descriptor.
 
     A socket's path may have at most 107 bytes (unix(7)). Paths of temporary folders in a cluster's containers can be
     longer.

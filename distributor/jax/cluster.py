@@ -1,4 +1,4 @@
-"""Tell JAX about the other ranks, with a ``ClusterEnv`` that ``jax.distributed.initialize()`` asks before JAX's own."""
+"""Tell JAX about the other ranks, with a ``ClusterEnv`` class that ``jax.distributed.initialize()`` asks first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-A node's *companion* is the process that runs MPI there. The companion of node 0 gets, from MPI's process manager, the
-command that starts MPI's daemon on each node. The companions of the other nodes ask the companion of node 0 for their
-nodes' commands, and run the commands.
+A node's *companion* is the process that runs MPI there. For each node, MPI's process manager gives the
+companion of node 0 a command that starts MPI's daemon on that node. The companions of the other nodes ask the companion
+of node 0 for their nodes' commands, and run them.
 
 Before a command is sent, sender and receiver prove to each other that they have the run's key, with functions of
 ``multiprocessing.connection``: each side sends random bytes, and the other side answers with the HMAC of these bytes.
@@ -23,12 +23,12 @@ _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """When a node asks, send it the line of text that it needs to start MPI. Never returns.
+    """Answer each node that asks: send the line of text with which the node starts MPI. Never returns.
 
     Args:
         listener: the socket to which nodes connect.
         key: the run's key; a client without this key gets no answer.
-        lines: a line for each node: the MPI to use, and the command of the node's daemon.
+        lines: a line for each node, with the MPI to use and the command that starts the node's daemon.
     """
     while True:
         accepted, _ = listener.accept()
@@ -44,7 +44,7 @@ def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
 
 
 def ask(head: tuple[str, int], key: bytes, node: int) -> str:
-    """Wait until node 0 answers, and return the text that a node needs to start MPI, as :func:`tell` sends it.
+    """Ask node 0 for the text with which a node starts MPI, wait for the text, and return it; see :func:`tell`.
 
     Args:
         head: the host and port at which node 0 listens.

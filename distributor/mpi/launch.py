@@ -11,11 +11,12 @@ from distributor.launch.mpi import MpiNodes
 
 @dataclass(frozen=True)
 class Mpi:
-    """The launch path for code that calls MPI, as mpi4py does: ``COMM_WORLD`` holds the run's ranks, in rank order.
+    """The launch path for code that calls MPI, for example with mpi4py.
 
-    MPICH or Open MPI 5 must be installed on each node (``pip install mpich mpi4py``). MPI's own process manager
-    connects the ranks, without ssh. Ranks are started as on the other launch paths, and have torchrun's environment
-    variables too, so the same code may use ``torch.distributed``.
+    ``COMM_WORLD`` contains the run's ranks, in rank order. MPICH or Open MPI 5 must be installed on each node
+    (``pip install mpich mpi4py``). MPI's own process manager connects the ranks, without ssh. Ranks are started as on
+    the other launch paths, and have torchrun's environment variables too, so the same code may use
+    ``torch.distributed``.
 
     Args:
         implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the implementation that node 0 has; MPICH if

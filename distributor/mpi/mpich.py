@@ -22,7 +22,7 @@ def is_here() -> bool:
 
 
 def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``mpiexec`` on node 0. Return its process, and the command that starts MPICH's daemon on each node.
+    """Start ``mpiexec`` on node 0. Return its process and, for each node, the command that starts MPICH's daemon there.
 
     ``mpiexec`` gets labels in place of host names, because it needs a different name for each node, and two executors
     may share a host.

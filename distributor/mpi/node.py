@@ -3,10 +3,11 @@
 The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
 manager's daemon there. The companions of the other nodes fetch their commands from the companion of node 0.
 
-MPI gives each process that it starts a *place*: environment variables, and with MPICH also a socket, that say which
-rank the process is, and connect it to MPI's process manager. Here, however, the launcher (a process of this package)
-starts the ranks. MPI is therefore told to start a small process, the *shim*, in place of each rank. The shim passes its
-place to the companion (the process that runs MPI on the node), and the companion passes it to the rank.
+Each process that MPI starts gets a *place* from MPI: environment variables and, with MPICH, a socket. The
+place tells the process its rank, and connects the process to MPI's process manager. Here, however, the launcher (a
+process of this package) starts the ranks. MPI is therefore told to start a small process, the *shim*, in place of each
+rank. The shim passes its place to the companion (the process that runs MPI on the node), and the companion passes the
+place to the rank.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from distributor.mpi import commands, mpich, openmpi
 from distributor.mpi.places import Places
 from distributor.mpi.shims import environment
 
-#: Number of seconds between the end of MPI's manager and the error about it. If the end of a rank was the cause, the
-#: rank's own error, which explains more, comes first.
+#: Number of seconds between the end of MPI's manager and the error that reports this end. If the end of a rank was the
+#: cause, the rank's own error, which explains more, comes first.
 _PATIENCE = 1.0
 
 KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
@@ -47,8 +48,8 @@ def serve(
         node: number of this node.
         sizes: number of ranks of each node.
         hosts: name of each node's host.
-        head: address and port of node 0's companion (the process that runs MPI there). From it, the companions of the
-            other nodes fetch the commands that start MPI's daemons.
+        head: address and port of node 0's companion (the process that runs MPI there). The companions of the other
+            nodes connect to it to fetch the commands that start MPI's daemons.
         folder: the node's private folder.
         kind: the MPI to use: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
         ready: called once MPI has started its process (the shim) for each rank of this node.
@@ -75,7 +76,8 @@ def serve(
 def choose(kind: str | None) -> str:
     """Return the MPI to use: ``kind`` if given, else MPICH, or Open MPI if MPICH is not installed.
 
-    If the MPI that ``kind`` names is not installed, or neither MPICH nor Open MPI is, end this process with an error.
+    End this process with an error if the MPI that ``kind`` names is not installed or, without ``kind``, if neither
+    MPICH nor Open MPI is installed.
     """
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
@@ -83,7 +85,7 @@ def choose(kind: str | None) -> str:
     what = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
     program = "prterun" if kind == "openmpi" else "mpiexec.hydra"
     sys.exit(
-        f"{what} installed: looked for {program} beside {sys.executable} and on PATH. Install MPI where ranks run "
+        f"{what} installed: there is no {program} beside {sys.executable} or on PATH. Install MPI where ranks run "
         f"(pip install {kind or 'mpich'} mpi4py)"
     )
 

@@ -1,9 +1,9 @@
 """Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
 
 By default, ``prterun`` uses ssh to start its daemon (``prted``) on another host. Here, ``prterun`` starts the script
-``agent.py`` instead, once for each other host. The script passes the command that starts the daemon to the process that
-runs ``prterun`` (the *companion* of node 0), which sends this command to the other host. Executors of one host share a
-daemon, since two daemons with one host name do not find each other's ranks.
+``agent.py`` instead, once for each other host. The script gets the command that starts the daemon, and passes it to the
+*companion* of node 0 (the process that runs ``prterun``). The companion sends this command to the other host. Executors
+of one host share a daemon, since two daemons with the same host name do not find each other's ranks.
 
 Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
 """
@@ -24,7 +24,7 @@ from distributor.mpi.shims import SHIM, find, write
 #: Maximum number of bytes of a command.
 _MOST = 1 << 16
 
-#: The command of a node that starts no daemon, since another node of its host starts it.
+#: Stands in place of a command for a node that starts no daemon; see :func:`begin`.
 NOTHING = ""
 
 
@@ -36,7 +36,7 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0. Return its process, and the command that starts Open MPI's daemon on each node.
+    """Start ``prterun`` on node 0. Return its process and, for each node, the command that starts Open MPI's daemon.
 
     Among the returned commands, :data:`NOTHING` stands for a node that starts no daemon: node 0, and each node that
     shares a host with an earlier node.
@@ -95,8 +95,8 @@ def prefixes() -> dict[str, str]:
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
     """Receive from the script ``agent.py`` the name of a host, and the arguments of Open MPI's daemon on this host.
 
-    The script ``agent.py`` runs until its connection to this process closes. The connection stays open, so the script
-    ends when this process ends.
+    The script ``agent.py`` runs until its connection to this process closes. This process never closes the connection,
+    so the script ends when this process ends.
     """
     listener.settimeout(1.0)
     while True:
@@ -113,7 +113,7 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this host's ``prted`` (Open MPI's daemon), whose path on this host may differ from that on node 0.
+    """Start Open MPI's daemon (``prted``) on this host. The path of ``prted`` here may differ from its path on node 0.
 
     Args:
         command: the daemon's command-line arguments, which ``prterun`` has chosen, as JSON.

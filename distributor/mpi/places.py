@@ -6,8 +6,8 @@ shim passes its place on to the rank.
 
 Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
 there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
-has failed. Nor does the companion pass on ``MPI_Abort``, which here ends only the rank that calls it. If MPICH's
-manager got ``MPI_Abort``, it would end all other ranks.
+has failed. The companion does not pass on ``MPI_Abort`` either: MPICH's manager would end all other ranks
+too, but here ``MPI_Abort`` ends only the rank that calls it.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """

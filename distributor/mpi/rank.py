@@ -69,8 +69,8 @@ def _await_abort(companion: socket.socket) -> None:
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
     """Check that mpi4py has found all ranks, and unlink MPI's shared memory.
 
-    MPI itself removes the files of its shared memory from ``/dev/shm`` only in ``MPI_Finalize``. A rank that is killed
-    earlier would leave them behind if this function had not unlinked them.
+    MPI itself removes the files of its shared memory from ``/dev/shm`` only in ``MPI_Finalize``. Without this
+    function, a rank that is killed earlier would leave these files behind.
     """
     mpi: Any = module
     if not mpi.Is_initialized():

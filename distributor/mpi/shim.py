@@ -39,7 +39,7 @@ def connect(line: socket.socket, rank: int) -> None:
     """Connect to the companion, the process that runs MPI on the rank's node.
 
     Try again for :data:`_PATIENCE` seconds, because the companion may start later than this process. With Open MPI, one
-    daemon starts the processes that call this function, for the ranks of all executors of a host. But each executor
+    daemon starts the processes that call this function (the shims) for all executors of a host, but each executor
     starts its own companion.
     """
     end = time.monotonic() + _PATIENCE

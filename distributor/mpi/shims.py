@@ -15,7 +15,7 @@ SHIM = ("/bin/sh", "-c", 'exec "$DISTRIBUTOR_MPI_PYTHON" -S -E "$DISTRIBUTOR_MPI
 
 
 def environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Write the script of the shims, which MPI starts in place of ranks, to ``folder``. Return the shims' environment.
+    """Write to ``folder`` the script of the shims (which MPI starts in place of ranks). Return the shims' environment.
 
     Args:
         environ: this process's environment.

@@ -1,4 +1,5 @@
 """Turns the results of a run into values or one exception.
 
-Runs on the driver; pure, except that ``advice`` reads the driver's files. May import ``shipping``.
+This package runs on the driver. It is pure, except that ``advice`` reads the driver's files. It may import
+``shipping``.
 """

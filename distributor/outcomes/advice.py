@@ -1,4 +1,7 @@
-"""Adds advice to failures that the driver can explain better than a rank: it knows the job and the user's files."""
+"""Adds advice to failures that the driver can explain better than a rank.
+
+The driver can do so because it knows the job and the user's files.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +73,8 @@ def _about_gpu(failure: Failure) -> str:
     """Return advice on code that demands a GPU, for ranks on CPUs."""
     if _DEVICE_IDS in failure.message:
         return (
-            "The code passes device_ids to DistributedDataParallel, which is for GPUs, but with use_gpu=False ranks "
-            "see no GPU: pass use_gpu=True, or leave out device_ids on CPUs"
+            "The code passes device_ids to DistributedDataParallel (device_ids is for GPUs), but with use_gpu=False "
+            "ranks see no GPU: pass use_gpu=True, or leave out device_ids on CPUs"
         )
     counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
     asserts = failure.kind == "AssertionError" and _ASSERTS_GPU.search(failure.traceback)

@@ -59,14 +59,22 @@ class Unfit:
 
 @dataclass(frozen=True)
 class RankFailed:
-    """A rank failed. ``failures`` were reported while the run went on; others may be reported only at its end."""
+    """A rank failed.
+
+    ``failures`` lists the failures that were reported while the run went on. Others may be reported only at the end of
+    the run.
+    """
 
     failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeLost:
-    """Nodes were lost. ``nodes`` describes each as text. ``failures`` of ranks may have caused or followed the loss."""
+    """Nodes were lost.
+
+    ``nodes`` describes each lost node as text. ``failures`` lists failures of ranks, which may have caused or followed
+    the loss.
+    """
 
     nodes: tuple[str, ...]
     failures: tuple[Failure, ...] = ()

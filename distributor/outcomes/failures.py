@@ -162,8 +162,8 @@ def _who(failures: Sequence[Failure]) -> str:
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
     """Return a line about a group of equal failures, with their traceback if that helps to explain them.
 
-    The traceback is left out if it, or many others, have been shown already, or if the failures are mere consequences
-    of another one.
+    The traceback is left out if it has been shown already, if many other tracebacks have been shown, or if the failures
+    are mere consequences of another failure.
 
     Args:
         group: the failures, which differ only in addresses.
@@ -185,7 +185,7 @@ def _frames(failure: Failure) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[str]) -> str:
-    """Return where a traceback ends in the user's code, such as ``train.py:40``; without user code, where it ends."""
+    """Return the place of the innermost frame of user code, such as ``train.py:40``, or else of the innermost frame."""
     found = [frame for line in frames if (frame := _FRAME.search(line))]
     own = [frame for frame in found if not stacks.is_library(frame["path"])]
     frame = (own or found)[-1]

@@ -1,4 +1,4 @@
-"""Errors for runs that the driver itself cannot continue: it lacks a resource, or something that it used is gone."""
+"""Errors for runs that the driver cannot continue, because it lacks a resource or something that it used is gone."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def jvm_ended(run_id: str) -> NodeLostError:
     """Return the error of a run whose Spark driver's JVM has ended."""
     return final(
         NodeLostError(
-            f"run {run_id} was lost, because Spark's JVM on the driver ended, and the executors with it (killed, out "
-            "of memory, or crashed: see the driver's log). Restart Python or the notebook's kernel"
+            f"run {run_id} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: see "
+            "the driver's log), which also ended the executors. Restart Python or the notebook's kernel"
         )
     )
 

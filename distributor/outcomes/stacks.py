@@ -1,7 +1,7 @@
 """Finds out what ranks are doing from the text that ``faulthandler`` writes in each of them.
 
-Pure functions; standard library only. They accept any text and never raise: a rank may have sent a reason why it cannot
-answer, or its text may be cut off.
+The functions are pure, and use the standard library only. They accept any text and never raise, because the text may be
+cut off, or may say why a rank cannot answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
-#: Files whose functions call user code. On a stack, their frames come between those of ``_RANK`` and the user's.
+#: Files whose functions call user code. On a stack, they come between ``_RANK`` and user code.
 _STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
@@ -74,8 +74,8 @@ class Thread:
 class Stacks(dict[int, str]):
     """What ranks are doing: the text of the stacks of each rank's threads, by rank.
 
-    ``str()`` returns a line that says at which lines of code the ranks are. The stacks follow, without the frames that
-    belong to the start of a rank. If several ranks have the same stack, it is shown once.
+    ``str()`` returns a line that says at which lines of code the ranks are, followed by the stacks, without the frames
+    that belong to the start of a rank. If several ranks have the same stack, it is shown once.
 
     Example:
         >>> print(Stacks({0: "no answer within 5 s", 1: "no answer within 5 s"}))
@@ -193,7 +193,7 @@ def _where(text: str) -> tuple[str, str]:
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
-    if not main.current and text.rstrip().endswith("\n..."):  # Python lists at most 100, the main thread last
+    if not main.current and text.rstrip().endswith("\n..."):  # Python lists 100 threads at most, the main one last
         return ": ", "too many threads to list the main thread"
     if not main.frames:
         return ": ", "no Python frame"

@@ -49,7 +49,8 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             moments[name] = max(moment, moments.get(name, moment))
         for outcome in report.outcomes:
             failed = None if outcome.failure is None else outcome.failure.time
-            # A rank that was stopped in the function reports no end of it. The end of the node's ranks counts instead.
+            # A rank that was stopped in the function does not report when the function ended. The end of the node's
+            # ranks counts instead.
             returned = outcome.returned or failed or report.times.get("exited")
             for name, told in (("called", outcome.called), ("returned", returned)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))

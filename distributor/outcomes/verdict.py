@@ -1,7 +1,7 @@
 """The verdict on a run: its values, or the one exception that explains why there are none.
 
-The earliest failure is the root: the cause of the others. But a broken connection is the root only if no other failure
-explains it, because the peers of a killed rank may notice its end before its node does.
+The earliest failure is the root (the cause of the others), unless it is a broken connection that another failure
+explains: the peers of a killed rank may notice the rank's end before the rank's node does.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def verdict(
         world_size: number of ranks.
         advise: returns advice on the root failure, which caused the others.
         local: whether the run was on this machine, without Spark.
-        preempted: if ranks stopped together before they had finished, why they were asked to stop; ``None`` if the
-            user asked them, or nobody did.
+        preempted: why ranks that stopped together before they had finished were asked to stop; ``None`` if the user
+            asked them.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -121,7 +121,7 @@ def _judged(
 
 
 def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.PreemptionError | None:
-    """Return the error if ranks returned early because they were told to stop, but not by the user; otherwise ``None``.
+    """Return an error if ranks returned early because something other than the user told them to stop, else ``None``.
 
     Raises:
         StopError: the ranks have stopped at different steps.

@@ -20,8 +20,8 @@ class Ray:
     ``num_processes`` is the number of Ray workers that fit into the cluster. Each node offers Ray the CPUs and GPUs
     that the workers on this node need. The user's function runs on node 0. There, ``ray.init()`` joins the cluster. If
     the function does not call ``ray.init()``, Ray itself does so when Ray is first used. ``run()`` returns what the
-    function returns, and the cluster ends with the function. The cluster accepts only processes that have the cluster's
-    token, which are the processes of the run.
+    function returns. The cluster ends when the function ends. The cluster accepts only the processes of the run, which
+    have the cluster's token.
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
@@ -49,7 +49,7 @@ class Ray:
             size = check_memory("object_store_memory", size)
             if size < _LEAST:
                 raise ConfigurationError(
-                    f"object_store_memory must be at least {_LEAST:,} bytes, which Ray needs, not "
+                    f"object_store_memory must be at least {_LEAST:,} bytes (Ray's minimum), not "
                     f"{self.object_store_memory!r}"
                 )
         return RayNodes(secrets.token_hex(16), size)

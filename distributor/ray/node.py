@@ -1,4 +1,4 @@
-"""The companion: a process beside the ranks that starts Ray on a node with ``ray start``, and ends Ray."""
+"""The companion: a process on each node, beside the ranks. It starts Ray there with ``ray start``, and ends Ray."""
 
 from __future__ import annotations
 

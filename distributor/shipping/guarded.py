@@ -16,7 +16,7 @@ _LOOK = 0.5
 
 
 class _Call(threading.Thread, Generic[T]):
-    """A thread for one call. ``ended`` is set once the call has returned (``result``) or raised (``raised``)."""
+    """A thread for one call. When the call ends, ``result`` or ``raised`` holds its outcome, and ``ended`` is set."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(name="distributor-guarded", daemon=True)

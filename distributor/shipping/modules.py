@@ -103,7 +103,7 @@ def _changed(folder: str) -> float:
 
 
 def own_modules() -> list[ModuleType]:
-    """Return the loaded modules that the user wrote: those whose file is not Python's or an installed package's.
+    """Return the loaded modules that the user wrote: those that belong neither to Python nor to an installed package.
 
     ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
     shipped separately.

@@ -16,7 +16,7 @@ from distributor.values.job import Function, Job
 
 @cache
 def package_zip() -> bytes:
-    """Return ``distributor`` and cloudpickle as an importable zip, so that executors need neither installed.
+    """Return ``distributor`` and cloudpickle as an importable zip, so that neither need be installed on executors.
 
     The zip contains the driver's cloudpickle, because pickles refer to its functions by name, and these names differ
     between versions.

@@ -45,7 +45,7 @@ def dump_function(
 
     Args:
         function, args, kwargs: the function to call in each rank, and its arguments.
-        by_value: whether to pickle the user's own modules by value; not needed where ranks can import them.
+        by_value: whether to pickle the user's own modules by value. This is not needed if ranks can import them.
 
     Raises:
         PayloadError: the call cannot be pickled. The error's text names the variable or argument at fault if one is
@@ -99,7 +99,7 @@ def dump_value(value: Any, file: BinaryIO) -> None:
 
 
 def dump_exception(error: BaseException) -> bytes | None:
-    """Return the pickled exception, or ``None`` if it cannot be pickled and unpickled.
+    """Return the pickled exception, or ``None`` if the exception cannot be pickled or the pickle cannot be loaded.
 
     An exception whose ``__init__`` takes arguments other than ``args`` can be pickled but not unpickled. This function
     therefore tries both.
@@ -150,7 +150,7 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
         raise ResultError(
             f"the return value of rank {rank} cannot be unpickled on the driver: {told.rstrip('.')}. "
             "Return plain data (numbers, strings, a state dict; model.module.state_dict() for a "
-            "DistributedDataParallel), or install the packages that it needs on the driver"
+            "DistributedDataParallel), or install on the driver the packages that the value needs"
         ) from error
     return value
 
@@ -237,7 +237,7 @@ def _own_modules_by_value() -> Iterator[None]:
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     """Find the first variable, global, default or argument of a call that cannot be pickled.
 
-    Return a description of what was found, for an error text, and its value; ``""`` and ``None`` if all can be pickled.
+    Return its description (for an error text) and its value; ``""`` and ``None`` if everything can be pickled.
     """
     candidates: list[tuple[str, Any]] = []
     inner: Any = function

@@ -76,11 +76,11 @@ def pack_folder(
 
 
 def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
-    """Return files of a folder as zip bytes, with their modes.
+    """Return the given files of a folder as zip bytes, with their modes.
 
     Args:
         folder: the folder that contains the files. Names in the zip are relative to it.
-        files: the paths of the files, and of links to other folders of ``folder``, which stay links in the zip.
+        files: the paths of the files, and of links to other folders in ``folder``; the links stay links in the zip.
         packed: as for :func:`pack_folder`.
 
     Raises:
@@ -110,7 +110,7 @@ def _size_of(path: Path) -> int:
 
 
 def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
-    """Unpack what :func:`pack_folder` has packed. Restore modes, times and links too, which ``zipfile`` drops.
+    """Unpack what :func:`pack_folder` has packed. Also restore modes, times and links (``zipfile`` does not).
 
     Args:
         archive: the zip bytes.

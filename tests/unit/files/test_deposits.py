@@ -172,7 +172,7 @@ def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path)
     deposits = Deposits(Folder(tmp_path), 100, 5)
     deposits.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
-    assert "its SHA-256 differs from the one that its node announced: its content changed" in deposits.warnings[0]
+    assert "the file's SHA-256 differs from the one that its node announced: the file changed" in deposits.warnings[0]
 
 
 def test_a_url_that_fails_as_the_run_starts() -> None:

@@ -173,7 +173,7 @@ def test_each_process_of_tensorflow_sees_its_own_gpus() -> None:
         (TensorFlow(0, True), 1, "num_processes=1 is too few for a worker, an evaluator: .* raise it to 2 or more"),
         (Mpi("lam"), 2, "implementation must be 'mpich' or 'openmpi', not 'lam'"),
         (Ray("x"), 2, "object_store_memory must be a size such as '8g'"),
-        (Ray("10m"), 2, "object_store_memory must be at least 78,643,200 bytes, which Ray needs, not '10m'"),
+        (Ray("10m"), 2, r"object_store_memory must be at least 78,643,200 bytes \(Ray's minimum\), not '10m'"),
     ],
 )
 def test_what_a_path_refuses(path: Any, processes: int, told: str) -> None:

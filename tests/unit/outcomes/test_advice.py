@@ -127,7 +127,7 @@ def test_device_ids_on_cpus() -> None:
         torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0], process_group=object())
     ended = failure("ValueError", str(raised.value))
     told = advise(ended, make_job(target=Module("train")), local=True)
-    assert told.startswith("The code passes device_ids to DistributedDataParallel, which is for GPUs")
+    assert told.startswith("The code passes device_ids to DistributedDataParallel (device_ids is for GPUs)")
     assert advise(ended, make_job(target=Module("train"), use_gpu=True), local=True) == ""
 
 
