@@ -13,7 +13,7 @@
     │   └── StallError                    no rank was active for stall_timeout; has the stacks of all ranks
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
     ├── PreemptionError                   ranks had to end early, and stopped together (should_stop)
-    ├── StopError                         ranks did not stop at the same step
+    ├── StopError                         ranks did not all stop at the same step
     ├── ResultError                       ranks succeeded, but a return value could not be brought to the driver
     └── RunCancelledError                 the run was cancelled
 
@@ -162,7 +162,7 @@ class TrainingError(DistributorError):
 
 
 class GroupError(DistributorError):
-    """Ranks trained, but never joined a process group of all ranks. Raised only with ``require_group=True``."""
+    """A rank trained, but never joined a process group of all ranks. Raised only with ``require_group=True``."""
 
 
 class PreemptionError(DistributorError):
@@ -174,7 +174,7 @@ class PreemptionError(DistributorError):
 
 
 class StopError(DistributorError):
-    """Ranks that were asked to stop together have not stopped at the same step."""
+    """Ranks were asked to stop at the same step, but stopped at different steps, or not all of them stopped."""
 
 
 class NodeLostError(TrainingError):

@@ -102,8 +102,9 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
         ConfigurationError: Accelerate rejects the configuration, or takes too long to read it.
     """
     command = bootstrap.command(package.package_root(), "accelerate", config, str(num_processes), str(use_gpu))
-    unset = {name for name in os.environ if name.startswith(PREFIXES)} | {*CONTRACT}
-    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    unset = {key for key in os.environ if key.startswith(PREFIXES)} | {*CONTRACT}
+    environ = {key: value for key, value in os.environ.items() if key not in unset}
+    name = repr(config) if config else "that it found"
     try:
         done = subprocess.run(
             command,
@@ -114,12 +115,11 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
-            f"Accelerate did not read the configuration {config!r} within {_PATIENCE:g} s: check how long the driver "
-            "takes to import accelerate, and try again"
+            f"Accelerate did not read the configuration {name} within {_PATIENCE:g} s: check how long the driver takes "
+            "to import accelerate, and try again"
         ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        name = repr(config) if config else "that it found"
         raise ConfigurationError(f"Accelerate rejects the configuration {name}: {reason}")
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return told

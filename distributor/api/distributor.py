@@ -137,8 +137,9 @@ class Distributor:
             exception in the user's code, or a rank's exit code other than 0.
         resume: whether a run with ``name=`` and ``checkpoints=`` continues an earlier run of the same name.
             ``"auto"`` (default): yes, if there is an unfinished one. ``"must"``: yes; it is an error if there is none.
-            ``"never"``: no, the run starts over in a folder of its own. Another function or script under the same name
-            is an error; changed code or arguments cause a warning. Only one run at a time can use a name.
+            ``"never"``: no, the run starts over in a folder of its own. A run cannot continue one that has finished or
+            had another function or script: this is an error. Changed code or arguments cause a warning. Only one run at
+            a time can use a name.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
             called on the driver, in a thread of their own. ``rows`` are the ranks' reports since the last call,

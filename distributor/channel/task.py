@@ -80,8 +80,8 @@ def exchange(
             number of this task attempt; later attempts have higher numbers.
         endpoint: where the driver listens; ``None`` to use ``gather`` without trying to reach the driver.
         gather: ``BarrierTaskContext.allGather``.
-        patience: number of seconds without contact after which the driver counts as lost, if the task has reached
-            it before.
+        patience: number of seconds without contact after which the driver counts as lost. This limit applies once the
+            task has reached the driver.
 
     Returns:
         The facts of all tasks, ordered by partition, and whether they came from the driver.

@@ -129,7 +129,7 @@ class Catalog:
             self._place.remove_folder(folder)
 
     def _abandoned(self, origin: str) -> list[str]:
-        """Return the folders of checkpoints that were never committed and never will be."""
+        """Return the folders of uncommitted checkpoints that no run will commit, as far as can be known."""
         assert self._known is not None
         known, before = {each.folder for each in self._known}, time.time() - _ABANDONED
         run = origin.rpartition("-")[0]

@@ -123,7 +123,10 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _follow(self) -> None:
-        """Read and hash the data written to the file, and advise the kernel to begin to write this data to the disk."""
+        """Read and hash data as it is written to the file, until the file is complete. A thread of its own does this.
+
+        Also advise the kernel to begin to write the data to the disk.
+        """
         piece = bytearray(_PIECE)
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):

@@ -80,7 +80,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
-    """Return the plan of node 0: its companions, and the target and environment of its ranks."""
+    """Return the plan of node 0: its companion processes, and the target and environment of its ranks."""
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return _with_open_ports(replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env)))
@@ -105,7 +105,7 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
 
 
 def _with_open_ports(plan: Plan) -> Plan:
-    """Return a plan with a placeholder in place of each port that is not known yet."""
+    """Return a plan whose environment variables have a placeholder for each port that is not known yet."""
 
     def shown(value: str) -> str:
         return re.sub(rf":{_UNKNOWN}\b", f":{_PORT}", value)

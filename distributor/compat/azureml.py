@@ -408,7 +408,8 @@ def run(
             train on this machine.
         environment_variables: environment variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.
-        use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if there are GPUs.
+        use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if Spark's settings
+            give GPUs to executors or, without a Spark session, if this machine has GPUs.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
         kwargs: keyword arguments of the function.
 

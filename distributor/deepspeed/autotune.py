@@ -80,7 +80,7 @@ class Tuning:
             TrainingError: no experiment finished with a finite metric.
         """
         if self.best is None:
-            raise TrainingError(f"no experiment finished:\n{self}")
+            raise TrainingError(f"no experiment finished with a finite metric:\n{self}")
         return self.best.config
 
     def __str__(self) -> str:

@@ -78,8 +78,8 @@ def save(
 
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
-            DeepSpeed makes no universal checkpoints of this model or optimizer, or the optimizer of ZeRO stage 3 has
-            not made its first step. Every rank raises this error.
+            DeepSpeed makes no universal checkpoints of this model or optimizer, or ZeRO stage 3 is used and its
+            optimizer has not made a step yet. Every rank raises this error.
         RuntimeError: DeepSpeed could not make the universal checkpoint. Every rank raises this error.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag

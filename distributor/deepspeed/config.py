@@ -128,7 +128,7 @@ _ZERO = (
 
 
 def check(config: Config, world_size: int) -> None:
-    """Check a configuration for mistakes that DeepSpeed would find only once every rank is up, or never.
+    """Check a configuration for mistakes that DeepSpeed would not find before all ranks have started, or not at all.
 
     ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed or Hugging Face's Trainer replaces it by a value.
 

@@ -34,10 +34,11 @@ class DeepspeedTorchDistributor(TorchDistributor):
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, and
-            any other setting gets the default of Hugging Face's ``TrainingArguments``. For Accelerate and Transformers,
-            only the values given here are filled in, since these libraries fill in the others from the model and their
-            own settings.
+            are computed from it). If no value is given here, a batch size is computed from the other batch sizes,
+            bucket sizes get DeepSpeed's defaults, and other settings get the defaults of Hugging Face's
+            ``TrainingArguments``, except that ``warmup_steps`` defaults to 1 and ``total_steps`` has no default. For
+            Accelerate and Transformers, only the values given here are filled in, since these libraries fill in the
+            others from the model and their own settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
             ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
             configuration. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
@@ -45,7 +46,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
             compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in
             ``~/.cache/distributor`` or in ``TORCH_EXTENSIONS_DIR``.
-        options: all other options of :class:`distributor.TorchDistributor`.
+        options: the other options of :class:`distributor.TorchDistributor`, except ``launch``.
 
     Raises:
         ConfigurationError: an argument or the configuration is wrong; the message shows the value and says what to do.

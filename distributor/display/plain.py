@@ -27,7 +27,7 @@ _LINES = 4
 
 
 class PlainView:
-    """Shows a line if a step, such as packing the project folder or waiting for slots, takes a long time.
+    """Shows a line about what a run does, such as waiting for slots, once the run's status has lasted a few seconds.
 
     While ranks run, it shows a line every ten minutes.
     """

@@ -33,7 +33,8 @@ class Snapshot:
         placement: which rank runs where, once that is known.
         lines: the last line of each rank that has written one.
         progress: how far the training has come, if ranks report steps.
-        metrics: the newest value of each metric that ranks have reported, by the metric's name.
+        metrics: by name, the newest value of each metric in the latest attempt. If several ranks report a metric, only
+            the lowest of these ranks counts.
         timings: seconds by phase, once the run has ended.
         error: the exception with which the run ended; ``None`` if there is none.
         raised: whether a caller waits for the run's result. If so, this caller gets ``error`` as an exception.

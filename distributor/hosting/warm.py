@@ -1,4 +1,4 @@
-"""Gets an agent for a Spark task's Python worker, or for the driver, from a warm process.
+"""Asks a warm process for an agent, on behalf of the Python worker of a Spark task or of the driver.
 
 A warm process has imported torch in advance, and forks agents (the processes that each run one node). It serves the
 Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The

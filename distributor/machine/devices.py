@@ -60,8 +60,9 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Return Spark's resource addresses as names for a visible-devices variable.
 
-    An address that is a number is a position in ``visible`` (the executor's own visible-devices setting), and is
-    replaced by the device at that position. An address that is a name (UUID, MIG) stays unchanged.
+    ``visible`` is the executor's own visible-devices setting; ``None`` if it has none. An address that is a number is a
+    position in ``visible``, and is replaced by the device at that position. Without ``visible``, it stays unchanged.
+    An address that is a name (UUID, MIG) always stays unchanged.
 
     Raises:
         ResourceError: an address is a number, but ``visible`` has no entry at this position.

@@ -26,7 +26,7 @@ class Segments:
         self._found: set[str] = set()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Record the files that libraries have created since this object was made and that ``pids`` have mapped."""
+        """Record the files that the processes ``pids`` have mapped, except files that existed before this object."""
         self._found |= mapped(pids) - self._before
 
     def remove(self) -> None:

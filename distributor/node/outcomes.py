@@ -39,7 +39,8 @@ class Ends:
     """Everything known about the ends of a node's ranks.
 
     Attributes:
-        exits: how the ranks' processes ended, by local rank. If a rank has no entry, it is unknown how it ended.
+        exits: how the ranks' processes ended, by local rank. If a rank has no entry, it is unknown how its process
+            ended.
         stopped: whether the agent has stopped the ranks.
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.

@@ -80,8 +80,8 @@ def verdict(
         world_size: number of ranks.
         advise: returns advice on the root failure, which caused the others.
         local: whether the run was on this machine, without Spark.
-        preempted: why ranks that stopped together before they had finished were asked to stop; ``None`` if the user
-            asked them.
+        preempted: if the ranks were asked to stop, and all stopped before they had finished: who asked them, and why.
+            ``None`` if it was the user.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error

@@ -13,7 +13,7 @@ _LIBRARIES = ("streaming",)
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """Print a warning if several executors share this host and this rank imports a library that expects only one.
+    """In local rank 0, warn if several executors share this host and the rank imports a library that expects only one.
 
     The libraries in :data:`_LIBRARIES` expect one process with ``LOCAL_RANK`` 0 on each host, but normally each
     executor has one. With ``local_ranks="host"``, the ranks of all executors on a host are numbered together, so there

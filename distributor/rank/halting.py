@@ -114,7 +114,7 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Make this process, now a rank, learn from the board (a file of the agent) when to stop."""
+    """Begin to read in the board (a file of the agent) when this rank must stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 

@@ -1,4 +1,4 @@
-"""Give Lightning's Trainer and Fabric the right numbers of devices and nodes, whatever numbers the code passes.
+"""Give Lightning's Trainer and Fabric the right numbers of devices and nodes, even if the code passes wrong ones.
 
 Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device whose index is its local rank.
 Under an external launcher such as this package, Lightning does not check that ``devices * num_nodes`` is the number of

@@ -132,7 +132,9 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 
 
 def _close_connections() -> None:
-    """Close sockets and pidfds that a fork has inherited from the launcher. They would keep the launcher's ports open.
+    """Close sockets and pidfds that a fork has inherited from the launcher.
+
+    Open sockets would keep the launcher's ports in use.
 
     Descriptors of other kinds stay open. If they were closed, code that does not know this would still use their
     numbers, which could by then belong to files of the rank. For example, libuv's fork handler writes to its signal

@@ -164,10 +164,10 @@ class Supervisor:
 
     @contextmanager
     def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
-        """Open the channel to the nodes of the current job, and close it at the job's end.
+        """Open the channel to the nodes of the current job, and close it at the job's end or at the run's end.
 
-        If nodes keep the states of their ranks in memory for the run's next job, the channel stays open until the run
-        ends, because nodes remove the states when the channel closes. ``channels`` closes it at the run's end.
+        Nodes that keep the states of their ranks in memory for the run's next job remove these states when the channel
+        closes. In such a run, the channel stays open until the run ends, when ``channels`` closes it.
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:

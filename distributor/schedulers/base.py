@@ -42,8 +42,8 @@ class Scheduler(Protocol):
         """Return how many ranks one node may host; ``None`` for any number.
 
         Raises:
-            ConfigurationError: the cluster's settings do not say how much memory a node has, and the limit depends on
-                this memory.
+            ConfigurationError: the limit depends on the memory of a node, and the settings for this memory
+                cannot be parsed.
             ResourceError: a node has too little memory for even one rank.
         """
 

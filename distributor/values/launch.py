@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPath(Protocol):
-    """The way in which a job's ranks are started: a part of the job, with methods that have no side effects."""
+    """Says how a job's ranks are started. It is a part of the job, and its methods have no side effects."""
 
     @property
     def name(self) -> str:
@@ -25,7 +25,7 @@ class LaunchPath(Protocol):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must import, each with the name of the option that requires it."""
+        """The modules that ranks must be able to import, each with the name of the option that requires it."""
 
     @property
     def ports(self) -> int:

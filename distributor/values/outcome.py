@@ -95,7 +95,8 @@ class NodeReport:
     Attributes:
         node_rank, host: the node, and its machine.
         outcomes: how each rank ended.
-        error: why the ranks could not be started, as the name of a class in ``distributor.errors`` and the error text.
+        error: class name (in ``distributor.errors``) and text of the node's error, such as a failure to start ranks;
+            ``None`` if there is none.
         times: when events happened on the node, by name, in seconds since the epoch.
         warnings: warnings that the driver shows.
         gave_up: why the node stopped its ranks without an order from the driver; ``None`` if it did not.

@@ -173,7 +173,7 @@ class NodeOrder:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address at which the driver listens.
+    """The address to which nodes connect to reach the driver.
 
     Nodes accept only a server with this ``certificate`` (PEM). The driver accepts only connections with the ``token``.
     """

@@ -1,4 +1,7 @@
-"""Databricks' ``HorovodRunner``, under its own name. Source: https://databricks.github.io/spark-deep-learning."""
+"""Databricks' class ``HorovodRunner``, with the same name and arguments.
+
+Source: https://databricks.github.io/spark-deep-learning.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class BarrierSession(Protocol):
     """A Spark session, classic or Connect, that runs the barrier tasks of one run.
 
     The scheduler calls ``await_slots``, ``driver_address``, ``deliver`` and ``collect`` in this order, in the thread
-    that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` at any time.
+    that ``thread`` makes. Any thread may call ``waiting_for``, ``room``, ``slots_may_come``, ``leaving`` and ``cancel``
+    at any time.
     """
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:

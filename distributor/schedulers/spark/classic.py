@@ -108,7 +108,8 @@ class ClassicSession:
         """Run the Spark job. Submit it again if it ends for a temporary reason before any task has begun.
 
         Raises:
-            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
+            StartError: until the run's start timeout, Spark kept placing too many ranks on an executor or ranks on
+                hosts that the run avoids.
             RunCancelledError: the run was cancelled.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"

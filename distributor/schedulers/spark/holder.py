@@ -49,10 +49,10 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
     running, runs until the driver cancels the job. So it passes its report to another task, the courier, which ends
     earlier.
 
-    If an executor has several tasks, the holder (it keeps the job running) is a task that does not run the executor's
-    agent. Such a task has no report. If every executor has one task, the holder is partition 0, and passes its report
-    to the courier, partition 1, which receives the report on its own listening socket. Partition 0 cannot be the
-    courier, because torch's rendezvous store listens on the socket of partition 0.
+    If an executor has several tasks, the holder is one that does not run the executor's agent. Such a holder has no
+    report to pass on, so no courier is needed. If every executor has one task, the holder is partition 0. It passes its
+    report to the courier (partition 1), which receives the report on its own listening socket. Partition 0 cannot be
+    the courier, because torch's rendezvous store listens on the socket of partition 0.
 
     Returns:
         The partitions of the holder (it keeps the job running) and of the courier (it reports for the holder). The

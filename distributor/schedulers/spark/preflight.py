@@ -82,8 +82,8 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
         ) from None
     if not master.startswith("sc://") and (reason := java.problem(spark, environ)) is not None:
         raise ConfigurationError(
-            f"no Spark session with master {master}: {reason}. Or pass local_mode=True to train on this machine "
-            "without Spark and Java"
+            f"no Spark session with master {master}: {reason}. To train on this machine without Spark and "
+            "Java, pass local_mode=True"
         )
     configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
     if master == "yarn" and not configured:
