@@ -28,7 +28,7 @@ def test_the_launch_benchmark_compares_and_judges() -> None:
         assert line in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
     shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(BENCHMARKS.parent)]
     told = run("steps.py", *shape)
@@ -62,7 +62,7 @@ def test_the_deepspeed_benchmark_compares_with_its_launcher(deepspeed: None) -> 
     assert all(len(row) == 5 and min(map(float, row)) > 0 for row in rows.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_goodput_benchmark_calibrates_and_computes() -> None:
     told = run("goodput.py", "--runs", "4", "--nodes", "8", "10000", "--days", "2")
     assert re.search(r"error \d+\.\d %; target at most 5 %: ", told)
@@ -71,7 +71,7 @@ def test_the_goodput_benchmark_calibrates_and_computes() -> None:
     assert all(99 < sum(map(float, row)) < 101 for row in (few, many))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recovery_benchmark_compares_and_names_targets() -> None:
     told = run("recovery.py", "--rounds", "1", "--size", "1", "--master", "")
     table = {line[:20].strip(): line[20:].split() for line in told.partition("kill of a")[2].splitlines()[1:]}

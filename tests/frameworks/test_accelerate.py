@@ -159,3 +159,12 @@ def test_a_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigurationError, match="there is no Accelerate configuration 'absent.yaml'"):
         Distributor(2, True, False, launch=Accelerate("absent.yaml"))
+
+
+def test_an_answer_that_takes_too_long(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that Accelerate finds by itself has no path that the error could name."""
+    monkeypatch.setattr("distributor.accelerate.launch._PATIENCE", 0.01)
+    for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):
+        told = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
+        with pytest.raises(ConfigurationError, match=told):
+            launch.resolve(2, use_gpu=False)

@@ -35,7 +35,7 @@ def test_the_table() -> None:
 
 
 def test_no_best_configuration() -> None:
-    with pytest.raises(TrainingError, match=r"no experiment finished:\n.*\n1 .*failed"):
+    with pytest.raises(TrainingError, match=r"no experiment finished with a finite metric:\n.*\n1 .*failed"):
         _ = Tuning("throughput", (ended(0, None),), None).best_config
     assert Tuning("throughput", (ended(0, 1.0),), ended(0, 1.0)).best_config == {"a": 0}
 

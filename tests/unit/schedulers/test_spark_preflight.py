@@ -132,8 +132,8 @@ def test_gpus_without_executors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_java(tmp_path: Path) -> None:
     assert refused("local[2]", {"PATH": str(tmp_path)}) == (
         "no Spark session with master local[2]: no Java found (no java on the PATH, and JAVA_HOME is not set): "
-        "install Java 17 or later (Debian: apt-get install openjdk-17-jre-headless). Or pass local_mode=True to train "
-        "on this machine without Spark and Java"
+        "install Java 17 or later (Debian: apt-get install openjdk-17-jre-headless). To train on this machine "
+        "without Spark and Java, pass local_mode=True"
     )
 
 
