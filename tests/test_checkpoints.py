@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import random
@@ -686,6 +687,31 @@ def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Pat
         assert results == [[1, 1, 3]] * 2
         assert checkpointed.committed(place) == [3, 1]
         assert len([name for name in os.listdir(place) if name.startswith("step-")]) == 2
+
+
+def save_without_room_for_files() -> list[int | None]:
+    """Rank 1's node has no room for the files that it would upload in the first save."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint import session
+
+    def fail(**_: Any) -> str:
+        raise OSError(errno.ENOSPC, "no room")
+
+    found, mkdtemp = [], session.tempfile.mkdtemp
+    for step in (1, 2):
+        if runtime.rank() == 1:
+            session.tempfile.mkdtemp = fail if step == 1 else mkdtemp  # type: ignore[assignment]
+        runtime.save_checkpoint({"value": torch.full((2,), step)}, step, wait=True)
+        last = runtime.latest_checkpoint()
+        found.append(last.step if last is not None else None)
+    return found
+
+
+def test_a_rank_without_a_folder_for_uploads_holds_up_nobody(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2, checkpoints=(tmp_path / "runs").as_uri()).submit(save_without_room_for_files)
+    assert run.results(watch.DEADLINE) == [[None, 2]] * 2
 
 
 @pytest.mark.slow_on_executors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from distributor import (
     NodeLostError,
     ResourceError,
     ResultError,
+    Run,
     RunCancelledError,
     StartError,
     Status,
@@ -182,6 +185,60 @@ def test_a_worker_that_dies_before_it_begins_costs_nothing(
         with pytest.raises(ends, match="finished unsuccessfully. .*Python worker exited unexpectedly"):
             run.result()
     assert len(os.listdir(tmp_path)) == dies
+
+
+def test_work_that_may_have_begun_is_not_repeated(
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tasks that no driver listens to begin at once, so that a worker that dies early may have trained."""
+    make_task = spark_scheduler._make_task
+
+    def make_deadly(shipment: Any) -> Any:
+        def deadly(rows: Any = None) -> Any:
+            import os
+
+            open(os.path.join(tmp_path, str(os.getpid())), "w").close()
+            os._exit(9)
+
+        make_task(shipment)
+        return deadly
+
+    monkeypatch.setattr(spark_scheduler, "_make_task", make_deadly)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NodeLostError, match="Python worker exited unexpectedly"):
+            on_executors(1, driver_ports=(port, port)).run(trainings.all_reduce)
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_an_interrupt_of_a_wait_does_not_end_the_run(one_jvm: Any, tmp_path: Path) -> None:
+    """Spark's own handler would cancel all jobs."""
+
+    def wait(file: str) -> str:
+        import os
+        import time
+
+        while not os.path.exists(file):
+            time.sleep(0.05)
+        return "done"
+
+    def interrupt(run: Run) -> None:
+        watch.until(lambda: bool(run._callers.waiting))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    assert (handler.__module__ or "").startswith("pyspark.")
+    run = on_executors(1).submit(wait, str(tmp_path / "go"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    for ask in (run.result, run.results, run.wait):
+        interrupts = threading.Thread(target=interrupt, args=(run,))
+        interrupts.start()
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+        interrupts.join()
+        assert signal.getsignal(signal.SIGINT) is handler
+    (tmp_path / "go").touch()
+    assert run.result(watch.DEADLINE) == "done"
 
 
 def test_a_run_that_is_placed_badly_is_placed_again(

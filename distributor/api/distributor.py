@@ -15,13 +15,13 @@ from distributor.api.build import build_job, check_packages, make_log_folder, pa
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
-from distributor.api.interrupt import MARGIN, plain_interrupts
 from distributor.api.options import Options
 from distributor.api.target import find_target, named_module
 from distributor.display.choose import choose as choose_view
 from distributor.display.view import View
 from distributor.errors import DistributorError, show_shortly
 from distributor.run.handle import Run
+from distributor.run.interrupt import plain_interrupts
 from distributor.text import notices
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from distributor.schedulers.base import Scheduler
 
+
+#: Number of seconds that Ctrl-C waits for the ranks to end, in addition to the grace period.
+_MARGIN = 10.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,39 +52,44 @@ class Distributor:
             ``(4, 16)``, a run starts with as many ranks as free slots allow. After the loss of a node, the run goes on
             with the slots that are left, if ``max_restarts`` allows another attempt. Once a minute, the run looks for
             free slots. If there are some, the run asks its ranks to stop together (``runtime.should_stop``), and goes
-            on with more ranks.
+            on with more ranks. Spark Connect does not report free slots: a run starts with as many ranks as the
+            session's settings allow (with the smallest number if they do not say), and never gets more.
         local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
-            Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
+            Spark session; but if the session's master is ``local[...]``, ranks that use GPUs train on this machine
+            without Spark. ``None`` (default) trains on the session's executors if the active session is on a cluster
             (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
         use_gpu: give each rank its own GPU, ``cuda:LOCAL_RANK`` (default). ``False`` hides all GPUs from ranks.
         launch: how ranks are started: ``"torchrun"`` (default), ``"accelerate"``, ``"deepspeed"``, ``"jax"``,
             ``"mpi"``, ``"mpi-env"``, ``"ray"`` or ``"tensorflow"``, or a launch path with its own options, such as
             ``distributor.launch.DeepSpeed(config)``.
-        name: the run's name in the status, in the lines that the driver prints about the run, in ``repr(run)`` and in
+        name: the run's name in the status, in most lines that the driver prints about the run, in ``repr(run)`` and in
             the Spark UI (as the job's description, on classic sessions). It is one line of at most 100 characters.
-        env: environment variables for the ranks. They override all other variables. ``env`` must not contain the
-            variables that the run sets for each rank (``RANK``, ...).
+        env: environment variables for the ranks. They override all other variables, except those that the run sets for
+            each rank. ``env`` must not contain ``RANK`` and the other variables that torchrun sets for each rank.
         forward_env: names, or patterns such as ``"WANDB_*"``, of the driver's environment variables that ranks on
             executors get too.
-        working_dir: a project folder that becomes the ranks' current directory and comes first on their import path. In
-            local mode, ranks use the folder itself; executors get a copy, which is removed at the end. Scripts and
-            modules are looked up in this folder first, then in the current directory.
-        working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
+        working_dir: a project folder that becomes the ranks' current directory and comes first on their import path
+            (after the folder of a script). In local mode, ranks use the folder itself; executors get a copy, which is
+            removed at the end. The copy lacks ``.git``, ``.venv``, ``venv`` and Python's caches. Scripts, and in local
+            mode modules too, are looked up in this folder first, then in the current directory.
+        working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes (default
+            256 MiB).
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
             URL such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file,
             the file is copied there under its relative path, even if the run fails later. When a rank removes a file,
             it is removed from ``output_dir`` too. If nodes write different bytes to the same path, the file of the node
             with the lowest node rank keeps the name, and the files of other nodes get their node rank as a suffix:
             ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied into each rank's
-            current directory. In local mode, files that ranks write also stay where they are. Without ``output_dir``,
-            executors remove such files when the run ends, and a warning says so as soon as a rank has written one.
+            current directory. In local mode, they replace no file there, and files that ranks write also stay where
+            they are. Without ``output_dir``, executors remove such files when the run ends, and a warning says so as
+            soon as a rank has written one.
         output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). If the
-            folder holds more before the run, the run fails. If a new file would exceed the limit, it stays where the
-            rank wrote it, with a warning.
+            folder holds more before the run, this is an error, and no rank starts. If a new file would exceed the
+            limit, it is not copied, and a warning says so when the run ends.
         checkpoints: where ranks keep checkpoints (``runtime.save_checkpoint``, ``runtime.checkpoint_folder``): a folder
             that all nodes see under the same path, an fsspec URL such as ``"s3://bucket/run"``, or
-            ``Checkpoints(dir, keep=3, best=("val_loss", "min"))``. Before ranks start, each node checks that it sees
-            the same folder and can write to it.
+            ``Checkpoints(dir, keep=3, best=("val_loss", "min"))``. Before ranks run your code, one rank of each node
+            checks that the node sees the same folder and can write to it.
         gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
             ``cuda:LOCAL_RANK``. The others follow at intervals of ``LOCAL_WORLD_SIZE``: with two ranks on a node and
             two GPUs per rank, local rank 0 has ``cuda:0`` and ``cuda:2``.
@@ -93,16 +101,17 @@ class Distributor:
 
             On Spark, ``gpus_per_process``, ``cpus_per_process``, ``memory_per_process`` and ``max_processes_per_node``
             apply to this run only. If they request other numbers of CPUs or GPUs than the session's own tasks have, the
-            run needs stage-level scheduling, which standalone clusters, YARN and Kubernetes provide.
+            run needs stage-level scheduling, which standalone clusters, YARN and Kubernetes provide (YARN and
+            Kubernetes from Spark 3.5.1 on, Spark Connect from Spark 4.0 on).
         start_timeout: number of seconds within which all ranks must be up, including the wait for executors
             (default 600).
         grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped (default 10). Ranks can save in
-            this time.
+            this time. But before a restart, ranks that are not writing a file may be killed at once, without SIGTERM.
         heartbeat_timeout: number of seconds of silence after which the driver and a node consider each other lost
             (default 30).
-        stall_timeout: number of seconds without any output or CPU use by any rank, after which the run ends with a
-            :class:`StallError` (default: never). Ranks that wait in an NCCL collective keep using the CPU, so only
-            NCCL's own timeout detects a hang there.
+        stall_timeout: number of seconds without any output or CPU use by any rank, after which all ranks are stopped
+            (default: never). If ``max_restarts`` allows no other attempt, the run ends with a :class:`StallError`.
+            Ranks that wait in an NCCL collective keep using the CPU, so only NCCL's own timeout detects a hang there.
         logs: the ranks whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
         fold_logs: show identical lines of several ranks once, as ``[ranks 0-15] ...``. Lines may appear half a second
             later.
@@ -130,8 +139,8 @@ class Distributor:
             group of all ranks. Each rank would then train its own model. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
         max_restarts: how many times all ranks are started again after a failure (default 0). They start on the same
-            nodes within the same Spark job, or in a new job if a node was lost. If three attempts in a row reach no
-            later step than the attempts before them, the run ends.
+            nodes within the same Spark job, or in a new job, for example if a node was lost. If three attempts in a
+            row reach no later step than the attempts before them, the run ends.
         restart_on: the failures after which ranks are started again. ``"infrastructure"`` (default): a rank was killed
             by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
             exception in the user's code, or a rank's exit code other than 0.
@@ -149,8 +158,8 @@ class Distributor:
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-        ResourceError: there are fewer GPUs than requested. If ``local_mode`` is ``None``, ``run`` raises this
-            error, not the constructor.
+        ResourceError: there are fewer GPUs than requested. If this is not known yet, for example because ``local_mode``
+            is ``None``, ``run`` raises this error, not the constructor.
 
     Example:
         >>> def train(learning_rate, epochs=1):
@@ -235,7 +244,8 @@ class Distributor:
     def run(self, train_object: Any, *args: Any, **kwargs: Any) -> Any:
         """Train and return rank 0's return value.
 
-        Equivalent to ``submit(...).result()``, except that only rank 0's return value is sent to the driver.
+        Equivalent to ``submit(...).result()``, except that only rank 0's return value is sent to the driver, and that
+        Ctrl-C stops the run.
 
         Args:
             train_object: a callable, or the path of a ``.py`` file on the driver.
@@ -244,9 +254,10 @@ class Distributor:
             kwargs: keyword arguments of the callable; a file takes none.
 
         Raises:
-            ConfigurationError: the input is wrong; nothing was started.
+            ConfigurationError: the input is wrong. If possible, this error is raised before anything is started.
             TrainingError: a rank failed.
-            StartError, NodeLostError, ResultError, RunCancelledError: see each class.
+            StartError, CompanionError, NodeLostError, StallError, GroupError, PreemptionError, StopError, ResultError,
+                RunCancelledError: see each class.
             KeyboardInterrupt: Ctrl-C was pressed; raised once the ranks have ended.
 
         Example:
@@ -303,10 +314,10 @@ class Distributor:
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
-                run.wait(self._options.deadlines.grace_period + MARGIN)
+                run.wait(self._options.deadlines.grace_period + _MARGIN)
         except BaseException:
             run.kill()
-            run.wait(MARGIN)
+            run.wait(_MARGIN)
 
     def _prepare(
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]

@@ -123,8 +123,9 @@ class _Task:
             if planner.left_out != self.left_out:
                 self.kept.memory.revoke(save.folder)  # other ranks now keep other tensors: the state may lack some
             self.kept.memory.replicate(save.folder, self.objects, planner.omitted, planner.peer)
-        part, folder = Part(), self._folder()
+        part, folder = Part(), None
         try:
+            folder = self._folder()
             self._warn_of_classes()
             files, results = self._write(plan, folder)
             self._upload(folder, files)
@@ -134,7 +135,7 @@ class _Task:
         try:
             publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
         finally:
-            if session.place.root is None:
+            if session.place.root is None and folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _warn_of_classes(self) -> None:

@@ -24,6 +24,7 @@ from distributor.run import events, state
 from distributor.run.callbacks import Callbacks
 from distributor.run.ended import EndedAttempt
 from distributor.run.goodput import Goodput
+from distributor.run.interrupt import plain_interrupts
 from distributor.run.margins import Margins
 from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
@@ -288,10 +289,13 @@ class Run:
         )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
+        """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has.
+
+        Ctrl-C ends only the wait. The run continues.
+        """
         if self._callbacks.is_running_here and self._life.decided:  # the run waits for this callback
             return True
-        with self._callers.counted(self._callers.waiting):
+        with plain_interrupts(), self._callers.counted(self._callers.waiting):
             return self._life.done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:

@@ -204,7 +204,8 @@ class ClassicSession:
         """
         if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
-        waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < _EARLIEST
+        earliest = 0.0 if server.address is None else _EARLIEST  # without an address, tasks do not try to reach it
+        waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < earliest
         return waiting and not self._cancelled.is_set()
 
     def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:

@@ -7,16 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Number of seconds that Ctrl-C waits for the ranks to end, in addition to the grace period.
-MARGIN = 10.0
-
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """Make Ctrl-C raise KeyboardInterrupt, and do nothing else, inside the ``with`` block.
+    """Inside the ``with`` block, replace PySpark's handler for Ctrl-C by one that only raises KeyboardInterrupt.
 
     PySpark's handler (``SparkContext._do_init``) cancels all jobs of the session before it raises KeyboardInterrupt.
-    This would kill the ranks without their grace period.
+    This would end a run whose caller only stops waiting, and Spark would end a run's tasks without waiting for the end
+    of the ranks' grace period. Handlers that are not PySpark's stay.
     """
     handler = signal.getsignal(signal.SIGINT)
     sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")
