@@ -27,7 +27,7 @@ def identify(
 
     Args:
         name: the run's name.
-        resume: what the user chose: ``"auto"``, ``"must"`` or ``"never"`` continue an earlier run of that name.
+        resume: whether the user wants to continue an earlier run of that name: ``"auto"``, ``"must"`` or ``"never"``.
         target: what ranks run.
         train_object: the function, script or module as the user has passed it. A function's source code is part of the
             identity.

@@ -27,8 +27,8 @@ def find_target(
         train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
         args, kwargs: arguments of the callable or the script.
         working_dir: the user's project folder.
-        local: whether ranks run on this machine. If so, modules must exist here, and functions are pickled by
-            reference.
+        local: whether ranks run on this machine. If so, modules must exist here, and functions of modules that can be
+            imported are pickled by reference.
 
     Raises:
         ConfigurationError: the target is not a callable, script or module, or does not take these arguments.
