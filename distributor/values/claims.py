@@ -28,7 +28,8 @@ class Identity:
 
     Attributes:
         name: the run's name.
-        resume: what the user chose: ``"auto"``, ``"must"`` or ``"never"`` continue an earlier training of this name.
+        resume: whether the user wants to continue an earlier training of this name: ``"auto"``, ``"must"`` or
+            ``"never"``.
         target: name of the function or module, or the file name of the script.
         code: digest of the source code, or of the byte code if there is no source; a constant if a module is run.
         arguments: a digest of each argument, by its name or position.

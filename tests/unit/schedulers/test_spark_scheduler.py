@@ -42,8 +42,10 @@ class Server:
     stop_reason = "a word from the user"
     intake = Intake(limit=0)
 
-    def __init__(self, begun: bool = False, reached: bool = True, refused: int = 0) -> None:
-        self.begun, self.reached, self.refused = begun, reached, refused
+    def __init__(
+        self, begun: bool = False, reached: bool = True, refused: int = 0, address: str | None = "127.0.0.1:1"
+    ) -> None:
+        self.begun, self.reached, self.refused, self.address = begun, reached, refused, address
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         self.accept = accept
@@ -93,12 +95,13 @@ def ends(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, *how:
         pytest.param({"begun": True}, None, False, id="tasks-have-begun"),
         pytest.param({"reached": False}, 0.1, True, id="nobody-came-and-it-is-too-early-for-others-ways"),
         pytest.param({"reached": False}, 7.0, False, id="nobody-came-but-tasks-may-have-begun-otherwise"),
+        pytest.param({"reached": False, "address": None}, 0.1, False, id="nobody-could-come"),
     ],
 )
 def test_a_worker_that_is_lost(
     session: classic.ClassicSession,
     monkeypatch: pytest.MonkeyPatch,
-    server: dict[str, bool],
+    server: dict[str, Any],
     ran: float | None,
     harmless: bool,
 ) -> None:
