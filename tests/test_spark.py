@@ -155,11 +155,8 @@ def test_a_killed_python_worker_is_an_error(one_jvm: Any, tmp_path: Path) -> Non
     assert on_executors(2).run(trainings.all_reduce) == 3.0
 
 
-@pytest.mark.parametrize(("dies", "ends"), [(1, None), (3, NodeLostError)])
-def test_a_worker_that_dies_before_it_begins_costs_nothing(
-    one_jvm: Any, dies: int, ends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As one does that Spark is about to end for the sake of the job before."""
+def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) -> None:
+    """The first worker of a job dies before it begins, in as many jobs. Each leaves a file in the folder."""
     make_task = spark_scheduler._make_task
 
     def make_deadly(shipment: Any) -> Any:
@@ -170,14 +167,22 @@ def test_a_worker_that_dies_before_it_begins_costs_nothing(
 
             from pyspark import TaskContext
 
-            if TaskContext.get().partitionId() == 0 and len(os.listdir(tmp_path)) < dies:
-                open(os.path.join(tmp_path, str(os.getpid())), "w").close()
+            if TaskContext.get().partitionId() == 0 and len(os.listdir(folder)) < dies:
+                open(os.path.join(folder, str(os.getpid())), "w").close()
                 os._exit(9)
             return task(rows)
 
         return deadly
 
     monkeypatch.setattr(spark_scheduler, "_make_task", make_deadly)
+
+
+@pytest.mark.parametrize(("dies", "ends"), [(1, None), (3, NodeLostError)])
+def test_a_worker_that_dies_before_it_begins_costs_nothing(
+    one_jvm: Any, dies: int, ends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one does that Spark is about to end for the sake of the job before."""
+    let_workers_die(monkeypatch, tmp_path, dies)
     run = on_executors(2).submit(trainings.all_reduce)
     if ends is None:
         assert run.result() == 3.0
@@ -191,19 +196,7 @@ def test_work_that_may_have_begun_is_not_repeated(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Tasks that no driver listens to begin at once, so that a worker that dies early may have trained."""
-    make_task = spark_scheduler._make_task
-
-    def make_deadly(shipment: Any) -> Any:
-        def deadly(rows: Any = None) -> Any:
-            import os
-
-            open(os.path.join(tmp_path, str(os.getpid())), "w").close()
-            os._exit(9)
-
-        make_task(shipment)
-        return deadly
-
-    monkeypatch.setattr(spark_scheduler, "_make_task", make_deadly)
+    let_workers_die(monkeypatch, tmp_path, 3)
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NodeLostError, match="Python worker exited unexpectedly"):
@@ -570,6 +563,7 @@ def test_after_the_end_of_sparks_jvm_errors_say_so(tmp_path: Path) -> None:
     shown = [line for line in ended.stdout.splitlines() if line.startswith(("run", "None", "False", "True"))]
     assert len(shown) == 4, ended.stdout + ended.stderr
     assert "because Spark's JVM on the driver ended (killed, out of memory, or crashed" in shown[0]
+    assert "which also ended the executors" in shown[0]
     for line in shown[1:3]:
         assert f"the active Spark session (master {CLUSTER}) cannot be used: its JVM has ended" in line
     assert shown[3] == "True 0"

@@ -204,7 +204,7 @@ class ClassicSession:
         """
         if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
-        earliest = 0.0 if server.address is None else _EARLIEST  # without an address, tasks do not try to reach it
+        earliest = 0.0 if server.address is None else _EARLIEST  # tasks may begin at once
         waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < earliest
         return waiting and not self._cancelled.is_set()
 
