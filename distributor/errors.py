@@ -1,4 +1,4 @@
-"""All exceptions that the package raises, in one tree.
+"""All exceptions that the package defines for its users, in one tree.
 
 ::
 
@@ -75,11 +75,17 @@ def _shortly(error: BaseException) -> list[str]:
 
 
 class ConfigurationError(DistributorError, ValueError):
-    """An argument or option is wrong. If possible, the error is raised before any process or Spark job starts."""
+    """An argument, an option or a setting is wrong, or something that the call needs, such as a package, is missing.
+
+    If possible, the error is raised before any process or Spark job starts.
+    """
 
 
 class PayloadError(ConfigurationError):
-    """A run's function, script or folder cannot be shipped to ranks: it is not picklable, not found, or too large."""
+    """What a run needs cannot be shipped to its ranks.
+
+    For example, the function is not picklable, the script, module or folder is not found, or a folder is too large.
+    """
 
 
 class ResourceError(ConfigurationError):
@@ -87,7 +93,11 @@ class ResourceError(ConfigurationError):
 
 
 class StartError(DistributorError):
-    """The run could not start: for example, executors did not come up in time, or nodes cannot import torch."""
+    """The run could not start: for example, executors did not come up in time, or nodes cannot import torch.
+
+    This error also ends a run that has started, if the driver or a node then lacks something that it needs to go on,
+    such as disk space.
+    """
 
 
 class CompanionError(DistributorError):
@@ -102,8 +112,8 @@ class TrainingError(DistributorError):
     """A rank failed; every other rank was stopped.
 
     The error's text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that rank's
-    traceback. ``__cause__`` is the rank's exception if it could be unpickled. Python does not print ``__cause__``,
-    because the text already contains the exception.
+    traceback, if there is one. ``__cause__`` is the rank's exception if it could be unpickled. Python does not print
+    ``__cause__``, because the text already contains the exception.
 
     Attributes:
         failures: the failures of all ranks: first the root failure, then the failures that it may have caused, in
@@ -111,7 +121,7 @@ class TrainingError(DistributorError):
         rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
         exit_code: exit code of the rank with the root failure, or ``None`` if a signal ended this rank.
         signal: name of the signal that ended the rank with the root failure (``"SIGKILL"``), or ``None`` if no signal
-            ended this rank.
+            ended this rank. ``exit_code`` and ``signal`` are both ``None`` if it is unknown how the rank ended.
         traceback: the traceback of the rank with the root failure, as text; ``""`` if there is none.
         log_tail: the last lines that the rank with the root failure wrote to stdout and stderr. Both are read 20 times
             a second, so lines of stdout and stderr that were written within 1/20 s of each other may be in the wrong
@@ -166,31 +176,36 @@ class GroupError(DistributorError):
 
 
 class PreemptionError(DistributorError):
-    """The run was preempted, and all ranks stopped at the step at which ``runtime.should_stop`` returned ``True``.
+    """The run was preempted, and all ranks that call ``runtime.should_stop`` stopped at the same step.
 
-    A run is preempted if a rank gets SIGTERM or if Spark decommissions an executor. The ranks' return values are
-    dropped, because the training has not finished.
+    A run is preempted if a rank that calls ``runtime.should_stop`` gets SIGTERM, or if Spark decommissions an executor.
+    The ranks' return values are dropped, because the training has not finished.
     """
 
 
 class StopError(DistributorError):
-    """Ranks were asked to stop at the same step, but stopped at different steps, or not all of them stopped."""
+    """Ranks were asked to stop at the same step, but stopped at different steps.
+
+    ``runtime.should_stop`` raises this error in a rank that does not learn in time whether all ranks stop at its step.
+    The run's error is then a :class:`TrainingError`.
+    """
 
 
 class NodeLostError(TrainingError):
-    """A node was lost while its ranks were running.
+    """A node was lost before its ranks had ended, or the Spark job failed for another reason.
 
-    A node is a Spark executor or, in local mode, the process on this machine that supervises the ranks.
+    A node is a Spark executor or, in local mode, this machine. It counts as lost if its agent (the process that watches
+    the ranks), its Python worker or its executor ended, or if it was cut off from the driver.
     """
 
 
 class StallError(TrainingError):
-    """No rank wrote anything or used CPU time for ``stall_timeout`` seconds; all ranks were stopped.
+    """No rank wrote output or used CPU time for ``stall_timeout`` seconds; all ranks were stopped.
 
     A rank that uses at most 2 % of one CPU counts as idle.
 
     Attributes:
-        stacks: what each rank was doing, as ``run.dump_stacks()`` returns it.
+        stacks: what each rank was doing: a dict with the text of the stacks of each rank's threads, by rank.
     """
 
     def __init__(
@@ -205,4 +220,8 @@ class ResultError(DistributorError):
 
 
 class RunCancelledError(DistributorError):
-    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark, or because another run of the same name took over."""
+    """The run was cancelled.
+
+    It was cancelled by ``run.cancel()``, ``run.kill()``, the timeout of ``run.stop()``, Ctrl-C or Spark, because its
+    Spark session was stopped, or because another run of the same name took over.
+    """

@@ -59,7 +59,7 @@ def node_rank() -> int:
 
 
 def attempt() -> int:
-    """Return the number of times that the ranks have been restarted: 0 in the first attempt."""
+    """Return the number of earlier attempts of this run, for whatever reason they ended: 0 in the first attempt."""
     return _variable("TORCHELASTIC_RESTART_COUNT", 0)
 
 
@@ -98,14 +98,15 @@ def report(
     """Report metrics of the training to the driver, for ``run.metrics``, ``run.progress`` and callbacks.
 
     Any rank may report, any number of times, without waiting for other ranks or the driver. Outside a run, the
-    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports), only every
-    other report is kept, then every fourth, and so on. With more than 4 ranks, the limit is lower; see
-    ``docs/metrics.md``.
+    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports) in an
+    attempt, only every other report is kept, then every fourth, and so on. With more than 4 ranks, the limit is lower;
+    see ``docs/metrics.md``.
 
     Args:
         metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
         step: the step of the training, for ``run.progress`` and as the x-axis of ``run.plot()``.
-        total_steps: number of steps of the whole training. Reporting it once is enough.
+        total_steps: number of steps of the whole training. It is enough if the lowest rank that reports steps reports
+            it once in each attempt.
         **values: values by name. A value is a number, or a tensor or an array of one element.
 
     Raises:
@@ -134,13 +135,15 @@ def should_stop(step: int) -> bool:
     a checkpoint and end the training.
 
     Ranks need not call this function at every step. But if a rank leaves out a call that other ranks make, ranks may
-    stop at different steps, and the run then fails with a ``StopError``. A rank that never calls this function does not
-    delay the other ranks, and goes on when they stop.
+    stop at different steps. The attempt then fails with a ``StopError``; with ``max_restarts``, the ranks are started
+    again. A rank that never calls this function does not delay the other ranks, and goes on when they stop.
 
     After the first call of this function in the main thread, SIGTERM does not end the rank, but asks all ranks to stop
-    together. (If user code has installed its own handler for SIGTERM, that handler stays.) When ranks stop because of a
-    preemption, their return values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop
-    does not count as a restart. Without ``max_restarts``, the run ends with a ``PreemptionError``.
+    together. It still ends the rank if the run itself stops its ranks, for example after ``run.cancel()``, or if the
+    node cannot reach the driver. (If user code has installed its own handler for SIGTERM, that handler stays.) When
+    ranks stop because of a preemption, their return values are dropped. With ``max_restarts``, the run goes on in a new
+    attempt, and the stop does not count as a restart. Without ``max_restarts``, the run ends with a
+    ``PreemptionError``.
 
     Outside a run, or if nodes cannot reach the driver, the result is always ``False``.
 
@@ -178,8 +181,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 
     Raises:
         ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, an entry
-            cannot be saved, a parameter that is not split has different values on different ranks, or there are several
-            ranks and ``init_process_group`` has not been called.
+            cannot be saved, the first save finds that a parameter that is not split differs between ranks (it compares
+            some values of each), or several ranks outside a run have not called ``init_process_group``.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
@@ -197,7 +200,8 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     unless a newer checkpoint was committed.
 
     All ranks must call this function together. The number of ranks and the way in which modules are split may have
-    changed since the save. A checkpoint with missing or damaged files is skipped, with a warning.
+    changed since the save. A checkpoint with missing or damaged files is skipped, with a warning if all files are there
+    and have the right sizes.
 
     Args:
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
@@ -231,8 +235,8 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
     Raises:
         ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, two ranks
-            wrote different files with the same name, or there are several ranks and ``init_process_group`` has not been
-            called.
+            wrote different files with the same name, or several ranks outside a run have not called
+            ``init_process_group``.
         RuntimeError: another rank has failed in the ``with`` block; that rank's exception says why.
 
     Example:
@@ -322,8 +326,9 @@ def rank0_first() -> AbstractContextManager[None]:
 def local_rank0_first() -> AbstractContextManager[None]:
     """Let local rank 0 of each node run a block first. No other rank runs it before every local rank 0 has finished.
 
-    Use this function, for example, to download data to each machine's disk. All ranks must enter the ``with`` block. If
-    local rank 0 of any node fails in the block, no other rank of any node enters it.
+    Use this function, for example, to download data to each node's disk. If several executors share a machine, each of
+    them has a local rank 0, unless ``local_ranks="host"``. All ranks must enter the ``with`` block. If local rank 0 of
+    any node fails in the block, no other rank of any node enters it.
 
     Raises:
         ConfigurationError, RuntimeError: as in :func:`rank0_first`.

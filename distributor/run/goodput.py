@@ -34,7 +34,9 @@ class Course:
         first: when the first step of the attempt was reported or committed, in seconds since the epoch.
         passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
             the epoch.
-        saving, loading: number of seconds that rank 0 has spent in calls that save and load checkpoints.
+        saving: number of seconds that rank 0 has spent in ``runtime.save_checkpoint`` and
+            ``runtime.checkpoint_folder``.
+        loading: number of seconds that rank 0 has spent in ``runtime.load_checkpoint``.
     """
 
     step: int | None = None
@@ -59,8 +61,8 @@ class Goodput:
         training: time in steps that no earlier attempt had done.
         waiting: time until the first node of each attempt was up, including the wait for slots.
         starting: time from the end of ``waiting`` until the first step of each attempt, without ``loading``.
-        loading: time that rank 0 spent in calls that load checkpoints.
-        saving: time that rank 0 spent in calls that save checkpoints.
+        loading: time that rank 0 spent in ``runtime.load_checkpoint``.
+        saving: time that rank 0 spent in ``runtime.save_checkpoint`` and ``runtime.checkpoint_folder``.
         redoing: time in steps that an earlier attempt had done, but whose results were lost when that attempt failed.
         stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
         stopping: time from the failure of an attempt until its ranks had ended.

@@ -166,6 +166,8 @@ class Run:
     def timings(self) -> dict[str, float]:
         """Duration of each phase in seconds, in the order of the phases; empty until the run has ended.
 
+        It may stay empty if the run fails or is cancelled.
+
         ========  =====================================================================================
         schedule  until Spark has submitted the stage
         worker    until the tasks run in their Python workers, including the wait for slots
@@ -185,7 +187,8 @@ class Run:
 
         A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
         In local mode, the phases ``schedule``, ``worker`` and ``exchange`` take no time. If a run has submitted several
-        jobs, for example because it lost nodes, the phases are those of the last job.
+        jobs, for example because it lost nodes, the phases are those of the last job. If ranks were started again
+        within a job, the phase ``import`` includes the job's earlier attempts.
         """
         return dict(self._supervisor.timings)
 
@@ -370,7 +373,8 @@ class Run:
         """Return what every rank is doing now: the Python stacks of its threads, by rank.
 
         Ranks keep running, whether they compute, wait in a collective or hang. The text of a rank that cannot
-        answer says why. The result is empty unless ranks are running.
+        answer says why. The result is empty before ranks are up, after the run has ended, and if no node can reach
+        the driver.
 
         Args:
             timeout: number of seconds that ranks get to answer.

@@ -113,7 +113,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Resources(Group):
-    """The resources that a user requests; ``None`` where the user specifies nothing.
+    """The resources that a user requests. ``None`` means that the user specifies nothing.
 
     Attributes:
         num_processes: world size (number of ranks).
@@ -168,7 +168,7 @@ class Deadlines(Group):
     """The time limits of a run, in seconds.
 
     Attributes:
-        start_timeout: time that the run may take to bring up all ranks.
+        start_timeout: time that each attempt of the run may take to bring up all ranks.
         grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
         heartbeat_timeout: time without a message after which the driver and a node consider each other lost.
         stall_timeout: the run ends if no rank writes output or uses CPU time for this long; ``None`` for no limit.
@@ -317,8 +317,9 @@ class Recovery(Group):
 
     Attributes:
         max_restarts: how many times the ranks may be started again after a failure.
-        restart_on: the failures after which ranks are started again: failures of processes, machines and networks
-            (``"infrastructure"``), or failures of the user's code too (``"any"``).
+        restart_on: the failures after which ranks are started again: failures of processes, machines and networks,
+            stalls, and failures to stop together (``"infrastructure"``), or failures of the user's code too
+            (``"any"``).
         resume: whether a run continues an earlier training of the same name. ``None`` means ``"auto"`` if the run has a
             name and checkpoints.
     """
@@ -332,7 +333,7 @@ class Recovery(Group):
     restart_on: Literal["infrastructure", "any"] = option(
         "infrastructure",
         one_of("infrastructure", "any"),
-        "What causes a restart: only failures of machines, networks and processes, or also errors in the ranks' code.",
+        "What causes a restart: failures of machines, networks and processes, or also errors in the ranks' code.",
         Flag(panel=RANKS, kind=("infrastructure", "any")),
     )
     resume: Literal["auto", "must", "never"] | None = option(
