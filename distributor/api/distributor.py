@@ -256,8 +256,8 @@ class Distributor:
         Raises:
             ConfigurationError: the input is wrong. If possible, this error is raised before anything is started.
             TrainingError: a rank failed.
-            StartError, CompanionError, NodeLostError, StallError, GroupError, PreemptionError, StopError, ResultError,
-                RunCancelledError: see each class.
+            StartError, CompanionError, NodeLostError, StallError, GroupError: see each class.
+            PreemptionError, StopError, ResultError, RunCancelledError: see each class.
             KeyboardInterrupt: Ctrl-C was pressed; raised once the ranks have ended.
 
         Example:
