@@ -190,7 +190,7 @@ def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(lose_memory)
     assert run.results(watch.DEADLINE) == [1, 1]
-    told = "the state of step 2 in memory cannot be read (it is gone): an earlier one is tried"
+    told = "the state of step 2 in memory cannot be read (it is gone): another one is tried"
     assert capfd.readouterr().err.count(told) == 1
 
 

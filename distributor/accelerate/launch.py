@@ -50,7 +50,7 @@ class Accelerate:
 
         Raises:
             ConfigurationError: the configuration file does not exist or does not suit the run, Accelerate rejects the
-                file, or Accelerate is not installed.
+                file or takes too long to read it, or Accelerate is not installed.
         """
         path = "" if self.config is None else os.fspath(self.config)
         if path and not Path(path).is_file():

@@ -42,7 +42,8 @@ def build_job(
 
     Args:
         options: what the user asks for.
-        widths: the smallest and the largest number of processes. The job starts with the smallest.
+        widths: the smallest and the largest number of processes. The returned job has the smallest. The run changes
+            this number once it knows how many slots are free.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         folders: the project folder and the folder for files that ranks write, packed if they must be sent to other
@@ -53,7 +54,7 @@ def build_job(
         collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
 
     Raises:
-        ConfigurationError: an option does not suit the launch path.
+        ConfigurationError: an option does not suit the launch path, or the resources contradict the cluster's settings.
         ResourceError: the scheduler cannot provide the resources.
     """
     check_path(launch, options)
@@ -134,7 +135,7 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
     """Return the project folder, packed unless ranks run on this machine. ``view`` shows the progress of packing.
 
     Raises:
-        PayloadError: ``working_dir`` is not a folder, or is too large.
+        PayloadError: ``working_dir`` is not a folder, is too large, or has a file whose name is not UTF-8.
         ConfigurationError: ``working_dir`` is a relative path, and the current directory does not exist.
     """
     if asked.working_dir is None:
@@ -163,7 +164,7 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     files from the URL.
 
     Raises:
-        PayloadError: the files that are already in the folder exceed ``output_limit``.
+        PayloadError: the files that are already there exceed ``output_limit``, or have a name that is not UTF-8.
         ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or it is a
             relative path, and the current directory does not exist.
     """

@@ -90,10 +90,11 @@ def driver_gpus() -> tuple[str, ...] | None:
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
     """Check that there are GPUs for the ranks, if it is already known where ranks will train.
 
-    On Spark, only the session's settings are checked, and not how many executors there are.
+    If ranks use GPUs, CPUs and memory are checked too. On Spark, only the session's settings are checked, and not how
+    many executors there are.
 
     Raises:
-        ResourceError: this machine has fewer GPUs than requested, or the session's settings provide too few for a task.
+        ResourceError: this machine has less than requested, or the session's settings provide too little for a task.
         ConfigurationError: the session has ended, or its settings do not suit the request.
     """
     if not resources.use_gpu or local_mode is None:

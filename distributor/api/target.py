@@ -69,6 +69,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
     Raises:
         PayloadError: the script is neither in ``working_dir`` nor in the current directory.
+        ConfigurationError: the path is relative, and the current directory does not exist.
     """
     path = Path(script)
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)
@@ -92,7 +93,11 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that the function can be called with these arguments. If not, every rank would fail."""
+    """Check that the function can be called with these arguments. If not, every rank would fail.
+
+    Raises:
+        ConfigurationError: the function does not take these arguments, or a call would not run its body.
+    """
     runs_later = _runs_later(function)
     if runs_later is not None:
         kind, remedy = runs_later
@@ -135,13 +140,17 @@ def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return arguments of a script or module as command-line strings. Numbers, paths and enums pass through ``str``."""
+    """Return arguments of a script or module as command-line strings. Numbers, paths and enums pass through ``str``.
+
+    Raises:
+        ConfigurationError: an argument is not a string, number, path or enum.
+    """
     for index, arg in enumerate(args, start=1):
         is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is not a number
         if not is_number and not isinstance(arg, (str, os.PathLike, enum.Enum)):
             raise ConfigurationError(
-                f"arguments of a script must be strings, numbers, paths or enums, but argument {index} is {arg!r} "
-                f"({type(arg).__name__})"
+                f"arguments of a script or module must be strings, numbers, paths or enums, but argument {index} is "
+                f"{arg!r} ({type(arg).__name__})"
             )
     return tuple(map(str, args))
 

@@ -1,9 +1,10 @@
 """The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
 Before a rank goes on with a step, it *names* the step: it writes the step's number to the board, a file that the ranks
-share with the agent. The agent writes the step at which the driver proposes to stop. Every process locks the file
-(fcntl(2)) before it reads or writes. If a rank and the agent write at almost the same time, the second of the two
-therefore sees what the first has written.
+share with the agent. The agent writes the step at which the driver proposes to stop. A rank locks the file (fcntl(2))
+while it names a step and reads the proposal, and the agent locks it while it reads the named steps and writes the
+proposal. If both write at almost the same time, the second of the two therefore sees what the first has written. Other
+entries, such as whether a rank got SIGTERM, are read and written without the lock.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Board:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Lock the board's file in the ``with`` block, so that no other process reads or writes the file.
+        """Lock the board's file in the ``with`` block. This keeps out only processes that lock the file, too.
 
         Raises:
             BlockingIOError: another process holds the lock, and ``wait`` is ``False``.

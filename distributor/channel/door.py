@@ -24,12 +24,12 @@ _MAX_STRANGERS = 128
 #: The type of a function that serves a connection until it ends.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
-#: The type of a function that runs a coroutine as a task until it ends or the server closes.
+#: The type of a function that runs a coroutine as an asyncio task until the coroutine ends or the server closes.
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
 class Door:
-    """The driver's listening socket for one run, with the connections whose first message has not been accepted yet.
+    """The driver's listening socket for one job, with the connections whose first message has not been accepted yet.
 
     Args:
         serve: serves each connection that has shown the run's token, and calls :meth:`admit` if the first message is
@@ -58,7 +58,8 @@ class Door:
             ports: first and last port to try; ``None`` for any free port.
 
         Raises:
-            OSError: the address ``bind`` does not belong to this machine, or none of the ports is free.
+            OSError: the address ``bind`` does not belong to this machine, none of the ports is free, or the TLS key
+                cannot be written to a temporary file.
         """
         self._context, certificate = make_tls()
         self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))

@@ -16,10 +16,11 @@ class Facts:
     """The facts (address, GPUs and more) of connected tasks, and the answer that tasks get once all facts are known.
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
-    *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. Tasks that
-    Spark starts together get consecutive IDs, so the driver considers the facts complete only if the IDs of all tasks
-    are consecutive. If a version of Spark gives IDs that are not consecutive, the facts are never complete. All tasks
-    then exchange their facts through Spark's ``allGather``, not through the driver.
+    *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. (If Spark
+    starts tasks again on the same executors, the earlier tasks are in the same wave.) Tasks that Spark starts together
+    get consecutive IDs, so the driver considers the facts complete only if the IDs of all tasks are consecutive. If a
+    version of Spark gives IDs that are not consecutive, the facts are never complete. All tasks then exchange their
+    facts through Spark's ``allGather``, not through the driver.
 
     Args:
         tasks: number of tasks of the run.
@@ -114,7 +115,7 @@ class Facts:
         return refused
 
     def waiting(self) -> list[asyncio.StreamWriter]:
-        """Return the connections of tasks that have got no answer to their facts yet, and mark them as answered."""
+        """Return the connections of the newest wave's tasks that have got no answer yet, and mark them as answered."""
         waiting = [writer for writer in self._current() if writer not in self._answered]
         self._answered.update(waiting)
         return waiting

@@ -1,7 +1,7 @@
 """Frames, the units of data between a node and the driver: a length, a kind, and JSON or raw log bytes.
 
-A frame never holds a pickle or anything else that could run code when the frame is read. The length of a frame is
-limited.
+Reading a frame runs no code from it, and unpickles nothing. To this module, the pickled return values in a ``Finished``
+message are text. The length of a frame is limited.
 
 ::
 
@@ -90,6 +90,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
     Raises:
         ProtocolError: the frame is too long, of an unknown kind, or malformed.
         CutError: the connection ended inside a frame.
+        OSError: the network broke the connection.
     """
     try:
         header = await reader.readexactly(_HEADER.size)

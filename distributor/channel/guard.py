@@ -30,10 +30,10 @@ _log = notices.logger
 
 T = TypeVar("T")
 
-#: Maximum number of refusals that are logged in a run.
+#: Maximum number of refusals that a guard logs.
 _MOST_LOGGED = 10
 
-#: Maximum number of different warnings of one node that are shown.
+#: Maximum number of different warnings of one node that are shown during the run; others are shown at its end.
 _MOST_WARNINGS = 64
 
 #: Maximum number of node names per task that are accepted while the run's nodes are not known. Spark may start tasks
@@ -210,8 +210,8 @@ class Guard:
         """Register a node that has sent a hello, the first message of a node's connection.
 
         Raises:
-            ProtocolError: the run has no such node, the node's secret is not valid, or another process has registered
-                as this node.
+            ProtocolError: the run has no such node, the hello's list of nodes or its secret is not valid, or another
+                process has registered as this node.
         """
         _check_length("the name of a node that connects", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node that connects", hello.secret, _LONGEST_NAME)

@@ -92,6 +92,7 @@ class Intake:
 
         Raises:
             ConnectionError: the connection ended before all bytes of the value had arrived.
+            OSError: the operating system refuses to map memory for the value.
         """
         before = self._coming.pop(value.rank, None)
         if before is not None:

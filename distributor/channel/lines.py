@@ -20,7 +20,7 @@ from distributor.values.messages import Message
 #: Where a server listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
-#: Number of seconds that making a connection may take, unless the caller says otherwise.
+#: Number of seconds that each network operation may take while a connection is made, unless the caller says otherwise.
 CONNECT_TIMEOUT = 5.0
 
 #: Number of bytes that are read or sent at a time.
@@ -45,7 +45,7 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
 
 
 def pack(message: Message) -> bytes:
-    """Return a message as a frame, as ``channel.frames.pack`` does.
+    """Return a message as a frame, as ``channel.frames.pack`` does, but without a check of its length.
 
     This function exists because importing ``channel.frames`` would load asyncio in Spark's Python workers.
     """

@@ -149,15 +149,19 @@ class Uplink:
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
-        """Send a message once. If the connection breaks, the message is lost."""
+        """Send a message once. If the connection breaks, the message is lost.
+
+        Raises:
+            ProtocolError: the message is too long for a frame.
+        """
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
         """Send a piece of a rank's output to the driver, and return once the driver is ready for more.
 
-        While the connection is down, wait until it is restored. The driver then says how many bytes of the output have
-        arrived. If bytes before this piece are missing, the piece is not sent, since the missing bytes must be sent
-        again first.
+        While the connection is down, wait until it is restored or lost for good. If it is restored, the driver says how
+        many bytes of the output have arrived. If bytes before this piece are missing, the piece is not sent, since the
+        missing bytes must be sent again first.
         """
         if not self._welcome.is_set():
             await self._welcome.wait()

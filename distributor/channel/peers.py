@@ -8,7 +8,7 @@ A connection carries one request. The client (a rank) shows the token that all n
 :class:`~distributor.values.messages.Copy` to announce its state, or a :class:`~distributor.values.messages.Recall` to
 ask for a state. The server (the agent of another node) answers ``Proceed`` or ``Refused``. After ``Proceed``, the
 client sends the bytes of a ``Copy``, or the server sends the bytes for a ``Recall``. Once the server has a whole copy,
-it answers ``Received``.
+it answers ``Received``, or ``Refused`` if it cannot store the copy.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
 
     Raises:
         OSError: the agent cannot be reached or has no room for the state.
+        ValueError: the agent's answer is not a valid message.
     """
     with connect(peer) as line, _Mapped(path) as file:
         line.settimeout(_SILENCE)
@@ -241,6 +242,7 @@ def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
 
     Raises:
         OSError: the agent cannot be reached or has no such file.
+        ValueError: the agent's answer is not a valid message.
     """
     data = bytearray(sum(size for _, size in parts))
     with connect(peer) as line:

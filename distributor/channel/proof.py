@@ -1,6 +1,6 @@
 """Make and check the secrets with which a process proves to the driver that it belongs to a certain node.
 
-For each Spark job, the driver makes a random key, the *seal*. Spark sends the seal to the tasks along with their work.
+For each job of a run, the driver makes a random key, the *seal*. Spark sends the seal to the tasks with their work.
 Agents and ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and
 the node's agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a
 valid secret sends.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import os
 
-#: Number of bytes of a seal (the driver's random key), and of the random part of a secret that is made from a seal.
+#: Numbers of bytes of a seal (the driver's random key), and of the random part of a secret that is made from a seal.
 SEAL_BYTES = 32
 _NONCE_BYTES = 16
 

@@ -33,7 +33,7 @@ class Depository(Protocol):
         """Receive a file over the connection on which the node has announced the file, and answer the node."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files that earlier runs have left in ``output_dir`` on the driver."""
+        """Send a node the files that are in ``output_dir`` on the driver."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that a node's ranks have removed a file, and answer the node."""

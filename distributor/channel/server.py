@@ -1,4 +1,4 @@
-"""The driver's side of the channel: one thread with an event loop serves all nodes of a run."""
+"""The driver's side of the channel: one thread with an event loop serves all nodes of a job."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class _Standing:
 
 
 class ChannelServer:
-    """The driver's end of the channel, which serves all nodes of one run.
+    """The driver's end of the channel, which serves all nodes of one job of a run.
 
     Use the server as a context manager: leaving the context ends every connection and the server's thread.
 
@@ -154,10 +154,11 @@ class ChannelServer:
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started.
+        """Whether nodes may have started because of the driver's answer to tasks.
 
         Nodes may have started if the driver has sent the facts (address, GPUs and more) of all tasks to the tasks, or
-        has told the tasks to exchange facts through Spark's ``allGather``.
+        has told the tasks to exchange facts through Spark's ``allGather``. If no task has sent its facts to the driver,
+        for example because no task can reach it, nodes start too, but this property stays ``False``.
         """
         return self._facts.begun or self._facts.given_up
 
@@ -204,7 +205,8 @@ class ChannelServer:
             ports: first and last port to try; any free port by default.
 
         Raises:
-            OSError: the address ``bind`` does not belong to this machine, or none of the ports is free.
+            OSError: the address ``bind`` does not belong to this machine, none of the ports is free, or the TLS key
+                cannot be written to a temporary file.
         """
         endpoint = self._door.listen(bind, advertise, ports)
         self._call(self._start(self._door.accept(self._start))).result()
@@ -328,8 +330,9 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
         """Read the frames of one connection until it ends.
 
-        After the end of a node's connection, the node counts as lost unless it reconnects within ``window`` seconds. If
-        the network broke the connection and ``window`` is not 0, the node has the server's ``timeout`` instead.
+        After the end of its connection, a node that has not said good-bye counts as lost unless it reconnects within
+        ``window`` seconds. If the network broke the connection and ``window`` is not 0, the node has the server's
+        ``timeout`` instead.
         """
         node, why = None, "its agent ended without giving a reason"
         try:
@@ -432,7 +435,8 @@ class ChannelServer:
     ) -> None:
         """Keep the facts of a task (address, GPUs and more) while the task is connected.
 
-        Answer the task once the facts of all tasks have arrived, or once it is clear that some facts cannot arrive.
+        Answer the task once the facts of all tasks have arrived, or once it is clear that some facts cannot arrive. If
+        the run is being stopped, or an agent has connected and the task is new, order the task to stop at once.
 
         Raises:
             ProtocolError: the task sends more data after its facts.

@@ -1,8 +1,8 @@
 """Connections from a Spark task or a node to the driver, for code that does not use asyncio.
 
 A task uses such a connection to send facts about its node and to get the facts of all tasks. A node uses such a
-connection to send a rank's return value or a file that the node's ranks have written, or to get the files of earlier
-runs.
+connection to send a rank's return value or a file that the node's ranks have written, or to get the files that are in
+``output_dir`` on the driver.
 
 The *facts* of a task describe its node: address, port, GPUs, CPUs and more. The facts are exchanged once, before any
 task starts its work. Over the channel (the connection to the driver), tasks get the facts of all tasks as soon as the
@@ -76,8 +76,9 @@ def exchange(
 
     Args:
         mine: the task's facts as plain values, including its ``"partition"``.
-        attempt: two values. The first is shared by exactly the tasks that Spark started together. The second is the
-            number of this task attempt; later attempts have higher numbers.
+        attempt: two values. The first is shared by all tasks that Spark started together. If Spark starts the tasks
+            again on the same executors, they share it with the earlier tasks, too. The second is the number of this
+            task attempt; later attempts have higher numbers.
         endpoint: where the driver listens; ``None`` to use ``gather`` without trying to reach the driver.
         gather: ``BarrierTaskContext.allGather``.
         patience: number of seconds without contact after which the driver counts as lost. This limit applies once the
@@ -126,6 +127,7 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
         StoppedError: the run was stopped.
         OSError: each of :data:`_SENDINGS` attempts failed: the driver could not be reached, the driver refused the
             value, or the connection broke.
+        ValueError: the driver's answer is not a valid message.
     """
     for _ in range(_SENDINGS - 1):
         try:
@@ -161,6 +163,7 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
     Raises:
         RefusedError: the driver refuses the file.
         OSError: the driver cannot be reached, the connection broke, or the file became shorter as it was sent.
+        ValueError: the driver's answer is not a valid message.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
@@ -177,7 +180,7 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
 
 
 def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
-    """Get the files that earlier runs have left in ``output_dir`` on the driver.
+    """Get the files that are in ``output_dir`` on the driver.
 
     Args:
         endpoint: where the driver listens.
@@ -188,6 +191,7 @@ def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, w
 
     Raises:
         OSError: the driver cannot be reached, the connection broke, or a file cannot be written.
+        ValueError: the driver's answer is not a valid message.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
@@ -265,7 +269,7 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Wait for the driver's answer to a task's facts without a time limit, since other tasks may start late.
+    """Let a connection wait without a time limit for the answer to a task's facts, since other tasks may start late.
 
     If the driver's machine fails, TCP keepalive detects the failure within about ``patience`` seconds.
     """

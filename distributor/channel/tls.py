@@ -14,7 +14,7 @@ TOKEN_BYTES = 32
 
 
 def make_tls() -> tuple[ssl.SSLContext, str]:
-    """Return a TLS server context with a new key for this run, and the key's certificate as PEM."""
+    """Return a TLS server context with a new key, and the key's certificate as PEM."""
     certificate, private = _make_key()
     return server_context(certificate, private), certificate
 

@@ -12,8 +12,8 @@ from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Sha
 from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
 
-#: A checkpoint's folder without a manifest was never committed. If nothing in it has changed for this number of
-#: seconds, the run that wrote it counts as ended, and the folder is removed.
+#: A checkpoint's folder without a manifest holds no committed checkpoint. If nothing in it has changed for this number
+#: of seconds, the run that wrote it counts as ended, and the next commit removes the folder.
 _ABANDONED = 3600.0
 
 
@@ -30,13 +30,13 @@ class Draft:
 
 
 class Catalog:
-    """The checkpoints of one place (a folder or URL). Only one process at a time commits checkpoints: rank 0 of a run.
+    """The checkpoints of one place (a folder or URL). Only one process at a time may commit there: rank 0 of a run.
 
     Args:
         place: the folder or URL that holds the checkpoints.
         checkpoints: the options that say which checkpoints are kept.
         sole: whether only this run can commit here, because it has claimed its ``name=`` (see ``values.claims``). If
-            so, uncommitted checkpoints of other runs are removed at once.
+            so, each commit removes all uncommitted checkpoints of other runs, however new they are.
     """
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
@@ -92,7 +92,8 @@ class Catalog:
         """Commit a checkpoint. Then remove checkpoints that ``keep=`` and ``best=`` do not protect, and abandoned ones.
 
         Raises:
-            OSError: the checkpoint could not be committed. Earlier checkpoints are unchanged.
+            OSError: a manifest or the index could not be read or written. Earlier checkpoints are unchanged. The new
+                checkpoint may have a manifest already, so the caller must call :meth:`discard`.
         """
         known = self.committed() if self._known is None else self._known
         self._number = 1 + max([self._number, *(each.number for each in known)])  # not the number of a failed commit

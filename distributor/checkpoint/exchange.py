@@ -1,7 +1,8 @@
 """Exchange bytes between the ranks of a run over torch's rendezvous store, without collectives.
 
-Collectives of two threads would disturb each other. Since this module uses no collectives, a thread can commit a
-checkpoint while the main thread trains, and even after ``destroy_process_group()``.
+Collectives of two threads would disturb each other. Since values are exchanged without collectives, a thread can commit
+a checkpoint while the main thread trains, and even after ``destroy_process_group()``. Only :func:`connect_group` uses a
+collective, once, when it makes the connection.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from distributor.text.wording import who
 _log = notices.logger
 
 #: Numbers of seconds after which a rank that waits for another rank logs a warning, and after which it raises an error.
+#: A patient wait has neither limit.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 
 #: Maximum number of seconds between two checks of whether another rank's value is there or that rank has ended.
@@ -159,7 +161,10 @@ class Exchange:
         return bytes(self._store.compare_set(key, "", value)).decode()
 
     def agreed(self, key: str) -> str | None:
-        """Return the value that was set for ``key`` with :meth:`agree`; ``None`` if no rank has set one."""
+        """Return the value that was set for ``key`` with :meth:`agree`; ``None`` if no rank has set one.
+
+        If there is only one rank, return ``None``, because :meth:`agree` then stores nothing.
+        """
         if self._store is None or not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()
@@ -211,7 +216,8 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     Args:
         rank: this rank.
         world_size: number of ranks.
-        prefix: the beginning of every key that the ranks write to torch's store. It is different in each attempt.
+        prefix: a text, different in each attempt. Every key that the ranks write to torch's store begins with
+            ``distributor/checkpoints/`` and this text.
         what: the user's call, which errors quote.
 
     Raises:
@@ -233,7 +239,7 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
 
     This function is for ranks that a launcher other than this package has started, such as torchrun. All ranks must
     call it together. The launcher may use the same store and the same restart count for several attempts. Keys in the
-    store therefore begin with the token of rank 0, a random text that is different in each attempt.
+    store therefore contain the token of rank 0, a random text that is different in each attempt.
 
     Args:
         rank: this rank.

@@ -150,7 +150,8 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, lis
 
     Returns:
         The name of the checkpoint's folder, and for each rank its sources: which files on which nodes hold its parts of
-        the state. ``None`` if no state is complete, that is, if each one has parts that no node keeps.
+        the state. ``None`` if no state is complete, that is, if each one has parts that no node keeps. States that
+        another number of ranks saved are ignored.
     """
     states: dict[str, list[Holding]] = {}
     for holding in holdings:

@@ -35,7 +35,8 @@ class Checkpoint:
     Attributes:
         step: the step of the training.
         path: the folder that holds its files, on this machine.
-        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
+            whose last value is not finite is missing.
     """
 
     step: int
@@ -114,7 +115,8 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     """Return the path of a shard (a file of a checkpoint) on this machine.
 
-    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it.
+    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it. Outside a
+    run, each process downloads the shard for itself.
 
     Raises:
         OSError: the file cannot be downloaded, or its bytes differ from the saved ones.
@@ -189,10 +191,13 @@ def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
 
 
 def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:
-    """Return the last committed checkpoint.
+    """Return the last committed checkpoint that is not in ``refused``; ``None`` if there is none.
 
     If the folder or URL of checkpoints cannot be read, but all ranks have a state in memory, log a warning and return
     ``None``.
+
+    Raises:
+        OSError: the folder or URL cannot be read, and not all ranks have a state in memory.
     """
     try:
         return next(_candidates(session, refused), None)
@@ -229,7 +234,7 @@ def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool
     """Return whether all files of a checkpoint have the saved bytes. Each rank checks some of them."""
     exchange = session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
-    return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged")
+    return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged or cannot be read")
 
 
 def _any_problem(session: Session, own: bytes, what: str) -> bool:
@@ -238,7 +243,7 @@ def _any_problem(session: Session, own: bytes, what: str) -> bool:
     told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take a long time
     answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
     if answer and exchange.rank == 0:
-        _log.warning("%s (%s): an earlier one is tried", what, answer.decode())
+        _log.warning("%s (%s): another one is tried, if there is one", what, answer.decode())
     return bool(answer)
 
 
@@ -256,7 +261,7 @@ class _Loading:
         self._shards = {shard.name: shard for shard in manifest.shards}
 
     def damaged(self, some: Iterable[Shard]) -> str:
-        """Return the name of the first damaged shard (file) and what is wrong with it; ``""`` if all are intact."""
+        """Return the name of the first shard (file) that is damaged or unreadable, and why; ``""`` if there is none."""
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
@@ -270,7 +275,9 @@ class _Loading:
         """Read this rank's state from the checkpoint. A module's values are read into the module's existing tensors.
 
         Raises:
-            ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.
+            ConfigurationError: the checkpoint was written by ``checkpoint_folder`` or saved from another model, has
+                objects that ``weights_only`` refuses, or is to be loaded into a FullyShardedDataParallel.
+            OSError: a file cannot be read or downloaded.
         """
         if METADATA not in self._shards:
             raise ConfigurationError(

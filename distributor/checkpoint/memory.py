@@ -6,9 +6,9 @@ complete. A slot is valid once it has a record (a second file that names the slo
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
 keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node.
 
-A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Each rank
-keeps two states. Once all ranks have copied their first state, there is therefore always a checkpoint that all ranks
-have in memory.
+A rank begins a save only when all ranks have done their parts of the previous save, so no rank is two saves ahead of
+another. Each rank keeps two states. Once all ranks have copied their first state, there is therefore always a
+checkpoint that all ranks have in memory, unless memory was too small for a rank's state, or a rank has revoked one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Memory:
 
         Returns:
             The memory to copy each tensor to, by name. If there is too little memory, the mapping is empty, a warning
-            is logged, and this rank's previous states are removed, because they are then outdated.
+            is logged (the first time only), and this rank's previous states are removed, because they are then
+            outdated.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
         self._loaded = None  # the next save may overwrite it, since all ranks have a newer state by then
@@ -115,7 +116,7 @@ class Memory:
                 slot.clear()
 
     def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
-        """Send this rank's state to the node that keeps a copy of it. If sending fails, log a warning.
+        """Send this rank's state to the node that keeps a copy of it. The first time that this fails, log a warning.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -265,7 +266,8 @@ class _Slot:
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
         """Return the memory to copy a new state's tensors to.
 
-        The last state's memory is reused if its tensors had the same sizes.
+        The memory of the slot's last state is reused if this process wrote that state, and if its tensors had the same
+        names, types and sizes.
 
         Args:
             pieces: where each tensor is in the file.

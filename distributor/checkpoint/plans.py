@@ -95,7 +95,8 @@ class Planner:
             what: the user's call, which errors quote.
 
         Raises:
-            ConfigurationError: ranks have different tensors with the same name, or a rank has ended without this call.
+            ConfigurationError: ranks have different tensors with the same name, or a rank makes a different call, has
+                ended without this call, or has not made it within half an hour.
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
@@ -149,10 +150,10 @@ class Planner:
 
 
 def _compare(samples: Sequence[Mapping[str, str]]) -> None:
-    """Check that ranks with the same entry of the state, such as a model, have the same values in it.
+    """Check that ranks whose states have a module of the same name have the same digest of its parameters.
 
     Raises:
-        ValueError: the values differ.
+        ValueError: the digests differ.
     """
     seen: dict[str, str] = {}
     for own in samples:

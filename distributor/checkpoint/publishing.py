@@ -30,7 +30,8 @@ class Save:
         step: the step of the training.
         key: the beginning of all keys under which ranks exchange values about this save in their shared store.
         folder: name of the checkpoint's folder.
-        metrics: the last value of each metric that this rank reported before the save began, by the metric's name.
+        metrics: the last value of each metric that this rank reported before the save began, by the metric's name. A
+            metric whose last value is not finite is missing.
     """
 
     what: str

@@ -96,7 +96,7 @@ def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequenc
 
 
 #: Rank 0's answer begins with these bytes if it names a state in memory. Otherwise, the answer is the manifest of a
-#: committed checkpoint, which begins with a brace.
+#: committed checkpoint, which begins with a brace, or it is empty if there is nothing to load.
 _MARK = b"memory "
 
 

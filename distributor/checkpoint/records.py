@@ -54,7 +54,8 @@ class Manifest:
         world_size: number of ranks that wrote it.
         origin: the run and attempt that wrote it, such as ``"3f2a-0"``.
         shards: its files.
-        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
+            whose last value is not finite is missing.
     """
 
     folder: str

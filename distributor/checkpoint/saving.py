@@ -38,7 +38,10 @@ class _Kept:
     has_saved: bool = False
 
     def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors that this rank writes. With ``memory=True``, also keep the state in memory."""
+        """Return copies of the tensors that this rank writes, and stand-ins without data for all other tensors.
+
+        With ``memory=True``, also keep the rank's state in memory. The tensors that are kept there are copied too.
+        """
         names, room = self.planner.names, Room()
         if self.memory is not None:
             left_out = self.planner.left_out
@@ -115,7 +118,8 @@ class _Task:
         """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks.
 
         Raises:
-            ConfigurationError: ranks make different calls, or a rank has ended without this call.
+            ConfigurationError: ranks make different calls or have different tensors with the same name, or a rank has
+                ended without this call.
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)

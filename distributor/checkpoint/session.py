@@ -57,7 +57,10 @@ class Session:
 
     @property
     def origin(self) -> str:
-        """The run and attempt, as in names of folders (``3f2a-0``); known once :meth:`connect` has been called."""
+        """The run and attempt, as in names of folders (``3f2a-0``); known once :meth:`connect` has been called.
+
+        Outside a run, a random text takes the place of the run, and the attempt is 0.
+        """
         assert self._exchange is not None
         return self._exchange[1]
 
@@ -88,7 +91,10 @@ class Session:
 
     @property
     def staging(self) -> Path:
-        """A private folder on this machine, for files on their way to or from a URL. The process removes it at exit."""
+        """This process's private folder for files on their way to a URL. The process removes it at exit.
+
+        Outside a run, the folder also keeps the files that were downloaded from a URL.
+        """
         if self._staging is None:
             self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
             atexit.register(_remove, str(self._staging), os.getpid())
@@ -101,8 +107,8 @@ class Session:
         name.
 
         Raises:
-            OSError: another run has taken this run's ``name=``, a later attempt of this run has begun, or this rank
-                does not see the folder to which the driver has written the run's name.
+            OSError: another run has taken this run's ``name=``, a later job of this run has begun, or this rank does
+                not see the folder to which the driver has written the run's name.
         """
         fence = self.settings.fence
         if fence is None:

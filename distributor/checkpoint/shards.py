@@ -21,7 +21,8 @@ _PIECE = 4 << 20
 def found_in(folder: Path) -> dict[str, Shard]:
     """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
-    Each symbolic link in the folder is first replaced by a copy of the file to which it leads.
+    Each symbolic link to a file is first replaced by a copy of the file. Links to folders, and links that lead nowhere,
+    are left out.
 
     Raises:
         OSError: a file cannot be read, or the disk is too full to replace a symbolic link by a copy of its file.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from distributor.checkpoint.session import Session, current
 from distributor.errors import StartError
 
-_WHAT = "checkpoints"
+_WHAT = "the check of checkpoints="
 
 #: Number of seconds within which the other nodes must see a file that one node has written. NFS may show it late.
 _VISIBLE = 10.0

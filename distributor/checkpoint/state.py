@@ -49,8 +49,8 @@ class State:
     """The state of training in one rank.
 
     Attributes:
-        tensors: tensors by name, some of which may be split over the ranks (DTensor).
-        objects: the rank's state apart from tensors, by the keys of the dict that the user saves, such as ``"epoch"``.
+        tensors: the tensors of modules and optimizers by name. Some may be split over the ranks (DTensor).
+        objects: the rest of the rank's state, by the keys of the dict that the user saves, such as ``"epoch"``.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -91,7 +91,10 @@ def collect(entries: Mapping[str, Any]) -> State:
 
 
 def samples(entries: Mapping[str, Any]) -> dict[str, str]:
-    """Return a digest of some values of each module's parameters. Under DDP, all ranks have the same digests."""
+    """For each module, return a digest of some values of its parameters, without those that are split over the ranks.
+
+    Under DDP, all ranks have the same digests.
+    """
     found = {}
     for entry, module in entries.items():
         if not isinstance(module, torch.nn.Module):
@@ -131,8 +134,9 @@ def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
     """Raise an error for FullyShardedDataParallel, whose state_dict depends on settings and uses collectives."""
     if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
         raise ConfigurationError(
-            f"save_checkpoint: {entry!r} uses FullyShardedDataParallel: use torch.distributed.fsdp.fully_shard, or "
-            "write what torch.distributed.checkpoint.state_dict returns into checkpoint_folder(step)"
+            f"save_checkpoint and load_checkpoint: {entry!r} uses FullyShardedDataParallel: use "
+            "torch.distributed.fsdp.fully_shard, or write what torch.distributed.checkpoint.state_dict returns into "
+            "checkpoint_folder(step)"
         )
 
 
@@ -248,7 +252,8 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
         saved: the size and type (``TensorStorageMetadata``) of each tensor in the checkpoint, by name.
 
     Raises:
-        ConfigurationError: the checkpoint lacks a tensor of a module, or has it with another size.
+        ConfigurationError: the checkpoint lacks a tensor of a module, or has it with another size, or a module uses
+            FullyShardedDataParallel.
     """
     found: dict[str, torch.Tensor] = {}
     for entry, value in entries.items():
@@ -317,8 +322,12 @@ def _for_optimizer(
 def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
     """Put the state that was read from a checkpoint into the user's entries, such as models and optimizers.
 
-    A plain value, such as a number, replaces the value in ``entries``. Random states are set if the checkpoint has them
-    for this rank.
+    If the checkpoint has a plain value, such as a number, it replaces the value in ``entries``. Random states are set
+    if the checkpoint has them for this rank.
+
+    Raises:
+        ConfigurationError: the checkpoint lacks an optimizer or another object of ``entries`` that has a state, or an
+            optimizer had other parameters or was saved together with modules that ``entries`` lacks.
     """
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):

@@ -98,9 +98,9 @@ def run(
       distributor run -n 16 --master spark://host:7077 --working-dir . train.py
       distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
 
-    Without --local and --master, ranks run in the session of spark-submit, or else on this machine. If a rank fails,
-    the exit code is the rank's exit code, or 128 + the number of the signal that killed the rank. It is 2 for an
-    invalid request, and 130 after Ctrl-C.
+    Without --local and --master, ranks run in the session of spark-submit or of the variable SPARK_REMOTE, or else on
+    this machine. If a rank fails, the exit code is the rank's exit code, or 128 + the number of the signal that killed
+    the rank. It is 2 for an invalid request, and 130 after Ctrl-C.
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     source = get_current_context().get_parameter_source("launch")
@@ -268,7 +268,7 @@ def _print_plan(
 
 
 def _session(master: str | None, settings: dict[str, str]) -> Any:
-    """Return a Spark session. The caller must stop it, even if spark-submit started it."""
+    """Return a Spark session. The caller must stop it, even if spark-submit has started this program."""
     handlers = {number: signal.signal(number, _give_up) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         # Spark's progress bar is off: it has no newline, so the next output would continue its line.

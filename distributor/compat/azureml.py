@@ -119,8 +119,8 @@ class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's environment variables. MPI itself is not started.
 
     Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 in
-    Azure's variables ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same as for
-    :class:`PyTorchDistribution`.
+    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same
+    as for :class:`PyTorchDistribution`.
 
     Example:
         >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -286,9 +286,11 @@ def as_distribution(value: Any) -> Distribution:
 class Command:
     """A job that ``command`` returns and ``run`` accepts. Users can change its attributes, as in Azure's jobs.
 
+    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning.
+
     Raises:
-        ConfigurationError: an attribute gets an invalid value, or the user sets an attribute that a command does not
-            have.
+        ConfigurationError: an attribute gets an invalid value, or the user sets any other attribute that a command
+            does not have.
     """
 
     program: Program
@@ -408,9 +410,10 @@ def run(
             train on this machine.
         environment_variables: environment variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.
-        use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if Spark's settings
-            give GPUs to executors or, without a Spark session, if this machine has GPUs.
-        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
+        use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if Spark's settings give GPUs to
+            executors or, without executors, if this machine has GPUs.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. They cannot include
+            ``num_processes``, ``local_mode``, ``use_gpu`` or ``launch``, which ``run`` itself sets.
         kwargs: keyword arguments of the function.
 
     Raises:

@@ -38,7 +38,8 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
 
     Raises:
         ConfigurationError: the command does not begin with ``python SCRIPT`` or ``python -m MODULE``, needs a shell,
-            names an output (``${{outputs.NAME}}``), or names an input that ``inputs`` lacks.
+            names an output (``${{outputs.NAME}}``), or names an input that ``inputs`` lacks; or the value of an input
+            is neither text nor a number nor an object with a ``path``.
 
     Example:
         >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})

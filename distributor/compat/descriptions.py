@@ -65,7 +65,7 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-#: Azure's newer name for :class:`ResourceConfiguration`.
+#: Azure has a class of its own for the resources of jobs. Here it is the same as :class:`ResourceConfiguration`.
 JobResourceConfiguration = ResourceConfiguration
 
 
@@ -73,11 +73,11 @@ def instances(resources: Any) -> int | None:
     """Return the number of instances that a job's resources state; ``None`` if they state none.
 
     Args:
-        resources: a dict, or an object such as this module's or Azure's :class:`ResourceConfiguration`.
+        resources: ``None``, a dict, or an object such as this module's or Azure's :class:`ResourceConfiguration`.
 
     Raises:
-        ConfigurationError: ``resources`` is neither a dict nor an object with an ``instance_count``, or this count is
-            not a positive integer.
+        ConfigurationError: ``resources`` is neither ``None`` nor a dict nor an object with an ``instance_count``, or
+            this count is not a positive integer.
 
     Example:
         >>> instances({"instance_count": 2}), instances(ResourceConfiguration())

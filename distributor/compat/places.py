@@ -68,7 +68,7 @@ def _gpus_here(environ: Mapping[str, str]) -> int:
 
 
 def _cores(session: SparkSession) -> int | None:
-    """Return the number of task slots of a session on a ``local[...]`` master."""
+    """Return the number of task slots of a session on a ``local[...]`` master; ``None`` if it is not known."""
     from distributor.schedulers.spark.slots import cluster_of
 
     cluster = cluster_of(session)

@@ -27,7 +27,7 @@ class Request:
     Attributes:
         asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
         parameter: the name of the call's parameter that sets the number of processes; used in messages.
-        processes: number of processes; ``None``: one for each GPU, or for each task slot if there are no GPUs.
+        processes: number of processes; ``None``: one for each GPU or, if ranks use no GPUs, for each task slot.
         local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
         otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active.
         use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
@@ -71,8 +71,8 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
     Raises:
         ConfigurationError: the request needs a Spark session, but none is active; or it needs all task slots or GPUs,
             whose number is not known.
-        ResourceError: the request needs more GPUs than are available, or needs all GPUs or task slots, but there are
-            none.
+        ResourceError: the request needs more GPUs than this machine has, needs GPUs of executors that have none, or
+            needs all GPUs or task slots, but there are none. Whether executors have enough GPUs is not checked here.
 
     Example:
         >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes

@@ -45,7 +45,7 @@ class Experiment:
             configuration is wrong) or ``"failed"``.
         metric: the value that the training function measured; ``None`` unless the experiment finished.
         seconds: duration of the whole run.
-        reason: the first line of the error message; empty if the experiment finished.
+        reason: the first line of the error message, or that the experiment took too long; empty if it finished.
         config: the configuration with ``values`` set. Its "auto" settings are kept, so that the configuration suits
             any number of ranks.
     """
@@ -112,8 +112,8 @@ def autotune(
 ) -> Tuning:
     """Train briefly with each configuration of a search space, and compare the configurations by a metric.
 
-    Each experiment (one short run) becomes a row of the result's table. If an experiment runs out of memory, fails or
-    takes too long, the row says so, and the next experiment starts.
+    Each experiment (one short run) becomes a row of the result's table. If an experiment runs out of memory, fails,
+    takes too long, or is refused because its configuration is wrong, the row says so, and the next experiment starts.
 
     Args:
         fn: a short training function. It trains a few steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
@@ -131,10 +131,11 @@ def autotune(
         on_experiment: called with each experiment as it ends, to show progress.
 
     Raises:
-        ConfigurationError: ``space`` is wrong, ``fn`` cannot be shipped or does not return the metric, or there are too
-            few GPUs or slots.
+        ConfigurationError: ``space`` or ``mode`` is wrong, ``fn`` cannot be shipped or does not return the metric, or
+            there are too few GPUs or slots.
+        ResultError, GroupError, PreemptionError: an experiment ended with this error; the others do not run.
         RunCancelledError: an experiment was cancelled from outside; the remaining experiments do not run.
-        KeyboardInterrupt: on Ctrl-C, after this function has cancelled the current experiment.
+        KeyboardInterrupt: on Ctrl-C. The current experiment is cancelled, but its ranks may not have ended yet.
 
     Example:
         >>> tuning = autotune(
@@ -200,6 +201,9 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
     >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
     {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
+
+    Raises:
+        ConfigurationError: a path leads through a value that is not a mapping, or JSON cannot express a value.
     """
     result = reading.read(config)
     for path, value in values.items():

@@ -267,7 +267,13 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """Return the data that :func:`save` added to a universal checkpoint; ``None`` if DeepSpeed's own tools made it."""
+    """Return the data that :func:`save` added to a universal checkpoint.
+
+    Return ``None`` if there is no such data: DeepSpeed's own tools made the checkpoint, or ``folder`` does not exist.
+
+    Raises:
+        ConfigurationError: the checkpoint was saved with another ZeRO stage than the engine has.
+    """
     import torch
 
     if not (folder / _REST).exists():

@@ -55,7 +55,8 @@ _FILLED = {
 }
 
 #: For each of ZeRO's bucket sizes: the function with which Hugging Face's Trainer computes the number of elements from
-#: the model's hidden size, and DeepSpeed's default. Source: ``transformers/integrations/deepspeed.py``,
+#: the model's hidden size, and DeepSpeed's default. The Trainer does not fill in ``allgather_bucket_size``, which gets
+#: the same size as ``reduce_bucket_size`` here. Source: ``transformers/integrations/deepspeed.py``,
 #: ``trainer_config_finalize``.
 _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
@@ -133,7 +134,8 @@ def check(config: Config, world_size: int) -> None:
     ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed or Hugging Face's Trainer replaces it by a value.
 
     Raises:
-        ConfigurationError: a value is wrong; the message shows the value, and the numbers that contradict it.
+        ConfigurationError: a name is probably misspelt, or a value is wrong; the message shows the name or the value,
+            and the numbers that contradict it.
     """
     for name in config:
         close = _meant(name, _SECTIONS)
@@ -173,7 +175,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
     Two kinds of ``"auto"`` may remain: those that DeepSpeed itself understands, and the one for the number of
-    training steps (:data:`TOTAL_STEPS`), which only Hugging Face's Trainer knows.
+    training steps (:data:`TOTAL_STEPS`), which only Transformers or Accelerate can fill in. With ``guess=False``, other
+    kinds remain too.
 
     Args:
         config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
@@ -184,8 +187,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
             values from its own settings.
 
     Raises:
-        ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or there is no value for an
-            ``"auto"``.
+        ConfigurationError: ``auto`` has an unknown name or a wrong value, or contradicts the configuration; batch sizes
+            do not fit each other and the number of ranks; or there is no value for an ``"auto"``.
 
     >>> fill({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, 2, {})
     {'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 4}
@@ -224,8 +227,9 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 def unfilled(config: Config) -> list[str]:
     """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
 
-    After :func:`fill`, only the path of the number of training steps (:data:`TOTAL_STEPS`) can remain. Only Hugging
-    Face's Trainer can fill in this number, because no other library knows it.
+    After :func:`fill` with ``guess=True``, only the path of the number of training steps (:data:`TOTAL_STEPS`) can
+    remain. Only Hugging Face's libraries can fill in this number: its Trainer computes it, and Accelerate takes it from
+    the user's ``DummyScheduler``.
     """
     return [
         path

@@ -34,8 +34,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). If no value is given here, a batch size is computed from the other batch sizes,
-            bucket sizes get DeepSpeed's defaults, and other settings get the defaults of Hugging Face's
+            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, if
+            they are given. Bucket sizes get DeepSpeed's defaults. Everything else gets the defaults of Hugging Face's
             ``TrainingArguments``, except that ``warmup_steps`` defaults to 1 and ``total_steps`` has no default. For
             Accelerate and Transformers, only the values given here are filled in, since these libraries fill in the
             others from the model and their own settings.

@@ -40,7 +40,7 @@ _ATTEMPTS = 3
 _ADVICE = {
     "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev, or add their "
     "folders to CFLAGS and LDFLAGS)",
-    "CPUAdamBuilder": 'an optimizer with "torch_adam": true needs no extension if nothing is offloaded',
+    "CPUAdamBuilder": 'an optimizer with "torch_adam": true does not need it, but is slow when offloaded',
     "FusedAdamBuilder": 'an optimizer with "torch_adam": true needs no extension',
 }
 
@@ -58,7 +58,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
 
     Raises:
         StartError: DeepSpeed or a tool that the build needs is missing, DeepSpeed has no such extension for this
-            device, the build failed, or another process took too long to build.
+            device, the build failed, another process took too long to build, or no folder can keep extensions.
     """
     _find_ninja()
     _set_baton(timeout)
@@ -151,13 +151,16 @@ def cache_folder(gpus: str = "") -> str:
     """Return the folder where this node keeps built extensions between runs.
 
     The folder is below ``XDG_CACHE_HOME`` (by default ``~/.cache``). If this process cannot write there, the folder is
-    below a private folder in ``/tmp``. Each combination of versions (Python, torch, DeepSpeed), processor and GPUs has
-    its own folder, because an extension is compiled for the instructions of one machine, and several machines may share
-    a home folder.
+    below a private folder in the temporary directory (``TMPDIR``, by default ``/tmp``). Each combination of versions
+    (Python, torch, DeepSpeed), processor and GPUs has its own folder, because an extension is compiled for the
+    instructions of one machine, and several machines may share a home folder.
 
     Each Python environment has its own folder, too. If two environments shared a folder, the second would find torch's
     headers at another path. It would therefore compile an extension again, perhaps while ranks of the first environment
     are using that extension.
+
+    Raises:
+        StartError: neither folder can be used.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -176,8 +179,8 @@ def cache_folder(gpus: str = "") -> str:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
     raise StartError(
-        f"compiled extensions can be kept neither in {home} nor in /tmp: set TORCH_EXTENSIONS_DIR to a "
-        "folder to which ranks can write"
+        f"compiled extensions can be kept neither in {home} nor in the temporary directory: set TORCH_EXTENSIONS_DIR "
+        "to a folder to which ranks can write"
     )
 
 

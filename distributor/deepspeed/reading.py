@@ -102,7 +102,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def copy_of(config: Mapping[str, Any]) -> Config:
     """Return a copy of a configuration, in which DeepSpeed's older name ``bfloat16`` is replaced by ``bf16``.
 
-    The configuration must consist of JSON values only.
+    If both names are present, both stay.
+
+    Raises:
+        ConfigurationError: the configuration holds a value that JSON cannot express.
     """
     copied: Config = plain(config, "")
     if "bfloat16" in copied and "bf16" not in copied:  # an older name that DeepSpeed still reads
@@ -111,7 +114,15 @@ def copy_of(config: Mapping[str, Any]) -> Config:
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return a copy of a value of DeepSpeed's configuration. The value must consist of JSON values only."""
+    """Return a copy of a value of DeepSpeed's configuration, in which tuples become lists.
+
+    Args:
+        value: the value.
+        path: where the value is, such as ``"optimizer.params.lr"``, for the error message.
+
+    Raises:
+        ConfigurationError: JSON cannot express the value.
+    """
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):

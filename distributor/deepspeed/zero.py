@@ -44,7 +44,7 @@ _COMMENTS = {
     "zero_optimization.stage3_max_live_parameters": "parameters that may be whole on a rank at one time",
     "zero_optimization.stage3_max_reuse_distance": "a parameter needed again within this many parameters stays whole",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "true: save_16bit_model writes the whole model",
-    "zero_optimization.offload_optimizer.device": "where optimizer states are kept and updated",
+    "zero_optimization.offload_optimizer.device": "where optimizer states are kept; the CPU updates them",
     "zero_optimization.offload_param.device": "where parameters are kept between uses",
     "zero_optimization.offload_optimizer.nvme_path": "a folder on a fast disk of each node",
     "zero_optimization.offload_param.nvme_path": "a folder on a fast disk of each node",
@@ -189,7 +189,8 @@ class Estimate:
         offload: where optimizer states (and, with stage 3, parameters) are kept.
         gpu_bytes: bytes needed in each GPU's memory.
         host_bytes: bytes needed in each node's memory, for all its ranks together.
-        fits: whether each GPU and each node has that much memory; ``None`` if the GPU memory is not known.
+        fits: whether each GPU and each node has that much memory, with a part of each GPU's memory left for activations
+            (``activation_share`` of :func:`suggest_zero`); ``None`` if the GPU memory is not known.
     """
 
     stage: int
@@ -221,7 +222,8 @@ class Suggestion:
             options: further arguments of :func:`zero`.
 
         Raises:
-            ConfigurationError: no stage is suggested, because none fits, or because the GPU memory is not known.
+            ConfigurationError: no stage is suggested, because none fits, or because the GPU memory is not known; or an
+                option is wrong.
         """
         if self.best is None:
             raise ConfigurationError(

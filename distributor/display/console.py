@@ -28,7 +28,8 @@ class Console:
         ranks: the ranks whose lines are shown; ``None`` (default) for all.
         fold: show identical lines of several ranks once, as ``[ranks 0-15] ...`` (default no). A line waits for the
             same line of other ranks for at most half a second.
-        world_size: the number of ranks (default 1). With ``fold``, a line that all ranks have written waits no longer.
+        world_size: the number of ranks (default 1). With ``fold``, a line that all shown ranks have written waits
+            no longer.
         prefix: begin each line with its rank and host (default).
         escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.
         limit: number of bytes that may wait to be shown (default 8 MiB); what exceeds it is skipped.

@@ -44,7 +44,7 @@ class Printer:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def show(self, blocks: Blocks, bars: dict[Key, bytes], footer: tuple[str, ...], *, ending: bool) -> None:
-        """Show whole lines, then the progress bars and the footer below them.
+        """Show whole lines, then the first progress bar and the footer below them.
 
         Args:
             blocks: whole lines, in blocks of one rank and stream each.

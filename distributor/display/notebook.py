@@ -90,7 +90,7 @@ class NotebookView:
         return Shown()
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show the run below the current cell too, unless that cell already shows it."""
+        """Show the run below the current cell too, unless that cell has started the run."""
         from IPython.display import HTML
 
         if self._handle is None:

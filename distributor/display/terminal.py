@@ -37,7 +37,7 @@ _LINES = 4
 
 
 class TerminalView:
-    """Shows a spinner, what the run is doing, and each rank's last line. Identical lines are shown only once."""
+    """Shows a spinner, what the run is doing, and the last lines of ranks: each line once, at most :data:`_LINES`."""
 
     interval = 0.2
     announces = True

@@ -41,7 +41,8 @@ class Deposits:
     Args:
         store: keeps the files in ``output_dir``, a folder or a URL.
         limit: maximum size of all files in ``store`` together, in bytes.
-        silence: number of seconds without a byte after which a node counts as lost.
+        silence: number of seconds within which a node must send or take the next piece (at most 1 MiB) of a file.
+            Otherwise, the transfer of this file fails.
         before: sizes of the files that are in ``store`` before the run, in bytes, by name.
     """
 
@@ -67,11 +68,11 @@ class Deposits:
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Receive a file of a node over the connection on which the node has announced the file.
+        """Keep a file that a node has announced. If the driver needs its bytes, receive them over the same connection.
 
         Raises:
-            OSError: the connection ended before the whole file had arrived, or the content is not what the node
-                announced.
+            OSError: the connection ended or stalled before the whole file had arrived, or the content is not what the
+                node announced. Or the driver had these bytes already, but another node's change has just removed them.
         """
         entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
         growth = self._versions.growth(entry.path, node, version)
@@ -101,7 +102,7 @@ class Deposits:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> str | None:
-        """Receive a file from a node, and keep it. Return why the file cannot be kept; ``None`` if it is kept."""
+        """Keep a file, after receiving its bytes if needed. Return why it cannot be kept; ``None`` if it is kept."""
         path = deposit.entry.path
         try:
             if deposit.uploaded is None and self._versions.knows(path, version):
@@ -124,7 +125,8 @@ class Deposits:
         """Send a node the files in ``output_dir``. The node's ranks start with these files.
 
         Raises:
-            OSError: a file cannot be read or has become shorter while it was sent, or the connection has ended.
+            OSError: a file cannot be read or has become shorter while it was sent, or the connection has ended or
+                stalled.
         """
         assert isinstance(self._store, Folder)
         folder = str(self._store.path)
@@ -293,7 +295,7 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
     The ranks of the next job start with the files that ``output_dir`` contains now. So the new description contains the
     total size that these files have now. If ``kept`` contains a zip of the files, which is sent with the job, the new
     description contains a new zip, unless the files have become too large. If ``output_dir`` is a URL, nodes read the
-    files there, so return ``kept`` unchanged.
+    files there, so return ``kept`` unchanged. If ``kept`` is ``None``, return ``None``.
 
     Raises:
         OSError: a file in ``output_dir`` cannot be read.
@@ -310,9 +312,10 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
 @contextmanager
 def keep(job: Job) -> Iterator[Deposits | None]:
-    """Make ``output_dir`` ready to receive the new files of a job's ranks during the ``with`` block.
+    """Make ``output_dir`` ready to receive the new files of a run's ranks during the ``with`` block.
 
-    Yield the object that receives the ranks' new files from the nodes; ``None`` if the job has no ``output_dir``.
+    ``job`` is the run's first job. Yield the object that receives the new files of the ranks of all the run's jobs;
+    ``None`` if the run has no ``output_dir``.
 
     If ``output_dir`` is a URL, write a marker file there, by which nodes check that they write to the same place as the
     driver. Remove this file at the end of the ``with`` block.

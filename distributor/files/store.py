@@ -44,7 +44,10 @@ class Folder:
         self.path = path
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of the folder's files in bytes, by name, without files that have arrived only in part."""
+        """Return the sizes in bytes of the folder's files by name, as :func:`distributor.shipping.tree.sizes` does.
+
+        Files that have arrived only in part are left out.
+        """
         return tree.sizes(str(self.path))
 
     def open(self, name: str) -> int:

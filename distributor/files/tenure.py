@@ -110,9 +110,11 @@ class Keeper:
         self._claim = claim
 
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
-        """Wait until the previous run with this run's name has ended, then claim the name for this run.
+        """Claim the run's name for this run, and return the new claim, the record that reserves the name.
 
-        Return the new claim, the record that reserves the run's name.
+        If it is not known whether the previous run with this name has ended, wait first. If that run renews its claim
+        meanwhile, it has not ended, and the name cannot be claimed. If it does not for ``Times.expire`` seconds, it
+        counts as ended.
 
         Args:
             identity: what the run trains.
@@ -138,9 +140,13 @@ class Keeper:
         return claim
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
-        """Wait until the last run with this run's name has ended, or has not renewed its claim to the name for a while.
+        """Wait until it is known whether the last run with this run's name has ended.
 
         Return the last run's claim, the record that reserves the name for it; ``None`` if no run has had this name.
+
+        Raises:
+            StartError: the last run has renewed its claim, so it has not ended.
+            RunCancelledError: this run was cancelled during the wait.
         """
         first: Claim | None = None
         since = time.monotonic()
@@ -168,7 +174,8 @@ class Keeper:
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
         """Renew the claim (the record that reserves the run's name) until :meth:`release` is called.
 
-        If another run has taken the run's name, call ``lost`` with a sentence about this, and return.
+        If another run has taken the run's name, or if the claim is gone, call ``lost`` with a sentence about this, and
+        return.
         """
         warned = False
         while not self._ended.wait(self._times.renew):
@@ -238,7 +245,8 @@ def hold(
     Args:
         job: the run's job, which contains the name.
         wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
-        lost: called in a separate thread if another run takes the name, with a sentence that says which run.
+        lost: called in a separate thread, with a sentence that says why, if the run loses its name: because another run
+            takes the name, or because the claim is gone.
         times: how often to renew and to check the claim (the record that reserves the name), and when it expires.
 
     Raises:

@@ -69,7 +69,9 @@ class HostedNode:
 
 @contextmanager
 def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
-    """Host one node of a run during the ``with`` block. At the end, remove all of the node's processes and files.
+    """Host one node of a run during the ``with`` block. At the end, kill the node's processes, and remove its folder.
+
+    A keeper (a process that keeps the states of ranks in shared memory for the run's next job) is not killed.
 
     Args:
         job_id: identifier of the job.
@@ -112,9 +114,10 @@ def start_agent(
         owner: pid of the executor or driver that a warm process serves. The warm process ends when its owner ends.
         warmth: what the job requires of a warm process; with ``None``, the agent is started without a warm process.
         task_cpus: number of CPUs of one task.
-        wanted: returns whether the agent is still wanted; called while a warm process imports modules.
-        importing: called with the name of each module that the warm process imports, and with "" when the warm
-            process has answered.
+        wanted: returns whether the agent is still wanted; called while this process waits for a warm process. If it
+            returns ``False``, this process waits no longer, and starts the agent without a warm process.
+        importing: called while this process waits for a warm process that imports modules: with the name of the module
+            that is being imported, whenever a new one is seen, and with "" when the warm process has answered.
     """
     if warmth is not None:
         with suppress(OSError):  # such as a full disk: the agent then starts without a warm process

@@ -3,9 +3,10 @@
 A warm process has imported torch in advance, and forks agents (the processes that each run one node). It serves the
 Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The
 folder's name is a digest of the executor or driver and of everything that a fork inherits: the Python interpreter, this
-package, the environment, the limits. If any of these differs, the run gets another warm process. If no warm process
-answers, one is started. If the start fails, the caller starts the agent as a new process. This module uses the standard
-library only, because it is pickled by value into Spark's workers.
+package, the environment, the limits. The job's modules to preload and its ``keep_warm`` are part of the digest too. If
+any of these differs, the run gets another warm process. If no warm process answers, one is started. If the start fails,
+the caller starts the agent as a new process. This module uses the standard library only, because it is pickled by value
+into Spark's workers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _IMPORT_PATIENCE = 300.0
 #: Seconds between checks of whether a caller that waits for imports still wants its agent.
 _LOOK = 0.1
 
-#: Maximum number of warm processes that serve one executor or driver. If another one starts, the oldest ends.
+#: Maximum number of warm processes that accept requests of one executor or driver. If another one starts, the oldest
+#: accepts no more requests, and ends once all agents that it has forked have ended.
 _MOST = 3
 
 
@@ -75,6 +77,9 @@ def from_warm(
     Return ``None`` if no warm process forks an agent, or if the agent is no longer wanted. If the warm process says
     that it must not be forked, start the agent as a new process, and keep the reason in the agent's ``note``, a warning
     for the user. For the arguments, see :func:`~distributor.hosting.host_node.start_agent`.
+
+    Raises:
+        OSError: a warm process cannot be found or started, for example because the disk is full.
     """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
@@ -98,8 +103,8 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        # If a new warm process forks no agent, it has failed to import a module. The agent that the caller then starts
-        # as a new process fails in the same way, and reports the error.
+        # If a new warm process forks no agent, it has most likely failed to import a module. The agent that the caller
+        # then starts as a new process fails in the same way, and reports the error.
         if not wanted() or (fresh and answer != OUTDATED):
             return None
     return None
@@ -167,7 +172,7 @@ def _locked(folder: str) -> Iterator[str]:
     Yield another path to the folder, short enough for a socket in the folder; see :func:`_short`.
 
     Raises:
-        OSError: the folder has just been removed or replaced.
+        FileNotFoundError: the folder has just been removed or replaced.
     """
     with _short(folder) as (short, descriptor):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -184,6 +189,7 @@ def _reach(
     Return the connection, and whether the warm process was started just now.
 
     Raises:
+        FileNotFoundError: the folder has just been removed or replaced.
         OSError: the warm process cannot be started, or too many other clients wait for it.
     """
     with _locked(folder) as short:
@@ -259,9 +265,10 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """If an executor or driver has more than :data:`_MOST` warm processes, end the oldest ones.
+    """If an executor or driver has more than :data:`_MOST` warm processes, tell the oldest ones to end.
 
-    A warm process that was killed counts towards :data:`_MOST` until its folder is removed.
+    These accept no more requests, and end once all agents that they have forked have ended. A warm process that was
+    killed counts towards :data:`_MOST` until its folder is removed.
 
     Args:
         newest: the folder of the warm process that was started last.

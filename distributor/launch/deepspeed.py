@@ -46,9 +46,10 @@ class DeepspeedRanks(BasePath):
         stage: the ZeRO stage of the configuration.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: names of the builders of the C++ or CUDA extensions that ranks load.
-        extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
+        extensions_timeout: maximum number of seconds that ranks of a node wait while another rank builds extensions.
         script_arguments: which arguments scripts and modules get. ``"deepspeed"``: ``--deepspeed --deepspeed_config
-            PATH``. ``"trainer"``: ``--deepspeed PATH``, which Hugging Face's Trainer takes. ``False``: none.
+            PATH``, or only ``--deepspeed`` if there is no configuration. ``"trainer"``: ``--deepspeed PATH``, which
+            Hugging Face's Trainer takes. ``False``: none.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -172,8 +173,8 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
     """Return the paths of the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank.
 
-    Through these files, DeepSpeed's CPU ranks exchange tensors if all ranks are on one host. Otherwise, DeepSpeed makes
-    no such files, and the result is empty.
+    Through these files, DeepSpeed's CPU ranks exchange tensors if ``LOCAL_SIZE`` is the number of all ranks. Otherwise,
+    DeepSpeed makes no such files, and the result is empty.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """

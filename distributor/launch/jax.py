@@ -19,9 +19,9 @@ from distributor.values.plan import Call, Plan, Site
 class Jax(BasePath):
     """The launch path for JAX. In its ranks, ``jax.distributed.initialize()`` needs no arguments.
 
-    JAX runs on CPUs, or on the one GPU of each rank. JAX's coordinator listens on node 0's address only, at a port that
-    is reserved in advance. The warm process, from which later runs are forked, imports JAX, so these runs start in less
-    than a second.
+    JAX runs on CPUs, or on one GPU per rank, even if a rank has several. JAX's coordinator listens on node 0's address
+    only, at a port that is reserved in advance. The warm process, from which later runs are forked, imports JAX, so
+    these runs start in less than a second.
 
     Example:
         >>> from distributor import Distributor

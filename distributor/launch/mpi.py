@@ -19,7 +19,8 @@ class MpiNodes(BasePath):
     """The launch path for MPI. Ranks get torchrun's environment variables, and are also processes of one MPI program.
 
     Attributes:
-        secret: the secret from which the run's keys are made. A process without these keys cannot join the MPI program.
+        secret: the secret from which the run's keys are made. A process without these keys gets neither the place of a
+            rank from a companion nor the command of a daemon from node 0. MPI's own connections do not use these keys.
         implementation: name of the MPI implementation; ``None`` for the implementation that node 0 has.
     """
 

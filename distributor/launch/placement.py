@@ -30,7 +30,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             the user's code only once, in one rank.
 
     Raises:
-        ResourceError: two ranks would share a device, or a task has fewer GPUs than its ranks need.
+        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or Spark assigned a
+            GPU to a task that cannot see it.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
     by_host = job.training.local_ranks == "host"
@@ -110,7 +111,7 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
     """Return the devices of a node, in the order in which its ranks see them (as in ``Node.gpus``).
 
     Raises:
-        ResourceError: a task has fewer GPUs than its ranks need.
+        ResourceError: a task has fewer GPUs than its ranks need, or Spark assigned a GPU to a task that cannot see it.
     """
     by_rank: list[tuple[str, ...]] = []
     needed = job.ranks_per_task * job.resources.gpus_each

@@ -32,12 +32,12 @@ class Task:
 class TensorFlow(BasePath):
     """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster, and the task of each process.
 
-    Without parameter servers, all processes are workers of ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
+    Without parameter servers, all processes but the evaluator are workers of ``MultiWorkerMirroredStrategy``. Worker 0
+    is rank 0. With ``evaluator=True``, with or without parameter servers, the last rank is the evaluator.
 
     With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The workers come next, and then
-    the servers; workers and servers run ``tf.distribute.Server(...).join()``. With ``evaluator=True``, the last rank is
-    the evaluator. Workers and servers never end by themselves. Once the chief (and the evaluator, if there is one) has
-    succeeded, the run stops the workers and servers, and succeeds.
+    the servers; workers and servers run ``tf.distribute.Server(...).join()``. They never end by themselves. Once the
+    chief (and the evaluator, if there is one) has succeeded, the run stops the workers and servers, and succeeds.
 
     Args:
         parameter_servers: number of processes that are parameter servers.

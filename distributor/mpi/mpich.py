@@ -41,6 +41,8 @@ def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], li
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
     """Return the command of each node's proxy (MPICH's daemon), as ``mpiexec`` prints it.
 
+    End this process with an error if ``mpiexec`` ends before it has printed the commands.
+
     Args:
         mpiexec: the process of ``mpiexec``, which prints the commands that start the proxies.
         nodes: number of nodes.

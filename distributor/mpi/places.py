@@ -6,8 +6,8 @@ shim passes its place on to the rank.
 
 Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
 there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
-has failed. The companion does not pass on ``MPI_Abort`` either: MPICH's manager would end all other ranks
-too, but here ``MPI_Abort`` ends only the rank that calls it.
+has failed. The companion does not pass on ``MPI_Abort`` either, because MPICH's manager would then end the other ranks
+itself. Instead, the rank that calls ``MPI_Abort`` ends, and the launcher stops the others, as after any failure.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -48,7 +48,7 @@ class Places:
     Args:
         line: name of the socket to which both ranks and shims (the processes that MPI starts instead of ranks) connect.
         size: number of the node's ranks.
-        fail: called with an error text if a shim ends while ranks run.
+        fail: called with an error text when a shim ends, even if all ranks have already ended.
     """
 
     def __init__(self, line: str, size: int, fail: Fail) -> None:

@@ -60,7 +60,7 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
 
 
 def _await_abort(companion: socket.socket) -> None:
-    """End this process once it has called ``MPI_Abort``, which waits until a process manager kills the process."""
+    """With MPICH, end this process once it has called ``MPI_Abort``, which waits for a process manager to kill it."""
     code = companion.recv(_MOST)  # without MPI_Abort, this waits until the process ends
     if code:
         os._exit(int(code) & 0xFF)

@@ -1,9 +1,9 @@
 """Find out whether the ranks of a node are active, and what each of them is doing.
 
-A rank counts as active if it writes output or if its processes use CPU time. To find out what a rank is doing, the
-agent (the process that runs the node) sends it a signal, and the rank writes its stacks (where each thread is in the
-code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C code, and even if that code
-holds the GIL.
+A rank counts as active if it writes output or if its processes use more CPU time than threads that only poll. To find
+out what a rank is doing, the agent (the process that runs the node) sends it a signal, and the rank writes its stacks
+(where each thread is in the code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C
+code, and even if that code holds the GIL.
 """
 
 from __future__ import annotations

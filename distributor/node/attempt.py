@@ -37,8 +37,8 @@ _STOP_MARGIN = 3.0
 #: nodes have this number of seconds to succeed too.
 _OTHERS_PATIENCE = 10.0
 
-#: After a companion (a process beside the ranks) has ended, the agent waits this number of seconds for the launcher to
-#: report that ranks have ended.
+#: After a companion (a process beside the ranks) has ended with code 0 while ranks seem to run, the agent waits this
+#: number of seconds for the launcher to report that the ranks have ended.
 _NEWS = 1.0
 
 #: Maximum number of bytes of pickled exceptions in a node's report.
@@ -321,7 +321,8 @@ class Attempt:
         """Make the launcher stop its ranks within the grace period.
 
         Without ``grace``, or if all ranks have ended, kill the launcher at once. If ``hasty``, running ranks get no
-        SIGTERM, because the caller ends them.
+        SIGTERM, because the caller ends them. Otherwise, kill at once the ranks in which only this package handles
+        SIGTERM (for ``runtime.should_stop``): without its handler, SIGTERM would end them at once.
 
         The launcher, not this agent, decides whether the ranks get a grace period. Only the launcher always knows which
         ranks run: its report that it has started ranks may not have reached the agent yet.
@@ -351,7 +352,7 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt because a companion (a process beside the ranks) that was still needed has ended.
+        """End the attempt if a companion (a process beside the ranks) has ended while it was still needed.
 
         A companion, such as a Ray process, may end with code 0 just after the last rank, before this agent knows that
         the rank has ended. Therefore wait :data:`_NEWS` seconds first. If the launcher reports the end of the last rank

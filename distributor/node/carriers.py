@@ -29,7 +29,7 @@ class ChangedError(OSError):
     """A file changed while it was being copied."""
 
 
-#: Number of seconds that the driver may take to give an uploaded file its final name.
+#: The driver has at least this number of seconds to answer, for example to give an uploaded file its final name.
 _MOVING = 300.0
 
 
@@ -77,6 +77,8 @@ class Carrier(Protocol):
     def withdraw(self, path: str) -> None:
         """Remove the copy of a file, because the ranks have removed the file.
 
+        Do nothing if only the driver may remove the copy, and the driver cannot be reached.
+
         Raises:
             OSError: the copy cannot be removed now.
         """
@@ -117,7 +119,8 @@ class ToDriver:
     Args:
         order: the order that the agent got from its owner (the process that started the agent).
         link: the link to the driver, which shows whether the driver can be reached.
-        silence: number of seconds without progress after which the driver counts as lost.
+        silence: number of seconds without progress after which the driver counts as lost, if this is more than
+            :data:`_MOVING`.
     """
 
     through_spark = True

@@ -1,7 +1,7 @@
 """The process of a companion (a helper, such as a Ray head, that must run beside the ranks).
 
-The agent starts this process, and writes to a file which function the process must call, such as one that runs a Ray
-head. The process ends at the latest when the agent ends.
+The agent starts this process. A file from the agent names the function that the process must call, such as one that
+runs a Ray head. The process ends at the latest when the agent ends.
 """
 
 from __future__ import annotations

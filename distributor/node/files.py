@@ -171,7 +171,8 @@ class Files:
         """Copy the remaining new files to ``output_dir``, once no process of the node is left.
 
         Args:
-            bringing: called with ``True`` when copying begins, and with ``False`` when it has ended.
+            bringing: called with ``True`` when copying begins, unless the run has no ``output_dir`` or copying was
+                given up; in any case, called with ``False`` at the end.
         """
         self._ending.set()
         if self._carrier is not None and not self._given_up.is_set():
@@ -397,6 +398,7 @@ async def begin_files(
     Raises:
         StartError: the job's ``output_dir`` cannot be used from this node, or is a folder that contains the ranks'
             current directory.
+        OSError: the files of earlier runs cannot be copied.
     """
     folder = staging.current_folder(job, order)
     carrier = carriers.choose(job, order, link, node.node_rank, {**os.environ, **job.env})

@@ -103,7 +103,8 @@ class _Guard:
         """Wait until the guarded process has ended, and kill the processes that it leaves behind. Then return.
 
         Do not kill keepers (processes that keep ranks' states for the next job), and do not wait for them: they end by
-        themselves. Give up on processes that SIGKILL does not end.
+        themselves. Do not kill the agents that a killed warm process has forked either, but wait until they have ended.
+        Give up on processes that SIGKILL does not end.
         """
         while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():

@@ -86,7 +86,7 @@ class Halting:
         return messages.Reached(order.number, accepted, highest)
 
     async def follow(self) -> None:
-        """Report to the driver, until cancelled, which ranks got SIGTERM and at which step each rank has stopped."""
+        """Report to the driver, until cancelled, which ranks got SIGTERM from others and at which step each stopped."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK)

@@ -1,8 +1,10 @@
-"""Send the results of a successful node to the driver over the channel, in addition to sending them through Spark.
+"""Send the results of a successful node to the driver without Spark, over connections to the driver.
 
-The agent's owner (the Python worker of a Spark task) sends all results through Spark. The worker or its executor may
-die before the results are sent, but the agent outlives both. If the driver can be reached, the agent therefore also
-sends the results over the channel (its direct connection to the driver).
+The agent's owner (the Python worker of a Spark task) sends results through Spark. The worker or its executor may die
+before the results are sent, but the agent outlives both. If the driver can be reached, the agent therefore sends the
+results itself: the report and small return values over the channel (its main connection to the driver), and each large
+value over a separate connection. The owner sends them all through Spark too, except large values that the driver has
+received: of these, it sends only the size and the digest.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _LOADING = 60.0
 async def begin(
     job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
 ) -> Keeper | None:
-    """Begin to send the states of this node's ranks to ranks of other nodes, and return the :class:`Keeper`.
+    """Begin to exchange states with ranks of other nodes, and return the :class:`Keeper`.
 
     A *state* is what a rank passes to ``save_checkpoint``.
 
@@ -80,7 +80,7 @@ class Keeper:
         job: the job whose ranks' states are kept.
         private: the node's private folder.
         folder: the folder with the states in shared memory.
-        server: sends ranks' states to other nodes.
+        server: sends ranks' states to other nodes, and receives copies of states of other nodes' ranks.
         line: a connection that the driver closes when the run ends; ``None`` if there is no such connection.
     """
 

@@ -5,10 +5,11 @@ imported torch. A forked launcher waits until the agent sends it an order that s
 comes over a socket pair, the launcher's *line* to the agent.
 
 If the agent is a fork of a warm process (one that has imported torch in advance), the agent forks the first launcher.
-Otherwise, the first launcher is a new interpreter. If the run may have further attempts, each launcher first of all
-forks a *spare* (the launcher of the next attempt). At this moment, the launcher has run no user code and has no
-threads, so the spare can fork ranks later. When the launcher ends, the agent becomes the parent of the spare. If the
-spare has ended by then, the next launcher is a new interpreter.
+Otherwise, the first launcher is a new interpreter. If the run may have further attempts, and ranks are forks of the
+launcher (``start_method="fork"``), each launcher first of all forks a *spare* (the launcher of the next attempt). At
+this moment, the launcher has run no user code and has no threads, so the spare can fork ranks later. When the launcher
+ends, the agent becomes the parent of the spare. If there is no spare, or if it has ended by then, the next launcher is
+a new interpreter.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Launcher(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The launcher's exit code (negative if a signal killed the launcher); ``None`` if it has not ended yet."""
+        """The launcher's exit code, negative for a signal; ``None`` until its end is noticed, as by :meth:`wait`."""
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
         """Make the launcher start the ranks.
@@ -167,7 +168,8 @@ class WaitingLauncher:
 
     Args:
         pid: the launcher's pid.
-        line: the agent's end of the socket pair on which the launcher waits. When this end closes, the launcher ends.
+        line: the agent's end of the socket pair on which the launcher waits. If this end closes before the agent has
+            sent the order, the launcher ends.
     """
 
     def __init__(self, pid: int, line: socket.socket) -> None:

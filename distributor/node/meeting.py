@@ -68,7 +68,7 @@ Tell = Callable[[messages.Message], None]
 
 
 class Meeting(threading.Thread):
-    """The thread that runs torch's elastic agent until the ranks of all nodes have ended.
+    """The thread that runs torch's elastic agent: until the ranks of all nodes have succeeded, or this node's must end.
 
     Args:
         order: the order that the launcher got from its agent.

@@ -215,13 +215,13 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
 
 
 def explain(error: Exception, folder: str) -> tuple[str, str]:
-    """Return the class name and the text of the error that a node reports if it cannot start.
+    """Return the class name and the text of the error that a node reports if it cannot start, or if its agent fails.
 
     The text of an error of this package stays as it is. If the disk is full, the text says so. For any other error, the
     text includes a traceback.
 
     Args:
-        error: why the node cannot start.
+        error: why the node cannot start, or why its agent has failed.
         folder: the node's private folder.
     """
     if isinstance(error, errors.DistributorError):

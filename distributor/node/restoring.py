@@ -20,7 +20,10 @@ from distributor.values.plan import AgentOrder
 def restore(
     job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
 ) -> None:
-    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, replace no file in ``folder``.
+    """Copy the files of ``output_dir`` into ``folder``.
+
+    On the driver's machine, and if the owner's current directory is also the driver's (``order.in_place``), replace no
+    file in ``folder``.
 
     Args:
         job: the job, which says what ``output_dir`` is.
@@ -33,7 +36,7 @@ def restore(
     Raises:
         StartError: ``output_dir`` is a URL that this node cannot use, or that holds more than ``output_limit``. Or the
             files must be copied from the driver, but the driver cannot be reached.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written, or the connection to the driver has broken.
     """
     kept = job.output_dir
     if kept is None:

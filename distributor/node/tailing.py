@@ -21,7 +21,7 @@ from distributor.machine import limits
 from distributor.values import outcome
 from distributor.values.messages import Rest, Skipped
 
-#: Number of seconds between checks of files that had nothing new.
+#: Number of seconds between two rounds of reading the files, unless a file may have more than a round reads of it.
 _INTERVAL = 0.05
 
 #: Number of bytes of a rank's last output that its failure report includes.

@@ -117,7 +117,7 @@ class Uploads:
                 return self._ask(_Call(method, arguments))
             except (BrokenPipeError, EOFError):
                 self._end()
-        raise OSError("the process that writes to the URL has ended")
+        raise OSError("the process that accesses the URL has ended")
 
     def _ask(self, call: _Call) -> Any:
         if self._process is None:

@@ -2,8 +2,9 @@
 
 The warm process runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and
 no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. The warm process ends
-when its executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how
-runs find a warm process, see :mod:`distributor.hosting.warm`.
+when its executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. A warm
+process that is to be replaced, for example because the file of a loaded module has changed, ends after its last agent.
+For how runs find a warm process, see :mod:`distributor.hosting.warm`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from distributor.node import guard
 from distributor.rank import lookups
 from distributor.values import messages
 
-#: A client (a process that wants an agent) must send its request within this number of seconds after it has connected.
+#: Once a client's connection is accepted, each part of its request must arrive within this number of seconds. (A client
+#: is a process that wants an agent. Connections are accepted only after the imports.)
 _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32

@@ -117,7 +117,7 @@ class Watch:
         self._wishes.stop = self._wishes.ordered = True
 
     def fork_ranks(self) -> None:
-        """Fork the ranks, which then wait until they may begin.
+        """Fork the ranks, which then wait until they may begin. Do nothing if ranks are started as new processes.
 
         The ranks must be forked before this process has other threads, and before the rendezvous store exists. The
         store's C++ thread sometimes holds locks of libc, because it looks names up as ranks connect. A process forked
@@ -292,9 +292,10 @@ class Watch:
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        """Send the ranks SIGTERM, and SIGKILL after the grace period.
+        """Send the ranks SIGTERM at the first call, and SIGKILL at the first call after the grace period.
 
-        Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
+        Send no SIGTERM if the agent ends the ranks itself. After a failure, SIGTERM may have to wait; see
+        :meth:`_awaits_order`. Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
         """
         if self._end is None:
             if self._awaits_order():

@@ -103,10 +103,11 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts as such a failure if its type belongs to torch.distributed, or if a collective, torch's store or
-    ``runtime.should_stop`` raised it. The end of the traceback shows whether torch or the user's code raised the
-    exception: torch raises many exceptions in C++ code, and their traceback ends with the Python line that called this
-    code. If the user's code raised the exception, the traceback ends with a ``raise`` statement.
+    An exception counts as such a failure if its type belongs to torch.distributed, if ``runtime.should_stop`` raised it
+    (a ``StopError``), or if it is a ``RuntimeError`` or ``TimeoutError`` that a collective or torch's store raised. The
+    end of the traceback shows whether torch or the user's code raised the exception: torch raises many exceptions in
+    C++ code, and their traceback ends with the Python line that called this code. If the user's code raised the
+    exception, the traceback ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True
@@ -124,8 +125,9 @@ def is_infrastructure(failure: Failure) -> bool:
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
     """Return the text of a :class:`~distributor.errors.TrainingError`.
 
-    The first of ``failures`` must be the root, which caused all others. Each traceback is shown once, even if several
-    ranks have it. Mere consequences of the root are shown in one line each, without a traceback.
+    The first of ``failures`` must be the root, which caused all others. A traceback that several ranks have is shown
+    once. Failures are shown in one line, without a traceback, if they are mere consequences of the root, or if too many
+    other tracebacks are shown.
     """
     root = failures[0]
     alike, *others = _alike(failures)

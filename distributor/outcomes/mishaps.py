@@ -82,6 +82,9 @@ def _is_no_thread(error: BaseException) -> bool:
 
 
 def final(error: E) -> E:
-    """Mark an error as the explanation of a run's end: no other error replaces it, and no other attempt follows."""
+    """Mark an error as the explanation of a run's end.
+
+    No error about lost nodes replaces this error. If the run ends with it, no other attempt follows.
+    """
     error._final = True  # type: ignore[attr-defined]
     return error

@@ -109,7 +109,7 @@ def parse(text: str) -> tuple[Thread, ...]:
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
     """Return the main thread: the thread that answered the signal, since signals go to the main thread.
 
-    If no thread is marked as current, return the oldest, which is listed last.
+    If no thread is marked as current, return the oldest, which is listed last. Without threads, return ``None``.
     """
     return next((thread for thread in threads if thread.current), threads[-1] if threads else None)
 

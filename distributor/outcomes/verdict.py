@@ -46,7 +46,10 @@ Advise = Callable[[Failure], str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a run: the return values by rank, or the error that explains why there are no valid values."""
+    """The result of a run: the return values by rank, or the error that explains why there are no valid values.
+
+    If ranks were preempted, there are values beside the error: what the ranks returned when they stopped early.
+    """
 
     values: Mapping[int, Any] = field(default_factory=dict)
     error: BaseException | None = None
@@ -80,8 +83,8 @@ def verdict(
         world_size: number of ranks.
         advise: returns advice on the root failure, which caused the others.
         local: whether the run was on this machine, without Spark.
-        preempted: if the ranks were asked to stop, and all stopped before they had finished: who asked them, and why.
-            ``None`` if it was the user.
+        preempted: why ranks were asked to stop together, if they were. Used only if ranks have stopped. ``None`` if the
+            user asked them.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -178,9 +181,11 @@ def values(
 
     Raises:
         TrainingError: a rank failed.
+        GroupError: ranks never joined a process group of all ranks.
         NodeLostError: a node never reported, or ranks did not finish although none failed.
         ResultError: a rank succeeded but its value could not be pickled, or the driver cannot read it.
         StartError, ResourceError: a node could not start, or lacks what a rank needs.
+        CompanionError: a process that ran beside the ranks ended too early.
     """
     for report in collected.reports:
         if report.error is not None:
@@ -235,7 +240,8 @@ def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
     """Return the failures of one attempt, with their times converted to the driver's clock where possible.
 
     Args:
-        cause: why the driver stopped the attempt, with the failures that were reported while it went on.
+        cause: why the driver stopped the attempt. A :class:`RankFailed` has the failures that were reported while the
+            attempt went on. Failures in other causes are left out.
         ended: the failures that nodes reported at the end of the attempt.
     """
     told = cause.failures if isinstance(cause, RankFailed) else ()

@@ -25,7 +25,7 @@ class Ray:
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
-            (default): Ray's own default, which is 30 % of the machine's memory.
+            (default): Ray's own default, at most 30 % of the memory that is available when Ray starts.
 
     Example:
         >>> from distributor import Distributor

@@ -23,7 +23,10 @@ class Line(Protocol):
     """The interface through which an attempt sends requests to its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks. Once all answer or time is up, pass the stacks to ``then`` in an event."""
+        """Ask all ranks for their stacks. Once all answer or time is up, pass the stacks to ``then`` in an event.
+
+        Do nothing if no ranks are running, or if an earlier request still waits for answers.
+        """
 
     def rest(self, port: int | None) -> None:
         """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.

@@ -17,8 +17,8 @@ _MOST = 2
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
     """Return the executor on which an attempt failed, if the executor's host may be at fault; otherwise ``None``.
 
-    A host may be at fault if a node was lost, or if a rank was killed by a signal. Other failures come from the user's
-    code, which would fail on any host.
+    A host may be at fault if a node was lost, or if the failure that caused the others is that of a rank killed by a
+    signal. Other failures do not point to a host: for example, the user's code would fail on any host.
 
     Args:
         nodes: the nodes of the attempt.

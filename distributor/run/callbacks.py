@@ -16,7 +16,7 @@ from distributor.values.reports import Committed
 
 _log = notices.logger
 
-#: Number of seconds between two calls of ``on_metrics``.
+#: Number of seconds between two checks for new rows of metrics, committed checkpoints and ended attempts.
 _INTERVAL = 0.5
 
 #: Number of seconds that callbacks have to finish once the run has ended.

@@ -20,8 +20,8 @@ class EndedAttempt:
         number: the attempt's number, from 0.
         seconds: how long the attempt took.
         reason: why the attempt ended, in one line; ``None`` if it succeeded.
-        step: the last step that a rank has reported or saved in a committed checkpoint; ``None`` if there is no such
-            step.
+        step: the last step that a rank has reported, saved in a committed checkpoint, or stopped at because
+            ``runtime.should_stop`` told it to; ``None`` if there is no such step.
         goodput: how the attempt spent its time.
         executor: the executor on which the attempt failed, if the executor's host may be at fault (a node was lost, or
             a rank was killed by a signal); otherwise ``None``. New jobs of the run avoid a host on which two attempts

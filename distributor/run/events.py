@@ -80,7 +80,7 @@ class Asked:
         deadline: the deadline that had passed, which is why the scheduler was asked.
         step: what the job waits for; ``None`` if the job's tasks run, or if the scheduler does not know.
         address: where the driver listens for nodes; ``None`` if it does not listen.
-        reached: whether any node has reached the driver.
+        reached: whether any node, or a Spark task whose node is not up yet, has reached the driver.
     """
 
     deadline: Deadline

@@ -29,11 +29,11 @@ class Course:
     """The progress of an attempt, as its ranks report it.
 
     Attributes:
-        step: the last step that a rank has reported or saved in a committed checkpoint; ``None`` if there is no such
-            step.
-        first: when the first step of the attempt was reported or committed, in seconds since the epoch.
-        passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
-            the epoch.
+        step: the last step that a rank has reported, saved in a committed checkpoint, or stopped at because
+            ``runtime.should_stop`` told it to; ``None`` if there is no such step.
+        first: when the first such step of the attempt was reported, committed or stopped at, in seconds since the
+            epoch.
+        passed: the same for the first step that is later than all steps of earlier attempts.
         saving: number of seconds that rank 0 has spent in ``runtime.save_checkpoint`` and
             ``runtime.checkpoint_folder``.
         loading: number of seconds that rank 0 has spent in ``runtime.load_checkpoint``.
@@ -65,7 +65,7 @@ class Goodput:
         saving: time that rank 0 spent in ``runtime.save_checkpoint`` and ``runtime.checkpoint_folder``.
         redoing: time in steps that an earlier attempt had done, but whose results were lost when that attempt failed.
         stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
-        stopping: time from the failure of an attempt until its ranks had ended.
+        stopping: time from the failure or cancellation of an attempt until the attempt had ended.
 
     Example:
         >>> print(Goodput(training=90.0, starting=8.0, saving=2.0))

@@ -314,6 +314,8 @@ class Run:
             ResultError: the return value could not be brought back to the driver.
             StartError: the run could not start.
             RunCancelledError: the run was cancelled.
+            ConfigurationError: the input is wrong, which was found only after the start.
+            CompanionError, StallError, GroupError, PreemptionError, StopError: see each class.
         """
         self._await(timeout)
         return self._verdict.values.get(0)

@@ -14,7 +14,7 @@ def plain_interrupts() -> Iterator[None]:
 
     PySpark's handler (``SparkContext._do_init``) cancels all jobs of the session before it raises KeyboardInterrupt.
     This would end a run whose caller only stops waiting, and Spark would end a run's tasks without waiting for the end
-    of the ranks' grace period. Handlers that are not PySpark's stay.
+    of the ranks' grace period. Handlers that are not PySpark's stay. Outside the main thread, nothing is replaced.
     """
     handler = signal.getsignal(signal.SIGINT)
     sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")

@@ -125,8 +125,8 @@ def is_stuck(steps: Sequence[int | None]) -> bool:
     """Return whether the last three attempts have reached no later step than the attempts before them.
 
     Args:
-        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt that neither reported
-            nor committed a step. If no attempt has a step, the result is ``False``.
+        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt whose steps are not
+            known. If none of the attempts before the last three has a step, the result is ``False``.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)

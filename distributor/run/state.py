@@ -128,7 +128,7 @@ class AttemptState:
         job: the requested job.
         now: the current time in seconds, by the clock that all calls of :meth:`on` use.
         margins: the run's time limits and intervals that users cannot set.
-        nodes: the job's nodes, if they have already made an attempt in this job.
+        nodes: the job's nodes. They have a placement if they have already made an attempt in this job.
         number: the attempt's number, from 0.
     """
 
@@ -147,7 +147,7 @@ class AttemptState:
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
         self.agreement = Agreement(number)
-        #: Whether the user has been warned that no node reaches the driver.
+        #: Whether the user has been warned that no node reaches the driver, and none has reached it since.
         self.unreached = False
         #: The rank failures that nodes have reported at the end of the attempt.
         self.failures: list[Failure] = []

@@ -3,6 +3,6 @@
 On each node, the local scheduler and the Spark scheduler start the same program: the agent, which starts the ranks and
 watches them.
 
-This package runs on the driver. It may import ``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and
-``machine``.
+This package runs on the driver, except for a few modules of ``spark`` that run in Spark's Python workers. It may import
+``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and ``machine``.
 """

@@ -16,16 +16,20 @@ class Scheduler(Protocol):
     """Runs one job, on this machine or on a cluster.
 
     Call ``shape``, ``node_limit`` and ``omp_threads`` to build the job, then ``check``. Then call ``run`` once, in the
-    thread that ``thread`` makes. Once ``check`` has been called, any thread may call ``waiting_for`` and ``cancel``.
+    thread that ``thread`` makes. Once ``check`` has been called, any thread may call ``waiting_for``, ``room``,
+    ``slots_may_come``, ``leaving`` and ``cancel``.
     """
 
     @property
     def on_driver(self) -> bool:
-        """Whether ranks run on the driver's machine. If they do, they use that machine's files."""
+        """Whether the driver itself runs the ranks, on its own machine. If so, they use that machine's files.
+
+        For Spark, the value is ``False``, even if the master is ``local[...]``.
+        """
 
     @property
     def omp_threads(self) -> int | None:
-        """The value to which the scheduler itself sets OMP_NUM_THREADS in its tasks; ``None`` if it sets no value."""
+        """The value to which Spark sets OMP_NUM_THREADS in its workers; ``None`` if Spark does not set the variable."""
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
@@ -51,7 +55,7 @@ class Scheduler(Protocol):
         """Check the job for every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: the cluster, as it is configured, cannot run the job.
+            ConfigurationError: the cluster or, in local mode, this machine cannot run the job as it is configured.
             ResourceError: the job needs more than the cluster can ever have.
         """
 
@@ -62,8 +66,8 @@ class Scheduler(Protocol):
         """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
 
         Args:
-            job: a job that has passed ``check``. A scheduler that chooses hosts does not use the hosts in
-                ``job.avoided`` if other hosts have room.
+            job: a job that has passed ``check``. In a classic Spark session, the scheduler tries not to use the hosts
+                in ``job.avoided`` if other hosts have room. Otherwise, ``job.avoided`` has no effect.
             server: the driver's end of the connections to nodes. The scheduler makes it listen for nodes, or passes it
                 sockets that are already connected to nodes.
 
@@ -72,7 +76,8 @@ class Scheduler(Protocol):
             RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
             NodeLostError: a node and its results were lost.
             ResourceError: the cluster's resources turned out to be too few for the job.
-            ResultError: the ranks' return values are too large to be sent to the driver.
+            ResultError: the ranks' return values are too large to be sent to the driver, or one was lost or changed on
+                the way.
         """
 
     def cancel(self) -> bool:
@@ -89,8 +94,9 @@ class Scheduler(Protocol):
     def room(self, job: Job) -> int | None:
         """Return how many ranks of a job the free task slots can host now; ``None`` if it is not known.
 
-        Task slots that the job itself occupies are not free. While Spark's context stops, this method may raise any
-        exception, so callers must handle any.
+        Task slots that the job itself occupies are not free. Spark Connect does not report which slots are free: there,
+        all slots count as free until the job is submitted, and none afterwards. While Spark's context stops, this
+        method may raise any exception, so callers must handle any.
 
         Raises:
             RunCancelledError, NodeLostError: the session in which the job would run has ended.
@@ -107,7 +113,13 @@ class Scheduler(Protocol):
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a new scheduler, which needs no ``check``, for a run's next job. The previous job must have ended."""
+        """Return a new scheduler, which needs no ``check``, for a run's next job.
+
+        The job of this scheduler must have ended, or must not have begun.
+
+        Raises:
+            ConfigurationError: the Spark session cannot be used any more.
+        """
 
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or nothing is known.

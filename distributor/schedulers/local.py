@@ -63,7 +63,7 @@ class LocalScheduler:
         self._cancelled = False
 
     def check(self, job: Job) -> None:
-        """Check the job for every problem that can be known before anything starts.
+        """Check that this machine and this process can start ranks. The check is the same for every job.
 
         Raises:
             ConfigurationError: this platform, machine or process lacks something that every run needs.
@@ -152,8 +152,7 @@ class LocalScheduler:
         The ports in this placement are placeholders, because a run chooses its ports only when it starts.
 
         Raises:
-            ResourceError: this machine has too few GPUs, ranks would share a GPU, or the job has more ranks than one
-                node may host.
+            ResourceError: this machine has too few GPUs, or ranks would share a GPU.
         """
         if job.resources.use_gpu:
             self._check_gpus(job.resources.num_processes, job.resources.gpus_each)

@@ -1,4 +1,4 @@
-"""Packs what is sent to executors: functions, modules, this package, project folders.
+"""Packs what is sent to executors: functions, modules, the library itself (``distributor``), project folders.
 
-This package's code runs on the driver, on nodes and in ranks.
+The code in this folder runs on the driver, on nodes and in ranks.
 """

@@ -1,4 +1,7 @@
-"""Calls users' code with a time limit, for example to unpickle a value, so that the driver never waits forever."""
+"""Calls users' code, for example to unpickle a value, and gives the call up if it makes no progress for a time.
+
+So the driver does not wait forever for such code.
+"""
 
 from __future__ import annotations
 

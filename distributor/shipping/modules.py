@@ -63,7 +63,8 @@ def target_folder(path: str) -> str | None:
     """Return the folder on Python's path into which pip has installed a file or folder (``pip install --target``).
 
     A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
-    For a file that no ``RECORD`` lists, return ``None``: it does not belong to an installed package.
+    Return ``None`` for a file that no ``RECORD`` lists, since it does not belong to an installed package. Also return
+    ``None`` for a file in one of Python's own folders, such as ``site-packages``.
     """
     return None if _is_in_environment(path) else _target_folder(os.path.realpath(path))
 

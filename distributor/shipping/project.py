@@ -50,8 +50,9 @@ def pack_folder(
 ) -> bytes:
     """Return the files of a project folder as zip bytes, with their modes.
 
-    Folders in :data:`SKIPPED_DIRS` and compiled Python files (``.pyc``, ``.pyo``) are left out. A link to a folder of
-    the project stays a link; other links are followed.
+    Folders in :data:`SKIPPED_DIRS`, folders that this user cannot list, and compiled Python files (``.pyc``, ``.pyo``)
+    are left out, and so are links to a folder that contains the link. Any other link to a folder of the project stays a
+    link. The remaining links are followed.
 
     Args:
         folder: the project folder, which must exist.
@@ -61,6 +62,7 @@ def pack_folder(
 
     Raises:
         PayloadError: the files exceed ``limit`` (the error's text names the largest file), or a file name is not UTF-8.
+        OSError: a file cannot be read, or was removed meanwhile.
     """
     files = [path for path in _files_of(folder) if apart is None or apart not in Path(os.path.realpath(path)).parents]
     sizes = {path: _size_of(path) for path in files}
@@ -85,6 +87,7 @@ def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int],
 
     Raises:
         PayloadError: a file name is not UTF-8.
+        OSError: a file cannot be read, or was removed meanwhile.
     """
     total = sum(map(_size_of, files))
     buffer, done = io.BytesIO(), 0
@@ -110,7 +113,9 @@ def _size_of(path: Path) -> int:
 
 
 def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
-    """Unpack what :func:`pack_folder` has packed. Also restore modes, times and links (``zipfile`` does not).
+    """Unpack what :func:`pack_folder` or :func:`pack_files` has packed.
+
+    Also restore modes, times and links (``zipfile`` does not).
 
     Args:
         archive: the zip bytes.

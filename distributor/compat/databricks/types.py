@@ -24,7 +24,7 @@ class GPUType(enum.Enum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The GPU type and the GPU count in a name such as ``GPU_8xH100``. The count is ``None`` if the name has none."""
+    """The GPU type and the GPU count in a name such as ``GPU_8xH100``."""
 
     type: str
     number: int | None = None
@@ -38,7 +38,7 @@ def gpu_type(name: str, value: Any) -> str | None:
         value: the argument's value, such as ``"H100"`` or ``GPUType.H100``.
 
     Raises:
-        ConfigurationError: ``value`` is not the name of a GPU model.
+        ConfigurationError: ``value`` cannot be the name of a GPU model: it is not text of letters and digits only.
 
     Example:
         >>> gpu_type("gpu_type", "h100"), gpu_type("gpu_type", GPUType.A10), gpu_type("gpu_type", None)

@@ -61,7 +61,8 @@ class GradientReducer:
         """Count a computed gradient of a parameter, and start the reductions that need not wait for other gradients.
 
         Raises:
-            ConfigurationError: there were more backward passes before a step than ``backward_passes_per_step``.
+            ConfigurationError: there were more backward passes before a step than ``backward_passes_per_step``, or a
+                gradient is sparse and ``dense`` is ``False``.
         """
         self._arrived[parameter] += 1
         if self._arrived[parameter] > self._passes:
@@ -125,7 +126,11 @@ class Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let :meth:`step` in the ``with`` block use the gradients as they are, without a reduction over ranks."""
+        """Let :meth:`step` in the ``with`` block update the parameters without calling :meth:`synchronize`.
+
+        Call :meth:`synchronize` before the ``with`` block. Without this call, reductions that ``backward`` has started
+        may still be changing the gradients.
+        """
         self._skips = True
         try:
             yield
@@ -176,7 +181,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """Return an optimizer like ``optimizer`` that also averages the gradients of all ranks before it steps.
 
     The new optimizer shares parameters, options and state with ``optimizer``, so a learning-rate scheduler may be made
-    for either optimizer.
+    for either optimizer. But once ``load_state_dict`` or ``broadcast_optimizer_state`` has loaded a state into one of
+    the two, they share only the parameters. So if you load a state, make schedulers for the new optimizer.
 
     Args:
         optimizer: any optimizer of torch.
@@ -224,7 +230,8 @@ def _check_names(optimizer: torch.optim.Optimizer, named: Sequence[Any]) -> None
     """Check that each parameter of an optimizer has a name of its own.
 
     Raises:
-        ConfigurationError: several parameters have the same name, or a parameter has no name.
+        ConfigurationError: several parameters have the same name, a parameter has no name, or ``named`` does not
+            consist of pairs.
     """
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ConfigurationError("named_parameters must be model.named_parameters(): pairs of a name and a parameter")

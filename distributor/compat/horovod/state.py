@@ -60,8 +60,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             if not isinstance(shape, torch.Tensor):
                 continue
             mine = own["state"][number][name] if is_root else torch.empty_like(shape, device=device)
-            # Even the root must copy the tensor to the device of the parameters: Adam, for example, counts steps on the
-            # CPU.
+            # The other ranks receive the tensor on the device of the parameters, so the root must send it from there,
+            # even if it keeps the tensor elsewhere: Adam, for example, counts steps on the CPU.
             state[name] = collectives.broadcast_(mine.detach().to(device, copy=True), root_rank)
     if not is_root:
         optimizer.load_state_dict(theirs)

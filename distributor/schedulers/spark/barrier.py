@@ -72,6 +72,7 @@ class BarrierSession(Protocol):
         Raises:
             StartError: Spark did not place the tasks as requested within the run's start timeout.
             RunCancelledError: the run was cancelled before the session could submit lost or misplaced tasks again.
+            ResultError: a return value was lost or changed on its way to the driver.
             Exception: Spark's own exception, which the caller translates.
         """
 

@@ -47,7 +47,7 @@ _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 #: Maximum number of times that a run is submitted to Spark if Spark loses the run's tasks before they begin.
 _ATTEMPTS = 3
 
-#: Number of seconds between checks of whether starting tasks that Spark has killed are still running.
+#: Number of seconds between checks of whether tasks that Spark has killed while they started are still running.
 _KILLED_POLL = 0.1
 
 #: Number of seconds between checks of the cluster's slots while they are too few.
@@ -108,9 +108,10 @@ class ClassicSession:
         """Run the Spark job. Submit it again if it ends for a temporary reason before any task has begun.
 
         Raises:
-            StartError: until the run's start timeout, Spark kept placing too many ranks on an executor or ranks on
-                hosts that the run avoids.
-            RunCancelledError: the run was cancelled.
+            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
+            RunCancelledError: the run was cancelled before lost or misplaced tasks could be submitted again.
+            ResultError: a return value was lost or changed on its way to the driver.
+            Exception: Spark's own exception, which the caller translates.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"
         slots = Slots(self._session, self._cluster, job)
@@ -186,6 +187,8 @@ class ClassicSession:
     def _await_killed(self, server: ChannelServer) -> None:
         """If the run was cancelled while its tasks were starting, wait until these tasks have ended.
 
+        Wait for at most :data:`_KILLED_TASKS` seconds.
+
         A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
         connects to the driver, so the driver must go on listening for connections until all tasks have ended.
         """
@@ -204,7 +207,7 @@ class ClassicSession:
         """
         if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
-        earliest = 0.0 if server.address is None else _EARLIEST  # tasks may begin at once
+        earliest = 0.0 if server.address is None else _EARLIEST  # tasks begin at once if the driver does not listen
         waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < earliest
         return waiting and not self._cancelled.is_set()
 

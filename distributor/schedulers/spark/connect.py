@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 #: Size of one piece of a return value, in bytes. By default, Spark Connect sends rows in messages of at most 4 MiB.
 _CHUNK = 1 << 20
 
-#: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
+#: Maximum size in bytes of a part of the job (the function, the zipped project folder or the zipped files of
+#: ``output_dir``) that is sent within a query. Larger parts are uploaded.
 _INLINE = 1 << 20
 
 #: If Spark has placed a query's tasks badly, the query is submitted again after this number of seconds.
@@ -92,7 +93,9 @@ class ConnectSession:
 
         Raises:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
-            RunCancelledError: the run was cancelled.
+            RunCancelledError: the run was cancelled before misplaced tasks could be submitted again.
+            ResultError: a return value was lost or changed on its way to the driver.
+            Exception: Spark's own exception, which the caller translates.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout

@@ -208,7 +208,10 @@ def tell_siblings(hold: socket.socket, count: int) -> None:
 
 
 def await_end(held: str) -> bool:
-    """Wait until the task that runs this executor's agent has ended. Return whether the run has failed.
+    """Wait until the task that runs this executor's agent has ended, or says that the run has failed.
+
+    Return whether that task has said so. Even if the run has failed, the task does not say so if it sends its rows to
+    Spark as usual: on Spark Connect, or if its logs and files are too large for an accumulator.
 
     This task keeps its slot while it waits, so Spark starts no other task on the CPUs and GPUs of the run.
     """

@@ -16,6 +16,9 @@ _PATIENCE = 30.0
 def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return why Spark cannot start Java on this machine, and what to do; ``None`` if it can.
 
+    Also return ``None`` if this is not known: a ``spark-env.sh`` may select another Java, and ``java -version`` may
+    name no version.
+
     Args:
         pyspark: the version of PySpark, which decides the Java that Spark needs.
         environ: where ``JAVA_HOME`` and ``PATH`` are looked up.

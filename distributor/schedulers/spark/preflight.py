@@ -33,7 +33,8 @@ _MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
 #: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
 _CONNECT_PORT = 15002
 
-#: Number of seconds for a master to accept a connection, and for its name to be resolved (in two tries).
+#: Number of seconds for a master to accept a connection, and for its name to be resolved. By default, a resolver tries
+#: twice, for five seconds each.
 _PATIENCE = 4.0
 _RESOLVER = 10.0
 
@@ -95,7 +96,9 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a master URL, of which one must answer; ``[]`` if only Spark can find the master.
+    """Return the hosts and ports in a ``spark://`` or ``sc://`` URL, of which one must answer.
+
+    Return ``[]`` for other masters.
 
     Raises:
         ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: If Spark has failed, the driver stops waiting for the nodes' results after this number of seconds without news.
+#: If Spark has failed, or an agent has died, the driver stops waiting for the nodes' results after this number of
+#: seconds without news.
 _PATIENCE = 10.0
 
 #: Tasks of a failed run wait for each other for at most the grace period plus this number of seconds.
@@ -47,9 +48,13 @@ class SparkScheduler:
 
     Args:
         session: an active session, classic or Connect.
+
+    Raises:
+        ConfigurationError: the session cannot be used.
     """
 
-    #: Ranks run on executors, which have their own files.
+    #: Spark runs the ranks. They get copies of the driver's script and project folder, even if the master is
+    #: ``local[...]``.
     on_driver = False
 
     def __init__(self, session: SparkSession) -> None:
@@ -64,7 +69,10 @@ class SparkScheduler:
 
     @property
     def omp_threads(self) -> int | None:
-        """The value to which Spark sets OMP_NUM_THREADS for its workers; ``None`` if the user has set the variable."""
+        """The value to which Spark sets OMP_NUM_THREADS for its workers.
+
+        ``None`` if the user has set the variable for executors (``spark.executorEnv.OMP_NUM_THREADS``).
+        """
         with answering():
             return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
@@ -92,7 +100,8 @@ class SparkScheduler:
 
         Raises:
             ConfigurationError: a setting of the session rules out barrier mode; or a setting requests encryption, and
-                no other setting (``ignoreSsl``) allows unencrypted traffic between ranks.
+                no other setting (``ignoreSsl``) allows unencrypted traffic between ranks; or the session cannot be
+                used.
             ResourceError: the job needs more slots than the cluster can ever have.
         """
         with answering():

@@ -38,7 +38,10 @@ _BAR_ORDER = 10.0
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that is active in this process, classic or Connect. Never create one."""
+    """Return the session that is active in this process, classic or Connect; ``None`` if there is none.
+
+    Never create a session.
+    """
     from pyspark.sql import SparkSession
 
     try:

@@ -145,8 +145,9 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     Raises:
         ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
             the session's settings give tasks other numbers of CPUs or GPUs than this run needs, and the run cannot
-            request the right numbers, because this cluster has no stage-level scheduling.
-        ResourceError: more is requested than an executor has, or Spark gives tasks no GPU.
+            request the right numbers, because this cluster has no stage-level scheduling; or as for :func:`node_limit`.
+        ResourceError: more is requested than an executor has, Spark gives tasks no GPU, or a task would host more ranks
+            than one executor may host.
     """
     ranks, gpus = _gpus(resources, cluster)
     limit = node_limit(resources, cluster)

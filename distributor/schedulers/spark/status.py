@@ -51,7 +51,7 @@ def longest_failed(session: SparkSession, tag: str, at_most: float) -> float:
 
 
 def running_for(session: SparkSession, tag: str) -> float | None:
-    """Return the number of seconds since Spark started the run's latest task; ``None`` if it has started none."""
+    """Return the number of seconds since Spark started the run's latest task; ``None`` if no started task is known."""
     with suppress(Exception):
         launched = max(float(task.launchTime().getTime()) for task in _tasks(session, tag))
         return max(0.0, time.time() - launched / 1000)
@@ -74,7 +74,7 @@ def times(session: SparkSession, tag: str) -> dict[str, float]:
 
 
 def decommissioned(session: SparkSession, tag: str) -> str | None:
-    """Return the host of an executor that Spark is decommissioning while it runs a task of the run.
+    """Return the host of an executor that Spark is decommissioning while it runs a task of the run, or ``None``.
 
     Source: ``TaskScheduler.getExecutorDecommissionState``, https://spark.apache.org/docs/latest/configuration.html
     (``spark.decommission.enabled``).

@@ -199,7 +199,7 @@ def _lead(
 
     If the run has failed, return the rows instead of yielding them: the caller sends them in an accumulator. But if
     the node's logs and files have more than ``_MAX_LOGS`` bytes, which is too much for the accumulator, yield the rows
-    as usual.
+    as usual. Return ``None`` if all rows have been yielded.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:

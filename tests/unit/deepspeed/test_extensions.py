@@ -193,7 +193,7 @@ def test_nowhere_to_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(extensions, "_private_parent", lambda: str(tmp_path / "file"))
     with pytest.raises(
-        StartError, match="extensions can be kept neither in .* nor in /tmp: set TORCH_EXTENSIONS_DIR to a"
+        StartError, match="can be kept neither in .* nor in the temporary directory: set TORCH_EXTENSIONS_DIR to a"
     ):
         extensions.cache_folder()
 

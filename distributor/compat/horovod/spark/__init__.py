@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 #: What to use instead of each name of ``horovod.spark`` that is not supported.
 INSTEAD = {
-    "run_elastic": "run() with a fixed num_proc, and save checkpoints: the number of ranks of a run does not change",
+    "run_elastic": "run() with a fixed num_proc and checkpoints, or distributor.Distributor((least, most), "
+    "max_restarts=...), whose number of ranks may change",
     "TorchEstimator": "run() with a function that reads its data from files",
     "KerasEstimator": 'distributor.Distributor(n, launch="tensorflow")',
 }
@@ -63,7 +64,8 @@ def run(
         prefix_output_with_timestamp: accepted without effect, with a warning, since lines of output begin with rank and
             host.
         np: the same as ``num_proc``, under the name that it has in ``horovod.run``.
-        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. They cannot include
+            ``num_processes``, ``local_mode``, ``use_gpu`` or ``launch``, which ``run`` itself sets.
 
     Raises:
         ConfigurationError: an argument is wrong; nothing was started.
