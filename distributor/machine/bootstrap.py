@@ -1,4 +1,4 @@
-"""Starts processes of this package, and recognizes them by their command line and their environment."""
+"""Makes the command lines of this package's processes, changes what the kernel shows of them, and recognizes them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
 def make(job_id: str) -> str:
-    """Create a private folder for one node of a run and return its path. The node's agent removes the folder."""
+    """Create a private folder for one node of a run and return its path. The agent or its owner removes the folder."""
     return tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-")
 
 
@@ -52,6 +52,9 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder that only this user can access.
 
     A folder with a fixed name in the temporary directory needs this check, since another user may have created it.
+
+    Raises:
+        OSError: there is nothing at this path.
     """
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077

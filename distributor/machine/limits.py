@@ -94,7 +94,10 @@ def set_open_files(pid: int, most: int) -> None:
 
 
 def total_memory() -> int:
-    """Return the bytes of memory of this machine, or of this process's control group if that is less."""
+    """Return the bytes of memory of this machine, or of this container if that is less.
+
+    A container's limit is read from the top of ``/sys/fs/cgroup``, where a process outside containers finds no limit.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

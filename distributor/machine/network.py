@@ -29,9 +29,9 @@ _SIOCGIFADDR = 0x8915
 def listen(address: str) -> socket.socket:
     """Return a TCP socket that listens on a free port of an address.
 
-    The socket stays open until torch's rendezvous store takes over its descriptor, so no other process can take the
-    port after other nodes have learned the port. If the address does not belong to this machine (behind NAT, in a
-    container with a forwarded name), the socket listens on all interfaces.
+    A socket for torch's rendezvous store stays open until the store takes over its descriptor, so no other process can
+    take the port after other nodes have learned the port. If the address does not belong to this machine (behind NAT,
+    in a container with a forwarded name), the socket listens on all interfaces.
     """
     listener = _stream_socket(address)
     try:
@@ -135,7 +135,7 @@ def node_address(executor_host: str, driver_host: str) -> str:
     Executors fetch data from each other at the addresses that Spark shows for them, so this function returns Spark's
     address if it belongs to this machine. Spark's address may instead be the outside address of a NAT, or a name that
     resolves to loopback here. In these cases, the function returns the local address from which this machine reaches
-    the driver.
+    the driver. If that is unknown, or is loopback while Spark's address is not, the function returns Spark's address.
 
     Args:
         executor_host: this executor's host as Spark names it (a host name or an IP address). An IPv6 address may be in

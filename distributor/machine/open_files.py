@@ -30,7 +30,7 @@ class State(NamedTuple):
 
 
 def regular(pid: int, apart: str) -> dict[str, State]:
-    """Return the regular files that a process has open for writing, except those in ``/dev``, such as shared memory.
+    """Return the regular files that a process has open for writing, except removed files and files in ``/dev``.
 
     Args:
         pid: the process. If it has ended, the result is empty.

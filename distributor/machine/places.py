@@ -61,7 +61,7 @@ def open_place(where: str, writer: str = "") -> Place:
         writer: identifies this process, if others write files with the same names at the same time.
 
     Raises:
-        OSError: the package for the URL's protocol is missing.
+        OSError: the URL cannot be opened, for example because the package for its protocol is missing.
     """
     return Url(Remote(where)) if is_url(where) else Folder(Path(where), writer)
 

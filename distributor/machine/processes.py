@@ -177,7 +177,10 @@ def kill_node(
 
 
 def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
-    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids left."""
+    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids left.
+
+    Python's resource trackers get :data:`_TRACKER_PATIENCE` seconds to end by themselves.
+    """
     start = time.monotonic()
     while True:
         left = sorted(find())
@@ -306,7 +309,8 @@ def machine() -> str:
     """Return an identifier of this process's machine or, in a container, of the container; ``""`` if unknown.
 
     Within one machine or container, a device number always means the same device. A container has its own mounts or
-    control groups, and the devices that these let through are numbered from 0.
+    control groups, and the devices that these let through are numbered from 0. Processes in different control groups
+    therefore get different identifiers, even on one machine.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
         return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])

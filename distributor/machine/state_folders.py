@@ -40,7 +40,7 @@ class StateFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks of the folder's job, on all nodes, have saved a state.
+        """Whether this folder shows that all ranks of its job, on all nodes, have saved a state.
 
         A record is a file that describes a saved state, and makes it valid. A rank begins its second save only after
         all ranks have ended their first save. If this folder has records of a first and of a second save, every rank

@@ -67,9 +67,10 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Return warnings if a node's torch version differs from another host's. Such a difference may be harmless.
+    """Return warnings if a node's torch version differs from the first task's or from the driver's.
 
-    Each warning completes the sentence "the node on HOST ...".
+    Such a difference may be harmless. A difference from the driver counts only in the major or minor number. Each
+    warning completes the sentence "the node on HOST ...".
     """
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")

@@ -104,6 +104,8 @@ class Account:
     def returned(self, value: Any, alone: str | None = None) -> None:
         """Report that the user's code has returned a value. A value of over :data:`SMALL_VALUE` bytes goes into a file.
 
+        If the driver gets only rank 0's value, other ranks drop theirs, without pickling it.
+
         If the pickling of the returned value makes no progress for :data:`VALUE_PATIENCE` seconds, report that the
         value cannot be pickled, and exit.
 

@@ -89,7 +89,10 @@ class Stopper:
             return stops
 
     def _watch_signal(self) -> None:
-        """From now on, treat SIGTERM as a request to stop all ranks together, unless user code handles the signal."""
+        """From now on, treat SIGTERM as a request to stop all ranks together, unless user code handles the signal.
+
+        This begins only in the main thread, and only if the agent could reach the driver when the attempt began.
+        """
         handler = signal.getsignal(signal.SIGTERM)
         is_main = threading.current_thread() is threading.main_thread()
         if handler is signal.SIG_DFL and is_main and self._board.head().linked:
@@ -124,7 +127,7 @@ def should_stop(step: Any) -> bool:
 
     Raises:
         ConfigurationError: the step is not a whole number of at least 0.
-        StopError: as for :meth:`Stopper.should_stop`.
+        StopError, OSError: as for :meth:`Stopper.should_stop`.
     """
     number = step if type(step) is int else as_whole(step)
     if number is None:

@@ -111,8 +111,9 @@ class Fitting:
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
         """Return the ``devices`` and ``num_nodes`` that a Trainer or a Fabric gets in this rank.
 
-        The user's own values stay if the user's code chooses devices or a cluster environment itself, wants one device
-        for this rank alone, or uses an accelerator other than CPUs and CUDA GPUs.
+        The user's own values stay if the user's code passes a cluster environment or a strategy object with devices of
+        its own (``parallel_devices``), wants one device for this rank alone, or uses an accelerator other than CPUs and
+        CUDA GPUs.
         """
         strategy, kind = connector._strategy_flag, _kind(connector)
         chosen = connector._cluster_environment_flag is not None or bool(connector._parallel_devices)

@@ -304,8 +304,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    A script inside the working directory runs from the node's copy of that directory. Any other script runs from its
-    own copy on the node or, without a copy, from the driver's own file.
+    A script inside the working directory runs from that directory (in local mode) or from the node's copy of it. Any
+    other script runs from its own copy on the node or, without a copy, from the driver's own file.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)

@@ -135,7 +135,8 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
     """Check a report, and write it if this process is a rank.
 
     Raises:
-        ConfigurationError: a value is not a number, or ``step`` or ``total_steps`` is not a whole number.
+        ConfigurationError: a name is not a string, a value is not a number, ``step`` or ``total_steps`` is not a whole
+            number, or the report is too long.
     """
     for name, value in values.items():
         if not is_number(value) or type(name) is not str:

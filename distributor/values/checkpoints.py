@@ -15,8 +15,8 @@ from distributor.values.claims import Fence
 #: The environment variable that names the folder or URL of checkpoints. Outside a run, users may set it.
 PLACE = "DISTRIBUTOR_CHECKPOINTS"
 
-#: The environment variable that holds all settings of checkpoints except their place, as JSON. Each run sets it for its
-#: ranks.
+#: The environment variable that holds all settings of checkpoints except their place, as JSON. Each run that has a
+#: place for checkpoints sets it for its ranks.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 
 #: The file that holds the address, certificate and token of a node's agent. The file is in the node's folder in shared

@@ -76,7 +76,7 @@ class Claim:
         training: number of the training under this name. A run that starts over gets the next number.
         target, code, arguments: what this run trains, as in :class:`Identity`.
         finished: whether the training has ended with success.
-        run: identifier of the last run that held the name.
+        run: identifier of the run that holds the name now or, if no run does, of the last run that held it.
         holder: the run that holds the name now; ``None`` if no run does.
         attempt: number of the first attempt of the holder's current job. Ranks of the holder's earlier jobs may not
             commit checkpoints.

@@ -25,7 +25,9 @@ def job_id(run_id: str, attempt: int) -> str:
 
 
 def node_id(job_id: str, leader: int) -> str:
-    """Return the ID of a node. All processes of the node have this ID in the environment variable :data:`NODE_ID`.
+    """Return the ID of a node, which the processes of the node have in the environment variable :data:`NODE_ID`.
+
+    These processes are the node's launcher, companions, ranks and their children, but not its agent.
 
     ``leader`` is the partition of the Spark task that runs the node's agent.
     """

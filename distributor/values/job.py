@@ -58,8 +58,8 @@ class Function:
 class Script:
     """A Python script on the driver. Its text is sent with the job.
 
-    ``path`` is the script's path on the driver. Ranks on the driver's own machine run it there, and other nodes run a
-    copy. ``inside`` is the script's path relative to ``working_dir``; ``None`` if the script is not in this folder.
+    ``path`` is the script's path on the driver. In local mode, ranks run it there; executors run a copy. ``inside`` is
+    the script's path relative to ``working_dir``; ``None`` if the script is not in this folder.
     """
 
     path: str
@@ -81,7 +81,7 @@ Target = Function | Script | Module
 
 @dataclass(frozen=True)
 class WorkingDir:
-    """A project folder. Ranks on the driver's machine use the folder itself; other nodes unpack the zip ``archive``."""
+    """A project folder. In local mode, ranks use the folder itself; executors unpack the zip ``archive``."""
 
     path: str
     archive: bytes | None = field(default=None, repr=False)
@@ -94,8 +94,8 @@ class OutputDir:
     Attributes:
         where: a URL, or the absolute path of a folder on the driver.
         limit: maximum total size, in bytes, of all files in the folder or at the URL.
-        held: number of bytes of the files that are in the folder before the run; 0 for a URL.
-        archive: a zip with the files that are in the folder before the run, if they are sent with the job.
+        held: number of bytes of the files that are in the folder before the job; 0 for a URL.
+        archive: a zip with the files that are in the folder before the job, if they are sent with the job.
     """
 
     where: str
@@ -140,7 +140,7 @@ class Job:
             (``max_processes_per_node``) and from the memory that ranks need.
         spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to this value in its workers,
             even if a task has more CPUs; ``None`` if Spark does not.
-        versions: versions of Python and torch on the driver.
+        versions: versions of Python, torch and the launch path's packages on the driver.
         env: environment variables for the ranks, which override all others except those that the run sets for each
             rank. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
@@ -148,9 +148,9 @@ class Job:
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
         identity: a description of the training (the target and its arguments), with which a later run of the same name
             is compared; ``None`` for a run without a name or without checkpoints.
-        fence: the condition under which ranks may commit a checkpoint: that this attempt of the run still holds the
-            claim (the record that reserves the run's name). ``None`` until the run holds a claim, and for a run
-            without a name or without checkpoints.
+        fence: the condition under which ranks may commit a checkpoint: that the run still holds the claim (the record
+            that reserves the run's name), and has begun no later job. ``None`` until the run holds a claim, and for a
+            run without a name or without checkpoints.
         peers: the key with which nodes exchange copies of ranks' states; ``None`` if they exchange none.
         collect: the ranks whose return values the driver gets: only rank 0 (``"rank0"``), or all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if their number may change during the run; ``None`` if

@@ -25,11 +25,11 @@ class LaunchPath(Protocol):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must be able to import, each with the name of the option that requires it."""
+        """The modules that ranks must be able to import, each with the option that requires it: ``launch=Ray()``."""
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each rank. Every node learns the ports of all ranks."""
+        """The number of ports to reserve for each of the run's processes. Every node learns all of these ports."""
 
     @property
     def once(self) -> bool:
@@ -40,7 +40,10 @@ class LaunchPath(Protocol):
         """Whether the run's processes can be started again on the same nodes. If not, a new job restarts them."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that must be set before torch is imported."""
+        """Return the environment variables that all ranks get, unless the user's own variables override them.
+
+        The processes that import torch for ranks have these variables too, before they import torch.
+        """
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node, which says what the node does to start its ranks."""
@@ -58,7 +61,7 @@ class BasePath:
     restarts: ClassVar[bool] = False
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that must be set before torch is imported: by default, none."""
+        """Return the environment variables that all ranks get: by default, none."""
         return {}
 
     def advise(self, failure: Failure, job: Job) -> str:

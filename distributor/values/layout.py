@@ -23,7 +23,8 @@ HURRY_SIGNAL = signal.SIGRTMIN + 12
 #: contains what the rank passes to ``runtime.report``, which is not shown as output.
 STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
-#: The name of the node's copy of the project folder, and the name of the folder for the node's copy of a script.
+#: The name of the node's copy of the project folder (see :func:`working_dir`), and the name of the folder for the
+#: node's copy of a script.
 WORKING_DIR, SCRIPT = "working_dir", "script"
 
 #: A node's private folder.
@@ -85,7 +86,10 @@ def error(folder: Folder, local_rank: int) -> Path:
 
 
 def working_dir(folder: Folder) -> Path:
-    """Return the path of the node's copy of the project folder."""
+    """Return the path of the node's copy of the project folder.
+
+    Without a project folder, a new folder at this path may become the ranks' current directory.
+    """
     return Path(folder, WORKING_DIR)
 
 

@@ -77,7 +77,7 @@ class Deposit(Message):
     ``node`` and ``secret`` are as in :class:`Hello`.
 
     If ``output_dir`` is a URL, the node has already uploaded the file there, and sends no bytes. ``uploaded`` is then
-    the file's name at the URL.
+    the file's temporary name at the URL.
     """
 
     entry: Entry
@@ -88,8 +88,9 @@ class Deposit(Message):
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node reports that its ranks have removed a file, so that the driver removes the copy from ``output_dir``.
+    """A node reports that its ranks have removed a file, so that the driver removes the node's copy of the file.
 
+    If another node has written the same bytes, its copy stays in ``output_dir``. The driver answers :class:`Received`.
     ``node`` is the name of the node, and ``secret`` proves that the message comes from it; see :class:`Hello`.
     """
 
@@ -100,7 +101,7 @@ class Withdraw(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """A node asks for all files that earlier runs have left in ``output_dir`` on the driver.
+    """A node asks for all files that are in ``output_dir`` on the driver before the node's ranks start.
 
     For each file, the driver answers with an :class:`Offer` and the file's bytes. The last answer is :class:`Received`.
     ``node`` and ``secret`` are as in :class:`Hello`.
@@ -195,7 +196,8 @@ class Beat(Message):
 
     Attributes:
         alive: number of the node's ranks that are still running.
-        idle: number of seconds for which all these ranks have been idle; ``None`` if idle time is not measured.
+        idle: number of seconds for which all these ranks have been idle; ``None`` if idle time is not measured, or if
+            no rank is running.
     """
 
     alive: int
@@ -204,7 +206,7 @@ class Beat(Message):
 
 @dataclass(frozen=True)
 class Stacks(Message):
-    """The Python stacks of one rank: a node's answer to the request :class:`Dump` with the same number."""
+    """The Python stacks of one rank, or why they are missing: an answer to the :class:`Dump` with the same number."""
 
     number: int
     rank: int
@@ -234,7 +236,11 @@ class Skipped(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A rank failed, or the node failed to start its ranks, ``age`` seconds before the message was sent."""
+    """A rank failed, or the node failed in another way: for example, it could not start its ranks.
+
+    ``failure`` says how a rank failed; ``None`` if no rank did. ``age`` is the number of seconds from the rank's
+    failure to this message.
+    """
 
     failure: Failure | None = None
     age: float = 0.0
@@ -249,7 +255,7 @@ class Stopped(Message):
             next attempt uses this socket.
         outcomes: how the ranks ended, without pickled exceptions. If the message would be too long, tracebacks and
             output are left out too, or even all failures.
-        error: why the node could not start its ranks, as in :class:`~distributor.values.outcome.NodeReport`.
+        error: class name and text of the node's error, as in :class:`~distributor.values.outcome.NodeReport`.
     """
 
     port: int
@@ -261,8 +267,8 @@ class Stopped(Message):
 class Finished(Message):
     """All ranks of the node have succeeded. On Spark, the node's task also returns ``report``, unless Spark fails.
 
-    ``values`` are the small return values, each as a rank and the pickled value in base64. The ranks in ``following``
-    have larger values, which the node sends over separate connections; see :class:`Value`.
+    ``values`` are the return values that fit into this message, each as a rank and the pickled value in base64. The
+    node sends the values of the ranks in ``following`` over separate connections; see :class:`Value`.
     """
 
     report: NodeReport
@@ -360,7 +366,11 @@ class Proceed(Message):
 
 @dataclass(frozen=True)
 class Received(Message):
-    """The last answer to a request: all bytes have arrived or, for :class:`Fetch`, the driver has sent all files."""
+    """The last answer to a request: the request is done.
+
+    After a request that announces bytes, all bytes have arrived. After :class:`Fetch`, the driver has sent all files.
+    After :class:`Withdraw`, the driver no longer keeps the node's copy.
+    """
 
 
 @dataclass(frozen=True)
@@ -398,6 +408,9 @@ class Heard(Message):
 class Farewell(Message):
     """The driver's answer to :class:`Bye`, once the driver has received everything that the node has sent.
 
+    The driver also sends this message, without a ``Bye``, to each node that is still connected when the job ends, and
+    to a process whose :class:`Hello` it refuses because the run has been stopped.
+
     ``offsets`` says how much of the output of the node's ranks the driver has received. ``failed`` says whether the
     driver has stopped the run.
     """
@@ -411,7 +424,11 @@ class Stop(Message):
     """The driver orders a node to stop its ranks: with SIGTERM, and with SIGKILL after the grace period.
 
     Without ``grace``, the node kills the ranks at once, even if a grace period has already begun. ``hasty`` means that
-    another attempt waits for the ranks to end. The node then kills each rank as soon as the rank is not writing a file.
+    another attempt waits for the ranks to end. The node then kills each rank, without SIGTERM, as soon as the rank is
+    not writing a file.
+
+    The driver also answers :class:`TaskFacts` with this message if the task must not begin its work, and :class:`Value`
+    if the run has been stopped.
     """
 
     reason: str
@@ -509,7 +526,7 @@ class RankExited(Message):
     Attributes:
         local_rank: the rank.
         code: the exit code; if a signal ended the process, the negative number of the signal.
-        stopped: when the launcher told the rank to stop; ``None`` if the launcher did not.
+        stopped: when the launcher began to stop the rank; ``None`` if the launcher did not.
         moment: when the process ended.
         released: when the launcher told the rank to end because the rank only served other ranks (as a parameter server
             does) and all of these had succeeded; ``None`` if the launcher did not. If this time is set, ``code`` is 0,
@@ -594,7 +611,7 @@ class FileLeft:
     """A new file that a rank has written, and of which the driver does not know yet.
 
     ``source`` is the file's path on the node. If ``output_dir`` is a URL and the node has uploaded the file there,
-    ``source`` is ``None``, and ``uploaded`` is the file's name at the URL.
+    ``source`` is ``None``, and ``uploaded`` is the file's temporary name at the URL.
     """
 
     entry: Entry
@@ -613,9 +630,10 @@ class NodeResult(Message):
 
     Attributes:
         report: the pickled :class:`~distributor.values.outcome.NodeReport`.
-        values: for each rank, its pickled return value, the path of a file with this value, or a :class:`Sent` if the
-            driver already has the value.
-        rest: ranks' output that the driver has not received over the channel (the node's connection to the driver).
+        values: for each rank whose return value the driver wants, the pickled value, the path of a file with this
+            value, or a :class:`Sent` if the driver already has the value.
+        rest: ranks' reports and, if the driver keeps all output, ranks' output that the driver has not received over
+            the channel (the node's connection to the driver).
         failed: whether the run has failed, as far as the agent knows.
         files: files that ranks wrote and that the driver has not received over the channel.
         node_rank: the node's rank.

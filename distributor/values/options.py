@@ -171,7 +171,8 @@ class Deadlines(Group):
         start_timeout: time that each attempt of the run may take to bring up all ranks.
         grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
         heartbeat_timeout: time without a message after which the driver and a node consider each other lost.
-        stall_timeout: the run ends if no rank writes output or uses CPU time for this long; ``None`` for no limit.
+        stall_timeout: all ranks are stopped if no rank writes output or uses CPU time for this long; ``None`` for no
+            limit.
     """
 
     start_timeout: float = option(
@@ -192,7 +193,7 @@ class Deadlines(Group):
     stall_timeout: float | None = option(
         None,
         optional(partial(check_seconds, least=1)),
-        "Seconds after which the run ends if no rank writes output or uses CPU time.",
+        "Seconds after which all ranks are stopped if none writes output or uses CPU time.",
         Flag(panel=LIMITS, kind="number"),
     )
 

@@ -21,10 +21,10 @@ class Failure:
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
         traceback: the traceback of the exception in the rank; ``""`` if there is none.
         exit_code, signal: how the rank's process ended; each is ``None`` if it does not apply.
-        time: time of the failure in seconds since the epoch, by the driver's clock if the failure was reported during
-            the run, otherwise by the clock of the rank's host.
+        time: time of the failure in seconds since the epoch, by the driver's clock if the node reported the failure
+            when it happened, otherwise by the clock of the rank's host.
         log_tail: the last lines that the rank wrote.
-        exception: the pickled exception; ``None`` if it could not be pickled or is too long.
+        exception: the pickled exception; ``None`` if there is none, or if it could not be pickled or is too long.
         after_stop: whether the rank had been told to stop before it failed.
     """
 
@@ -51,7 +51,8 @@ class Outcome:
         state: ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the run
             was cancelled), or ``"unreturned"`` (the rank finished, but its value could not be pickled or written).
         failure: why the rank failed, or why its value could not be pickled or written.
-        called, returned: when the rank's function, script or module began and ended, in seconds since the epoch.
+        called, returned: when the rank's function, script or module began, and when it returned, in seconds since the
+            epoch. ``returned`` is ``None`` if it did not return.
         alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
             (``"torch"`` if it used only torch); otherwise ``None``.
         halted: the step at which ``runtime.should_stop`` told the rank to stop; ``None`` if it did not.
@@ -87,7 +88,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """The report of one node: the outcome of each rank, or the error that kept the ranks from starting.
+    """The report of one node: the outcome of each rank, and the node's own error, such as a failure to start ranks.
 
     The node sends its report *in band*, that is, as a result of the scheduler's job, so that the report arrives even if
     the channel (the node's own connection to the driver) is broken.
@@ -141,11 +142,14 @@ class Log:
 class Collected:
     """The results that come back to the driver *in band*, that is, as results of the scheduler's job.
 
+    If Spark or an agent fails after training has ended, these may be the results that came over the channel instead.
+
     Attributes:
         reports: the reports of the nodes, each with the outcomes of the node's ranks.
         values: pickled return values in pieces, by rank.
         lost_hosts: hosts of the nodes that never reported.
-        logs: output of ranks that did not arrive over the channel (the nodes' own connections to the driver).
+        logs: ranks' reports and, if the driver keeps all output, ranks' output that did not arrive over the channel
+            (the nodes' own connections to the driver).
         times: times of the events that the scheduler has recorded, by name, in seconds since the epoch.
         files: files that ranks wrote and that did not arrive over the channel.
     """

@@ -11,21 +11,21 @@ from distributor.text.wording import who
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one Spark task (in local mode, one node), from which the placement of the ranks is computed.
+    """Facts about one Spark task (in local mode, one rank), from which the placement of the ranks is computed.
 
     Attributes:
-        partition: index of the barrier task.
+        partition: index of the barrier task; in local mode, the rank.
         executor: name of the task's executor. The tasks of one executor form one node.
         host: name of the machine, to show to users.
         address: IP address at which other nodes reach the machine.
         port: port on which the task listens. If the task's node becomes node 0, the rendezvous store uses this port.
-        ports: ports that the task reserves at ``address`` for the launch path (the way in which ranks are started), as
-            many as the launch path needs.
+        ports: ports that the task reserves for the launch path (the way in which ranks are started), as many as the
+            launch path needs.
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
         visible_devices: the value of ``CUDA_VISIBLE_DEVICES`` (or AMD's ``HIP_VISIBLE_DEVICES``) in the task's
             environment; ``None`` if neither is set.
         cpus: number of CPUs of the task; in local mode, of one rank.
-        versions: versions of Python, torch and the launch path's packages in the task.
+        versions: versions of Python, torch and the launch path's packages in the task; empty in local mode.
         machine: name of the machine or container. In tasks with the same value, a device number means the same device.
             ``""`` if the name is not known: device numbers are then compared within this executor only.
         mounts: identifies the file systems and shared memory that the task sees. Tasks with the same value see the same

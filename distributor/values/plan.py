@@ -22,7 +22,7 @@ class Site:
         base_env: the environment of the node's task, which shows what the user has already set.
         sockets: environment variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
-        attempt: how many times the ranks have been started before.
+        attempt: number of the attempt, counted from 0.
         memory: where in memory the ranks keep the newest states that they save; ``None`` if they keep none there.
     """
 
@@ -53,7 +53,8 @@ class Companion:
     """A process beside the ranks of a node, such as Ray. The agent starts it before the ranks and ends it after them.
 
     The process calls ``function(**arguments, ready=ready)``. The function calls ``ready()`` when ranks may begin, and
-    runs until SIGTERM ends it. If the function ends while ranks run, the run ends with an error.
+    runs until SIGTERM ends it. If the function ends while ranks run or before it has called ``ready()``, the attempt
+    fails.
 
     Attributes:
         name: the companion's name in errors and in the names of its files. It is unique on the node.
@@ -98,8 +99,8 @@ class Plan:
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
         files: text of the files that ranks find in the node's private folder, by name.
-        elsewhere: paths of files that ranks leave behind outside the node's private folder. The agent removes these
-            files at the end.
+        elsewhere: paths of files and folders that ranks and companions leave behind outside the node's private folder.
+            The agent removes them after each attempt.
         first: function that each rank calls before it runs the target.
         last: function that each rank calls after the target has returned and exit callbacks have run.
         keep_memory: whether the C library of ranks keeps freed memory for the next training step.
@@ -200,7 +201,8 @@ class AgentOrder:
         sys_path: import path of the owner.
         endpoint: where the driver listens; ``None`` if the agent inherits a socket to the driver, or gets no connection
             to it.
-        on_driver: whether the node is the driver's machine, where scripts and folders are used in place.
+        on_driver: whether the run is in local mode, where scripts and folders are used in place. Executors use copies,
+            even on the driver's machine.
         reached: whether this node's task has already reached the driver in this run.
         times: when events happened before the agent started, by name, in seconds since the epoch.
         in_place: whether the owner's current directory is also the driver's. If so, ranks' files may stay there.

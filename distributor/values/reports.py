@@ -16,7 +16,8 @@ from typing import Any
 #: Maximum number of bytes of one report.
 LONGEST = 64 << 10
 
-#: Number of bytes of reports that are kept for a whole run, and the maximum and the minimum for one rank.
+#: Number of bytes of reports that are kept of all ranks in one attempt, and the maximum and the minimum for one rank.
+#: The minimum holds even if the reports of all ranks then exceed the first number.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
 #: Whole numbers in reports must be smaller than the first value. The second value is the largest possible ``stage`` of
