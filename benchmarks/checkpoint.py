@@ -4,7 +4,7 @@
     python benchmarks/checkpoint.py --master "local-cluster[2,1,1024]" [--memory] [--replicate]
 
 Each round saves the same tensors with ``torch.save`` and fsync, and with ``runtime.save_checkpoint``, in turn. Then it
-measures the speed of training twice: while one save after another is written, and without saves.
+measures the speed of training twice: while a save is written in the background, and without a save.
 
 With ``--master``, two ranks on two nodes have the same tensors, as with DistributedDataParallel. The figures are those
 of rank 0. To learn what a copy on another node costs, compare ``--memory`` with ``--replicate``.

@@ -3,7 +3,8 @@
     python benchmarks/deepspeed.py [--ranks 2] [--rounds 5] [--steps 60] [--json FILE]
 
 Everything runs on this machine with the same model, data and number of threads. The two launchers take turns, and the
-one that begins changes from round to round. Each run first makes ten steps that are not timed.
+one that begins changes from round to round. Each run first makes ten steps that are not timed. On CPUs, the peak memory
+is that of these ten steps.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python benchmarks/goodput.py [--runs 100] [--nodes 8 1000 10000] [--days 30]
 
 First, small trainings run on this machine, with ranks that are killed at random steps. Half of these runs give the
-constants of a model: the seconds of a start, a restart, a step, a save and a load. For the other half, the model
-predicts the share of training, which is compared with ``run.goodput``.
+constants of a model: the seconds of a start, a restart, a stop, a step, a save and a load. For the other half, the
+model predicts the share of training, which is compared with ``run.goodput``.
 
-The model then computes the shares for many nodes. It uses these constants, the times that this machine cannot show (see
-the options) and a rate of failures.
+The model then computes the shares for many nodes. It uses these constants, except those of a save and a load. These,
+other times that this machine cannot show, and the rates of failures come from the options.
 
 The default rates come from the training of Llama 3 on 16,384 GPUs, on nodes with eight GPUs. It had 419 unexpected
 interruptions in 54 days, about three quarters of them from hardware (Llama Team, "The Llama 3 Herd of Models", 2024,
@@ -104,7 +104,7 @@ def observed(seed: int) -> list[Goodput]:
 
 
 def constants(runs: Iterable[Sequence[Goodput]]) -> Constants:
-    """Return the constants, as medians and means of what runs have shown."""
+    """Return the constants, as means of what runs have shown."""
     runs = list(runs)
     first, later = [run[0] for run in runs], [attempt for run in runs for attempt in run[1:]]
     if not later:
@@ -235,7 +235,7 @@ def _life(seconds: float, lost: float, interval: float, save: float) -> tuple[Go
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="small trainings for the constants of the model")
+    parser.add_argument("--runs", type=int, default=100, help="small trainings; half of them give the constants")
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 100, 1_000, 10_000, 100_000])
     parser.add_argument("--days", type=float, default=30.0, help="length of the training")
     parser.add_argument("--save", type=float, default=5.0, help="seconds for which a save holds up a large training")

@@ -1,4 +1,4 @@
-"""Compare the duration and the later costs of a start with this package, torchrun, and PySpark's distributor.
+"""Compare how long a start takes, and what it costs later, with this package, torchrun, and PySpark's distributor.
 
 The systems take turns in one process tree; medians, ratios and versions are printed. Run it on an idle machine:
 
@@ -118,7 +118,7 @@ Points = dict[str, dict[str, float]]
 
 
 def medians(systems: Systems, rounds: int) -> dict[str, float]:
-    """Return the seconds of each system's second run. The systems take turns, each with an uncounted run before it.
+    """Return the median seconds of each system's second runs. The systems take turns, each with an uncounted run first.
 
     The counted run follows at once, since Spark ends Python workers that have been idle for a minute.
     """

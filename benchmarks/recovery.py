@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: The processes to kill, and the maximum number of seconds that may then pass until the first new step.
+#: The processes to kill, and the maximum number of seconds that may then pass until all ranks have made a new step;
+#: ``None`` if there is no target.
 TARGETS = {"rank": 1.0, "agent": 3.0, "worker": 3.0, "executor": None, "driver": 15.0}
 
 #: Modules that are imported before ranks start. DistributedDataParallel imports torch._dynamo, which takes half a

@@ -1,6 +1,6 @@
 """Compare training steps per second on CPUs: this package, torchrun, and torch.backends.xeon.run_cpu, in turn.
 
-    python benchmarks/steps.py                                   # both loops, locally and on executors: 40 minutes
+    python benchmarks/steps.py                                   # all loops, locally and on executors: 40 minutes
     python benchmarks/steps.py gradients --where local --rounds 5
     python benchmarks/steps.py --before ../old                   # another checkout of this package takes its turn, too
 

@@ -7,8 +7,8 @@
     distributor.run("train.py", "--lr", "0.1")        # a script
     distributor.run_module("pkg.train", "--lr", "0.1")
 
-Training runs on the executors of the active Spark session, or on this
-machine if there is no session. From a shell: distributor run --help.
+Training runs on the executors of the active Spark session or, without a
+session on a cluster, on this machine. In a shell: distributor run --help.
 
     Distributor            holds the options of a run, and starts runs
     TorchDistributor       the same class under PySpark's name
@@ -30,9 +30,9 @@ machine if there is no session. From a shell: distributor run --help.
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 
-Modules that are not listed here are internal. The first use of a name
-imports the module that defines it, so ``import distributor`` imports
-neither pyspark nor torch.
+Modules that are not listed here are internal, except those of
+distributor.compat (names of other launchers). A name's module is imported
+on first use: ``import distributor`` imports neither pyspark nor torch.
 """
 
 from __future__ import annotations

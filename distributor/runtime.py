@@ -131,8 +131,8 @@ def should_stop(step: int) -> bool:
     SIGTERM or that Spark decommissions an executor; or the run can go on with more ranks.
 
     Call this function on all ranks with the same values of ``step``, each larger than the one before. It returns
-    ``True`` on all ranks at the same step, and does not make ranks wait for each other. When it returns ``True``, save
-    a checkpoint and end the training.
+    ``True`` on all ranks at the same step. It is not a collective: a rank waits only at the step at which the driver
+    proposes to stop, until all nodes have agreed. When it returns ``True``, save a checkpoint and end the training.
 
     Ranks need not call this function at every step. But if a rank leaves out a call that other ranks make, ranks may
     stop at different steps. The attempt then fails with a ``StopError``; with ``max_restarts``, the ranks are started
@@ -180,9 +180,12 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
         wait: return only after the checkpoint is committed or has failed.
 
     Raises:
-        ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, an entry
-            cannot be saved, the first save finds that a parameter that is not split differs between ranks (it compares
-            some values of each), or several ranks outside a run have not called ``init_process_group``.
+        ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
+            functions in the same order, ``step`` is not a whole number of at least 0, the name of an entry is not
+            allowed, a module uses FullyShardedDataParallel, the first save finds that a parameter that is not split
+            differs between ranks (it compares some values of each), or several ranks outside a run have not called
+            ``init_process_group``.
+        AttributeError, TypeError, pickle.PicklingError: a value in ``state`` cannot be pickled.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
@@ -209,8 +212,11 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
         weights_only: refuse objects that may run code when they are loaded (default), as in ``torch.load``.
 
     Raises:
-        ConfigurationError: the checkpoint belongs to another model or to an optimizer of other parameters, contains
-            objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
+        ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
+            functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
+            uses FullyShardedDataParallel, or the checkpoint belongs to another model or to an optimizer of other
+            parameters, contains objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
+        OSError: the folder or URL of checkpoints cannot be read.
 
     Example:
         >>> step = load_checkpoint({"model": model, "optimizer": optimizer}) or 0  # doctest: +SKIP
@@ -234,9 +240,9 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
         step: the step of the training.
 
     Raises:
-        ConfigurationError: the ranks do not call this and the other checkpoint functions in the same order, two ranks
-            wrote different files with the same name, or several ranks outside a run have not called
-            ``init_process_group``.
+        ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
+            functions in the same order, ``step`` is not a whole number of at least 0, two ranks wrote different files
+            with the same name, or several ranks outside a run have not called ``init_process_group``.
         RuntimeError: another rank has failed in the ``with`` block; that rank's exception says why.
 
     Example:
@@ -258,6 +264,10 @@ def latest_checkpoint() -> Checkpoint | None:
     Returns:
         A checkpoint with the attributes ``step``, ``path`` (the folder with its files, which must not be changed) and
         ``metrics``.
+
+    Raises:
+        ConfigurationError: the run has no ``checkpoints=``.
+        OSError: the folder or URL of checkpoints cannot be read, or the checkpoint was removed during the run.
 
     Example:
         >>> if (last := latest_checkpoint()) is not None:  # doctest: +SKIP

@@ -2,10 +2,12 @@
 # Builds the CPU image, runs smoke.sh in it, and removes all that it made, except caches: test.sh [notebook ...]
 #
 # BUILDER      docker, buildah or podman; by default, the first that works on this machine
-# BASE         the base image; if its registry cannot be reached, buildah makes the same Debian with debootstrap
+# BASE         the base image; by default, the Dockerfile's or, if buildah cannot pull it, a Debian of the same release,
+#              made with debootstrap
 # TORCH_INDEX  as in .env.example
 #
-# The build uses this machine's pip settings; with buildah and podman, it can also read the folders that they name.
+# The build uses this machine's pip settings; with buildah and podman, it can also read the certificate and the folders
+# that they name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/distributor-docker-test
@@ -49,7 +51,8 @@ find_builder() {
   fi
 }
 
-# The pip settings go into a file, which the build gets as a secret; the certificate and the folders are mounted.
+# The pip settings go into a file, which the build gets as a secret. With buildah and podman, the certificate and the
+# folders that they name are mounted.
 pip_settings() {
   python3 - "$scratch/pip.conf" "$scratch/volumes" <<'PYTHON'
 import ast

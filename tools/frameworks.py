@@ -71,7 +71,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def page(text: str, noted: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page with its table replaced: all rows that tests declare, with the results that were noted."""
+    """Return the page with its table replaced: rows that tests declare, and rows that were noted, with results."""
     rows = {**declared(), **noted}
     return re.sub(r"(?s)(?<=<!-- table -->\n\n).*?(?=\n\n<!-- end -->)", lambda _: table(rows), text)
 

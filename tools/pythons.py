@@ -51,7 +51,7 @@ def run(python: Path, told: str) -> None:
 
 
 def resolve(python: Path, told: str) -> None:
-    """Let pip find versions of all packages that make installs, in a new environment."""
+    """Let pip find versions of the packages that ``make test`` and ``make bench`` need, in a new environment."""
     with tempfile.TemporaryDirectory(prefix="distributor-resolve-") as folder:
         call([str(python), "-m", "venv", folder])
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]

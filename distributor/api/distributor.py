@@ -81,8 +81,8 @@ class Distributor:
             with the lowest node rank keeps the name, and the files of other nodes get their node rank as a suffix:
             ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied into each rank's
             current directory. In local mode, they replace no file there, and files that ranks write also stay where
-            they are. Without ``output_dir``, executors remove such files when the run ends, and a warning says so as
-            soon as a rank has written one.
+            they are. Without ``output_dir``, executors remove the files that ranks write to relative paths when the run
+            ends, and a warning says so as soon as a rank has written one.
         output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). If the
             folder holds more before the run, this is an error, and no rank starts. If a new file would exceed the
             limit, it is not copied, and a warning says so when the run ends.
@@ -158,8 +158,9 @@ class Distributor:
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-        ResourceError: there are fewer GPUs than requested. If this is not known yet, for example because ``local_mode``
-            is ``None``, ``run`` raises this error, not the constructor.
+        ResourceError: there are fewer GPUs than requested or, if ``use_gpu`` is true, fewer CPUs or less memory. If
+            this is not known yet, for example because ``local_mode`` is ``None``, ``run`` raises this error, not the
+            constructor.
 
     Example:
         >>> def train(learning_rate, epochs=1):

@@ -148,7 +148,7 @@ class Run:
 
     @property
     def placement(self) -> Placement | None:
-        """Which ranks run on which nodes; ``None`` until the first node has reported.
+        """Which ranks run on which nodes; ``None`` until the first node of the current job has reported.
 
         Example:
             >>> print(run.placement)  # doctest: +SKIP
@@ -169,7 +169,7 @@ class Run:
         It may stay empty if the run fails or is cancelled.
 
         ========  =====================================================================================
-        schedule  until Spark has submitted the stage
+        schedule  until Spark has submitted the stage, including the wait for executors to come up
         worker    until the tasks run in their Python workers, including the wait for slots
         exchange  until all tasks have exchanged their addresses, GPUs and versions
         agent     until each node's agent is up, including torch's import by a new warm process
@@ -186,9 +186,10 @@ class Run:
         forks the ranks. A warm process has imported torch, and waits for later runs, so that they start sooner.
 
         A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
-        In local mode, the phases ``schedule``, ``worker`` and ``exchange`` take no time. If a run has submitted several
-        jobs, for example because it lost nodes, the phases are those of the last job. If ranks were started again
-        within a job, the phase ``import`` includes the job's earlier attempts.
+        In local mode, the phases ``schedule``, ``worker`` and ``exchange`` take no time. On Spark Connect, ``schedule``
+        takes none, because ``worker`` includes it. If a run has submitted several jobs, for example because it lost
+        nodes, the phases are those of the last job. If ranks were started again within a job, the phase ``import``
+        includes the job's earlier attempts.
         """
         return dict(self._supervisor.timings)
 
@@ -225,7 +226,7 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each metric that ranks have reported in the latest attempt, by name.
+        """The newest value of each metric, by name, in the latest attempt in which a rank has reported.
 
         If several ranks report the same metric, the lowest rank's value counts.
         """

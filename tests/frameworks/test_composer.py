@@ -166,7 +166,9 @@ def assert_together(told: list[dict[str, Any]], batches: int) -> None:
         pytest.param(
             "autoresume",
             marks=pytest.mark.framework(
-                "Composer", "mosaicml", "Trainer with ddp, resumed from its checkpoint (autoresume)"
+                "Composer",
+                "mosaicml",
+                "Trainer with ddp, resumed from its checkpoint (autoresume; on executors, with local_ranks='host')",
             ),
         ),
     ],

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 SYSTEM = ("JAX", "jax")
 
 
-@pytest.mark.framework(*SYSTEM, "psum")
+@pytest.mark.framework(*SYSTEM, "a sum over all processes")
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_a_sum_over_all_processes(num_processes: int, make: Make) -> None:
     values = make(num_processes, launch="jax").submit(launched.jax_total).results(watch.DEADLINE)
@@ -65,7 +65,7 @@ def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
 KILLS = ["0", "1", "launcher", "agent", "executor"]
 
 
-@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
+@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
 @pytest.mark.parametrize(("mode", "victim"), victims.cases(KILLS, ["1", "agent"], ["0", "executor"]), indirect=["mode"])
 def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(2, launch="jax", grace_period=2).submit(launched.train_with_jax, str(tmp_path))
@@ -118,7 +118,7 @@ def begin() -> list[Any]:
     return [imported, launched.started_by(), sorted(listening)]
 
 
-@pytest.mark.framework(*SYSTEM, "imported before the run, by the process from which ranks are forked")
+@pytest.mark.framework(*SYSTEM, "imported before ranks start, by the process from which they are forked")
 def test_a_warm_process_has_imported_jax_and_the_coordinator_listens_on_the_nodes_address(make_local: Make) -> None:
     first, second = make_local(2, launch="jax").submit(begin).results(watch.DEADLINE)
     assert first[0] is second[0] is True

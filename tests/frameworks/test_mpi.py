@@ -140,7 +140,7 @@ def victims_of(implementation: str) -> list[str]:
     return [victim for victim in ["none", *KILLS] if victim != "proxy" or implementation == "mpich"]
 
 
-@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
+@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
 @pytest.mark.parametrize(
     ("mpi", "mode", "victim"),
     [

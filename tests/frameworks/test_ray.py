@@ -193,7 +193,7 @@ KILLS = victims.with_companions(
 )
 
 
-@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
+@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(["none", *KILLS], ["none", "head", "rank", "agent"], ["raylet", "companion", "executor"]),

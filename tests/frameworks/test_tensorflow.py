@@ -54,7 +54,7 @@ def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) ->
 SERVERS = "parameter-servers"
 
 
-@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
+@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(
@@ -97,7 +97,7 @@ def config() -> Any:
     return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
 
 
-@pytest.mark.framework(*SYSTEM, "imported before the run, by the process from which ranks are forked")
+@pytest.mark.framework(*SYSTEM, "imported before ranks start, by the process from which they are forked")
 def test_all_processes_count_and_have_tensorflow_at_once(make_local: Make) -> None:
     values = make_local(2, launch=TensorFlow()).submit(config).results(watch.DEADLINE)
     assert values == [({"type": "worker", "index": index}, True, True) for index in (0, 1)]

@@ -252,7 +252,9 @@ trainer.train(""",
 )
 
 
-@pytest.mark.framework("Transformers", "transformers", "Trainer, a checkpoint on SIGTERM (enable_jit_checkpoint)")
+@pytest.mark.framework(
+    "Transformers", "transformers", "Trainer with one rank, a checkpoint on SIGTERM (enable_jit_checkpoint)"
+)
 def test_a_checkpoint_on_sigterm_is_kept(
     make: Make, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,7 +311,9 @@ def test_trl_trains_with_zero_3(
     assert out.count("with DeepSpeedEngine") == 2
 
 
-@pytest.mark.framework("Transformers", "transformers", "the cache of datasets is made once per node")
+@pytest.mark.framework(
+    "Transformers", "transformers", "ranks that load a dataset at the same time share one copy in the cache"
+)
 def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n' * 100)
