@@ -1,4 +1,4 @@
-"""Find the last committed checkpoint, and load it."""
+"""Find the last committed checkpoint, or a state in memory that is at least as new, and load it."""
 
 from __future__ import annotations
 

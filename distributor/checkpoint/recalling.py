@@ -1,6 +1,7 @@
 """Let all ranks agree on which of the saved states in memory they load.
 
-Each rank tells rank 0 which states it can load from memory. Rank 0 chooses a state, and its answer names the state.
+Ranks tell rank 0 which states they, or the agents on their machines, keep in memory. Rank 0 chooses a state that all
+ranks can load, and its answer names the state.
 """
 
 from __future__ import annotations

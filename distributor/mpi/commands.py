@@ -1,8 +1,8 @@
 """Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-A node's *companion* is the process that runs MPI there. For each node, MPI's process manager gives the
-companion of node 0 a command that starts MPI's daemon on that node. The companions of the other nodes ask the companion
-of node 0 for their nodes' commands, and run them.
+A node's *companion* is the process that runs MPI there. For each node, MPI's process manager gives the companion of
+node 0 a command that starts MPI's daemon on that node. The companions of the other nodes ask the companion of node 0
+for their nodes' commands, and run them. With Open MPI, some nodes have no daemon, and get no command.
 
 Before a command is sent, sender and receiver prove to each other that they have the run's key, with functions of
 ``multiprocessing.connection``: each side sends random bytes, and the other side answers with the HMAC of these bytes.

@@ -1,7 +1,8 @@
 """The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
 
 The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
-manager's daemon there. The companions of the other nodes fetch their commands from the companion of node 0.
+manager's daemon there. (With Open MPI, the nodes of a host share one daemon, and the host of node 0 has none.) The
+companions of the other nodes fetch their commands from the companion of node 0.
 
 Each process that MPI starts gets a *place* from MPI: environment variables and, with MPICH, a socket. The
 place tells the process its rank, and connects the process to MPI's process manager. Here, however, the launcher (a

@@ -1,7 +1,8 @@
 """The guard: the parent of an agent or a warm process (its *charge*), which cleans up when the charge has ended.
 
 An agent ends its node's processes itself. If the agent is killed before that, the kernel makes the guard the parent of
-the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
+the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them,
+except keepers (:mod:`distributor.node.keeper`) and agents that a killed warm process leaves.
 
 The guard of a warm process (which forks agents) also ends the warm process once nobody needs it, because the executor
 or driver that it serves has ended, or because the folder through which runs find it is gone. A warm process that is

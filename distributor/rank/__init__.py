@@ -1,5 +1,5 @@
 """The code of a rank.
 
-This package runs in ranks and in the launcher, the process that forks them. It may import ``shipping``, ``machine`` and
-``channel`` (see docs/architecture.md).
+This package runs in ranks. The launcher (the process that forks ranks) and the warm process run a part of it, too. The
+package may import ``shipping``, ``machine`` and ``channel`` (see docs/architecture.md).
 """

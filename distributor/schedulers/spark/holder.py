@@ -2,11 +2,12 @@
 
 This module runs in a barrier task's Python worker. Its code uses only the standard library, and is pickled by value.
 
-When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
-one task, the *holder*, keeps running while the others send their rows (the ``bytes`` of their reports) to the driver
-through an accumulator. Spark delivers the rows of a task as the task ends. If the holder has rows too, it passes them
-to another task, the *courier*. Once all rows have arrived, the driver cancels the job. Tasks do not wait for one
-another in ``allGather``, because killing a task that waits there ends its executor, too (Spark 4.3).
+When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would then end the other tasks
+before they could send their reports. So one task, the *holder*, keeps running while the others send their rows (the
+``bytes`` of their reports) to the driver through an accumulator. Spark delivers the rows of a task as the task ends. If
+the holder has rows too, it passes them to another task, the *courier*. Once all rows have arrived, the driver cancels
+the job. Tasks do not wait for one another in ``allGather``, because killing a task that waits there may end its
+executor, too (Spark 4.3).
 
 The *leader* of an executor is the task that runs its agent (the process that starts ranks). The executor's other tasks
 are the leader's *siblings*.

@@ -1,4 +1,4 @@
-"""Finds out what Spark has recorded in a classic session about the jobs of one run, which have the run's job tag."""
+"""Finds out what Spark has recorded in a classic session about one job of a run: the Spark jobs with this job's tag."""
 
 from __future__ import annotations
 
