@@ -159,7 +159,8 @@ class Run:
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
         """The final DeepSpeed configuration, with "auto" filled in where possible; ``None`` for a run without one."""
-        config: str | None = getattr(self._current.launch, "config", None)
+        launch = self._current.launch
+        config: str | None = getattr(launch, "config", None) if launch.name == "deepspeed" else None
         return None if config is None else json.loads(config)
 
     @property
@@ -435,7 +436,7 @@ class Run:
         self._display.logs.release(failure.rank for failure in failures if failure.traceback)
         if error is None or isinstance(error, RunCancelledError):
             return
-        self._callers.untold.append(f"run {self.id} has failed, and its result was never requested: {error}")
+        self._callers.untold.append(f"run {self.id} has failed, and no caller has received the error: {error}")
         if not self._callers.asking and self._display.announces:
             what = str(error).partition("\n")[0]
             self._display.logs.note(f"run {self.id} has failed: {what} (result() raises the full error)")

@@ -21,6 +21,8 @@ from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
+from distributor.launch.accelerate import AccelerateRanks
+from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor
@@ -28,6 +30,7 @@ from distributor.run.margins import Margins
 from distributor.text import notices
 from distributor.values import messages
 from distributor.values.job import Job, Module, Step
+from distributor.values.launch import LaunchPath
 from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node
 from distributor.values.plan import Endpoint
@@ -269,6 +272,20 @@ class Failing(Scheduler):
         return Collected((FAILED,))
 
 
+@pytest.mark.parametrize(
+    ("launch", "told"),
+    [
+        (Torchrun(), None),
+        (AccelerateRanks("a.yaml"), None),
+        (DeepspeedRanks(), None),
+        (DeepspeedRanks('{"a": 1}'), {"a": 1}),
+    ],
+)
+def test_only_a_run_with_deepspeed_has_its_configuration(launch: LaunchPath, told: dict[str, int] | None) -> None:
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=launch), Failing())
+    assert run.deepspeed_config == told
+
+
 def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     gc.collect()  # runs of other tests say it now, and not below
     capfd.readouterr()
@@ -281,7 +298,9 @@ def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.Captur
     assert line == f"{told}: rank 0 on a failed: KeyError: 'lr' (result() raises the full error)"
     del run
     gc.collect()
-    assert capfd.readouterr().err == f"{told}, and its result was never requested: rank 0 on a failed: KeyError: 'lr'\n"
+    assert (
+        capfd.readouterr().err == f"{told}, and no caller has received the error: rank 0 on a failed: KeyError: 'lr'\n"
+    )
 
 
 def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
