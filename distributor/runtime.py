@@ -79,9 +79,11 @@ def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
         8
     """
     at_once = per_rank_batch * world_size()
-    if per_rank_batch < 1 or global_batch < 1 or global_batch % at_once:
+    if per_rank_batch < 1:
+        raise ConfigurationError(f"per_rank_batch={per_rank_batch!r} must be at least 1: change per_rank_batch")
+    if global_batch < 1 or global_batch % at_once:
         raise ConfigurationError(
-            f"global_batch={global_batch!r} must be a multiple of per_rank_batch * world_size() = "
+            f"global_batch={global_batch!r} must be a positive multiple of per_rank_batch * world_size() = "
             f"{per_rank_batch!r} * {world_size()}: change global_batch or per_rank_batch"
         )
     return global_batch // at_once

@@ -50,10 +50,17 @@ def test_the_steps_of_a_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime.accumulation_steps(256, 32) == 2
 
 
-@pytest.mark.parametrize(("total", "each"), [(100, 32), (0, 32), (256, 0), (256, -32), (32, 64)])
+@pytest.mark.parametrize(("total", "each"), [(100, 32), (0, 32), (-32, 32), (32, 64)])
 def test_a_global_batch_that_cannot_be(total: int, each: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"global_batch={total} must be a multiple of .* = {each} \* 1"):
+    told = rf"global_batch={total} must be a positive multiple of .* = {each} \* 1"
+    with pytest.raises(ConfigurationError, match=told):
         runtime.accumulation_steps(total, each)
+
+
+@pytest.mark.parametrize("each", [0, -32])
+def test_a_batch_of_a_rank_that_cannot_be(each: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"per_rank_batch={each} must be at least 1"):
+        runtime.accumulation_steps(256, each)
 
 
 @pytest.mark.parametrize("first", [runtime.rank0_first, runtime.local_rank0_first])
