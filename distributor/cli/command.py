@@ -258,9 +258,7 @@ def _print_plan(
     job = distributor.plan(target, *(() if isinstance(target, Module) else args))
     if on_spark:
         where = f"Spark, master {master}" if master else "the Spark session of spark-submit"
-        click.echo(describe(job, where))
-        for name, value in settings.items():
-            click.echo(f"{name}={value}")
+        click.echo(describe(job, where, settings=settings))
         return
     from distributor.schedulers.local import LocalScheduler
 

@@ -33,17 +33,20 @@ _UNKNOWN = -1
 
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
-#: Matches names of environment variables with values that may be secrets. These values are not printed.
+#: Matches names of environment variables and Spark settings with values that may be secrets. These are not printed.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
-def describe(job: Job, where: str, placement: Placement | None = None) -> str:
+def describe(
+    job: Job, where: str, placement: Placement | None = None, settings: Mapping[str, str] | None = None
+) -> str:
     """Describe a run: where it runs, each rank's command and environment, the configuration, and what is shipped.
 
     Args:
         job: the job, as returned by :meth:`TorchDistributor.plan`.
         where: the place where the run trains, as readable text.
         placement: which ranks run on which nodes; ``None`` if that is decided when the run starts.
+        settings: Spark settings for the session that the run starts.
 
     Example:
         >>> job = TorchDistributor(2, True, use_gpu=False).plan("train.py")  # doctest: +SKIP
@@ -67,8 +70,8 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ("limits", _limits(job)),
     ]
     lines = [f"{name:<13} {text}" for name, text in rows]
-    lines += ["", "environment of every rank, in addition to its machine's:", *_variables(plan.node_env)]
-    lines += ["", "environment of rank 0:", *_variables(plan.rank_env[0])]
+    lines += ["", "environment of every rank, in addition to its machine's:", *_shown(plan.node_env)]
+    lines += ["", "environment of rank 0:", *_shown(plan.rank_env[0])]
     if any(name in line for line in lines for name in _OPEN):
         lines += [
             "",
@@ -76,6 +79,8 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ]
     if isinstance(job.launch, DeepspeedRanks) and job.launch.config is not None:
         lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.launch.config), indent=2)]
+    if settings:
+        lines += ["", "Spark's settings:", *_shown(settings)]
     return "\n".join(lines)
 
 
@@ -176,7 +181,7 @@ def _limits(job: Job) -> str:
     )
 
 
-def _variables(env: Mapping[str, str | None]) -> list[str]:
+def _shown(env: Mapping[str, str | None] | Mapping[str, str]) -> list[str]:
     return [
         f"  {name} is removed" if value is None else f"  {name}={'***' if _SECRET.search(name) else _quoted(value)}"
         for name, value in sorted(env.items())

@@ -393,7 +393,8 @@ def test_a_dry_run_on_spark_starts_no_session(
     (tmp_path / "pkg").mkdir()
     config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
     (tmp_path / "ds.json").write_text(json.dumps(config))
-    run = ["run", "-n", "8", "--master", "spark://a:7077", "--conf", "spark.executor.cores=4", "--working-dir", "."]
+    settings = ["--conf", "spark.hadoop.fs.s3a.secret.key=s3cr3t", "--conf", "spark.executor.cores=4"]
+    run = ["run", "-n", "8", "--master", "spark://a:7077", *settings, "--working-dir", "."]
     assert command.call([*run, "--deepspeed", "ds.json", "--dry-run", "-m", "pkg.train", "--epochs", "3"]) == 0
     out = capsys.readouterr().out
     assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each, requested from Spark\n" in out
@@ -414,7 +415,8 @@ def test_a_dry_run_on_spark_starts_no_session(
     ):
         assert f"\n  {variable}\n" in out
     assert "\nValues that begin with $ are decided when the run starts.\n" in out
-    assert out.endswith("spark.executor.cores=4\n")
+    told = "\nSpark's settings:\n  spark.executor.cores=4\n  spark.hadoop.fs.s3a.secret.key=***\n"
+    assert out.endswith(told)
 
 
 def test_a_dry_run_on_spark_tells_what_is_known(
