@@ -63,7 +63,16 @@ def _await_abort(companion: socket.socket) -> None:
     """With MPICH, end this process once it has called ``MPI_Abort``, which waits for a process manager to kill it."""
     code = companion.recv(_MOST)  # without MPI_Abort, this waits until the process ends
     if code:
-        os._exit(int(code) & 0xFF)
+        os._exit(exit_code(int(code)))
+
+
+def exit_code(told: int) -> int:
+    """Return the exit code of a process that has called ``MPI_Abort(told)``. It is never 0, which means success.
+
+    >>> exit_code(7), exit_code(-1), exit_code(256), exit_code(0)
+    (7, 255, 1, 1)
+    """
+    return told & 0xFF or 1
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
