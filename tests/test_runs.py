@@ -184,8 +184,8 @@ def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path, line
         make(1).run(tmp_path / "train.py")
     assert line in str(caught.value)  # of its traceback
     assert (
-        "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True, or let the code choose "
-        '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
+        "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True (--use-gpu), or let the "
+        'code choose ("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
     ) in str(caught.value)
 
 

@@ -74,14 +74,14 @@ def _about_gpu(failure: Failure) -> str:
     if _DEVICE_IDS in failure.message:
         return (
             "The code passes device_ids to DistributedDataParallel (device_ids is for GPUs), but with use_gpu=False "
-            "ranks see no GPU: pass use_gpu=True, or leave out device_ids on CPUs"
+            "ranks see no GPU: pass use_gpu=True (--use-gpu), or leave out device_ids on CPUs"
         )
     counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
     asserts = failure.kind == "AssertionError" and _ASSERTS_GPU.search(failure.traceback)
     if counts or asserts or _NO_GPU.search(failure.message):
         return (
-            "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True, or let the code choose "
-            '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
+            "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True (--use-gpu), or let the "
+            'code choose ("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
         )
     return ""
 
