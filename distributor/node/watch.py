@@ -322,8 +322,9 @@ class Watch:
 
     def _release(self) -> None:
         """Stop the remaining ranks, which only serve other ranks (as parameter servers do). They count as succeeded."""
+        now = time.monotonic()
         for rank in self._running():
-            rank.released = time.monotonic()
+            rank.released = now if rank.released is None else rank.released
         self._stop()
 
     @property

@@ -99,6 +99,32 @@ def test_ranks_that_serve_end_as_successes_once_the_others_have() -> None:
     assert [ranks.exits()[rank].released is None for rank in (0, 1)] == [True, False]
 
 
+def test_ranks_that_serve_were_released_at_one_moment_however_late_they_end() -> None:
+    readable, writable = os.pipe()
+
+    def ignore() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(writable, b"1")
+        wait()
+
+    ranks = Ranks(lambda: os.read(readable, 1), ignore, wait, serving=(1, 2))
+
+    def tell(message: messages.Message) -> None:
+        ranks.told.append(message)
+        if isinstance(message, messages.RankExited) and message.local_rank == 2:
+            os.kill(ranks._ranks[1].pid, signal.SIGKILL)
+
+    ranks._tell = tell
+    ranks.thread = threading.Thread(target=ranks.meet_servers, daemon=True)
+    ranks.thread.start()
+    ranks.run()
+    exits = ranks.exits()
+    assert exits[2].moment < exits[1].moment
+    assert exits[1].released == exits[2].released is not None
+    os.close(readable)
+    os.close(writable)
+
+
 def test_a_node_whose_ranks_have_ended_waits_for_news() -> None:
     """And does not look at its store all the time, while other nodes train on."""
     ranks = Ranks(int)
