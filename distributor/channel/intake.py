@@ -172,7 +172,7 @@ class _Delivery(asyncio.BufferedProtocol):
             if end == len(self.data) or end - done >= _STEP:
                 await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
                 done = end
-            elif self._lost:
+            if self._lost and self.filled < len(self.data):
                 raise ConnectionError("the connection ended before all bytes of a rank's return value had arrived")
         return found.digest()
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import watch
+
+from distributor.channel import intake as module
 from distributor.channel.intake import Arrived, Intake
 from distributor.channel.returns import Returns
-from distributor.values.messages import Finished
+from distributor.values.messages import Finished, Value
 from distributor.values.outcome import Collected, NodeReport, Outcome
 
 A = NodeReport(0, "host-a", (Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished")))
@@ -57,3 +62,26 @@ def test_what_does_not_come_is_not_waited_for() -> None:
     assert returned(both, nodes=None) is None
     assert returned({**both, "a": Finished(A, (), (0,))}) is None
     assert returned({**both, "a": Finished(A, (), (0,))}, rank_0=b"zero") is not None
+
+
+@pytest.mark.parametrize("arrived", [0, 10, module._STEP])
+def test_a_value_whose_connection_ends_before_its_last_byte_is_forgotten(arrived: int) -> None:
+    """Also if bytes to hash arrive just before the end."""
+    protocols: list[Any] = []
+    writer: Any = SimpleNamespace(transport=SimpleNamespace(set_protocol=protocols.append), write=lambda _: None)
+
+    async def lose() -> Intake:
+        intake = Intake()
+        intake.expect(range(1))
+        received = asyncio.create_task(intake.receive(Value(0, module._STEP + 1), writer))
+        while not protocols:
+            await asyncio.sleep(0)
+        if arrived:
+            protocols[0].buffer_updated(arrived)
+        protocols[0].connection_lost(None)
+        with pytest.raises(ConnectionError, match="ended before all bytes of a rank's return value had arrived"):
+            await asyncio.wait_for(received, watch.DEADLINE)
+        return intake
+
+    intake = asyncio.run(lose())
+    assert (intake.coming, intake.received) == (set(), 0)
