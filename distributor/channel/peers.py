@@ -35,6 +35,9 @@ _SILENCE = 30.0
 _MOST_BYTES = 4 << 20
 _MOST_LINES = 64
 
+#: Number of seconds until the next connection is accepted after this has failed, for example for too many open files.
+_ACCEPT_AGAIN = 0.1
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,6 +89,7 @@ class PeerServer(threading.Thread):
         self._token = key.token
         self._store = store
         self._places = threading.BoundedSemaphore(_MOST_LINES)
+        self._closed = threading.Event()
 
     def run(self) -> None:
         """Accept connections from ranks of other nodes until :meth:`close`."""
@@ -93,12 +97,16 @@ class PeerServer(threading.Thread):
             self._places.acquire()
             try:
                 line, _ = self._listener.accept()
-            except OSError:  # the server was closed
-                return
+            except OSError:  # the server was closed, this process has too many open files, or the client has left
+                self._places.release()
+                if self._closed.wait(_ACCEPT_AGAIN):
+                    return
+                continue
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def close(self) -> None:
         """Accept no more connections. Requests that are being served go on until they are done or the process ends."""
+        self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()

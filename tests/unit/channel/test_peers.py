@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -164,6 +165,26 @@ def test_many_copies_arrive_at_the_same_time(node: Endpoint, folder: Path, tmp_p
     for sender in senders:
         sender.join(watch.DEADLINE)
     assert len(list(folder.glob("*.record"))) == 80
+
+
+def test_a_server_that_cannot_accept_for_a_moment_goes_on(
+    key: PeerKey, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, accept = [OSError(errno.EMFILE, "Too many open files")] * 2, socket.socket.accept
+
+    def accepts(listener: socket.socket) -> tuple[socket.socket, object]:
+        if refused:
+            raise refused.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accepts)
+    server = copies.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
+    at = "127.0.0.1", server._listener.getsockname()[1], key.certificate, key.token
+    peers.send_copy(at, "5-0", b"record", b"", str(state(tmp_path, 1000)), [(0, 1000)])
+    assert refused == []
+    server.close()
+    server.join(watch.DEADLINE)
+    assert not server.is_alive()
 
 
 def test_keys_are_not_shown(key: PeerKey) -> None:
