@@ -169,12 +169,12 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
         line.settimeout(patience)
         line.sendall(pack(told))
         answer = read(line)
-        if isinstance(answer, Refused):
-            raise RefusedError(answer.why)
         if isinstance(answer, Proceed) and isinstance(told, Deposit) and source is not None:
             with open(source, "rb") as file:
                 _send_exactly(file, told.entry.size, line)
             answer = read(line)
+        if isinstance(answer, Refused):
+            raise RefusedError(answer.why)
         if not isinstance(answer, Received):
             raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
