@@ -88,8 +88,9 @@ class Backlog:
 
     def note(self, text: str) -> None:
         """Take a line that comes from this package and not from a rank."""
-        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))  # paths may not be UTF-8
-        self.size += len(text) + OVERHEAD
+        line = text.encode(errors="backslashreplace") + b"\n"  # paths may not be UTF-8
+        self._queue.append(((NOBODY, 2), line))
+        self.size += len(line) + OVERHEAD
 
     def skipped(self, key: Key, lines: int) -> None:
         """Record that a node has skipped lines of a stream, including the rest of an unfinished line."""
@@ -155,8 +156,9 @@ class Backlog:
             self._tails[key] = tail if len(tail) <= _TAIL else tail[-_TAIL:].partition(b"\n")[2]
             self._skip(key, "display", block.count(b"\n"))
             return
-        self._queue.append((key, self._gap(key) + block))
-        self.size += size
+        block = self._gap(key) + block
+        self._queue.append((key, block))
+        self.size += len(block) + OVERHEAD
 
     def _skip(self, key: Key, fault: str, lines: int) -> None:
         self._gaps.setdefault(key, Counter())[fault] += lines

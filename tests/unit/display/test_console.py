@@ -958,3 +958,16 @@ def test_a_bar_has_no_escape_sequences(use, escapes):
     assert "\x1b[1A" not in out.getvalue()
     console.write(0, 2, b"\r")
     console.close()
+
+
+def test_what_was_shown_takes_no_room_whatever_was_skipped():
+    waiting = backlog.Backlog(1000)
+    key = (0, 1)
+    for number in range(100):
+        waiting.write(key, b"x" * 400 + b"\n")
+        waiting.note("n\u00f6te")
+        if number % 10 == 9:
+            while waiting:
+                _, size = waiting.take()
+                waiting.size -= size
+            assert waiting.size == 0
