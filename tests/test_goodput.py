@@ -11,6 +11,7 @@ import pytest
 import watch
 from sessions import Make
 
+from distributor import StallError
 from distributor.run.goodput import Goodput
 
 STEP = 0.05
@@ -51,3 +52,19 @@ def test_a_run_without_steps_trains_from_the_start(make_local: Make) -> None:
     run.result(watch.DEADLINE)
     assert run.goodput == run.attempts[0].goodput
     assert run.goodput != Goodput()
+
+
+def stall() -> None:
+    """Reports a step, and then does nothing."""
+    from distributor import runtime
+
+    runtime.report(step=1)
+    signal.pause()
+
+
+def test_a_stall_that_ends_the_run_is_no_training(make_local: Make) -> None:
+    run = make_local(1, stall_timeout=2).submit(stall)
+    with pytest.raises(StallError):
+        run.result(watch.DEADLINE)
+    assert run.goodput.stalled == pytest.approx(2.0)
+    assert run.goodput == run.attempts[0].goodput

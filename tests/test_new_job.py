@@ -123,6 +123,14 @@ def test_the_last_attempt_is_the_error_and_earlier_ones_are_listed(make_local: M
     watch.gone(run.id)
 
 
+def test_the_attempt_that_ends_the_run_names_its_executor(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2).submit(wait_to_be_killed, str(tmp_path))
+    kill(run, tmp_path, "rank")
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        run.result(watch.DEADLINE)
+    assert run.attempts[0].executor is not None
+
+
 def test_a_node_is_lost_for_good_without_restarts(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2).submit(wait_to_be_killed, str(tmp_path))
     kill(run, tmp_path, "agent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -151,6 +152,20 @@ def test_an_error_in_a_callback_is_a_warning(make_local: Make, caplog: pytest.Lo
     assert f"Broken.on_start raised RuntimeError: no network ({place}); this warning is shown once" in caplog.text
     assert "Broken.on_end raised RuntimeError: still no network" in caplog.text
     assert listener.told == ["start", "metrics", "failed"]
+
+
+class Leaving:
+    """Ends the thread that calls it, or tries to."""
+
+    def on_start(self, run: Run) -> None:
+        sys.exit("no network")
+
+
+def test_a_callback_that_exits_ends_no_other(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    make_local(1, callbacks=[Leaving(), listener]).run(report_steps, 3)
+    assert listener.told == ["start", "metrics", "succeeded"]
+    assert "Leaving.on_start raised SystemExit: no network" in caplog.text
 
 
 class Hanging:

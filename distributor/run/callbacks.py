@@ -103,10 +103,10 @@ class Callbacks:
                 continue
             try:
                 method(run, *arguments)
-            except Exception as error:
+            except BaseException as error:  # also SystemExit: it would end the thread
                 self._warn(callback, name, error)
 
-    def _warn(self, callback: Any, name: str, error: Exception) -> None:
+    def _warn(self, callback: Any, name: str, error: BaseException) -> None:
         """Log an error in a callback as a warning, with file and line, but only once for each method of a callback."""
         if (id(callback), name) in self._warned:
             return

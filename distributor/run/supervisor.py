@@ -113,7 +113,7 @@ class Supervisor:
         """
         try:
             self._alarm.start()
-            with hold(self._job, lambda: self.state.wish is None, self._displace) as tenure:
+            with hold(self._job, self._waits_for_name, self._displace) as tenure:
                 self._tenure, self.submission.job = tenure, _with_peers(tenure.job)
                 with keep(self._job) as deposits:
                     result = self._run_jobs(submitted, deposits)
@@ -123,6 +123,10 @@ class Supervisor:
         if result.error is not None:
             add_history(result.error, self.reports.ended, stuck=self._stuck)
         return result
+
+    def _waits_for_name(self) -> bool:
+        """Return whether the run still waits for its name. After ``run.stop()``, it does: its ranks stop later."""
+        return isinstance(self.state.wish, events.Halt | None)
 
     def _displace(self, by: str) -> None:
         """End the run, because another run has taken its name."""
@@ -241,8 +245,8 @@ class Supervisor:
 
     def end(self, result: Verdict) -> None:
         """Stop all activity: the run has ended with this verdict."""
-        self.on(events.JobEnded(result.status))
         self._end_attempt(None if result.error is None else str(result.error))
+        self.on(events.JobEnded(result.status))
         self._alarm.close()
         self._dumps.close()
         self._tell_where()

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
+from distributor.files.tenure import Tenure
 from distributor.launch.accelerate import AccelerateRanks
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.launch.torchrun import Torchrun
@@ -466,3 +467,24 @@ def test_a_job_that_cannot_be_ended_at_once_is_ended_soon() -> None:
     with running(scheduler, again=0.01):
         watch.until(lambda: scheduler.at)
     assert scheduler.refused == 3
+
+
+def test_a_run_that_is_asked_to_stop_still_waits_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks stop once they are up; a cancelled run waits no longer."""
+    entered, wanted = threading.Event(), list[Callable[[], bool]]()
+
+    @contextmanager
+    def hold(job: Job, waits: Callable[[], bool], displace: object) -> Iterator[Tenure]:
+        wanted.append(waits)
+        entered.set()
+        watch.until(lambda: not waits())
+        yield Tenure(job)
+
+    monkeypatch.setattr(supervisor, "hold", hold)
+    run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), Scheduler()).start()
+    assert entered.wait(watch.DEADLINE)
+    run.stop()
+    assert wanted[0]()
+    run.cancel()
+    assert not wanted[0]()
+    assert run.wait(watch.DEADLINE)
