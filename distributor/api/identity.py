@@ -7,6 +7,8 @@ import hashlib
 import inspect
 import os
 import re
+import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 #: Maximum number of characters of an argument in a warning.
 _LONGEST = 60
+
+#: Maximum number of levels of nested lists, dicts and sets that are compared.
+_DEEPEST = 20
 
 
 def identify(
@@ -44,7 +49,8 @@ def identify(
             called, code, given = os.path.basename(path), source, _numbered(argv)
         case Module(name=called, argv=argv):
             code, given = b"", _numbered(argv)
-    shown = {key: _ADDRESS.sub("0x...", _repr(value)) for key, value in given.items()}
+    texts = _unlimited()
+    shown = {key: _ADDRESS.sub("0x...", texts.repr(value)) for key, value in given.items()}
     digests = {key: _digest(text.encode()) for key, text in shown.items()}
     short = {key: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for key, text in shown.items()}
     return Identity(name, resume, called, _digest(code), digests, short)
@@ -73,11 +79,13 @@ def _numbered(args: Sequence[Any]) -> dict[str, Any]:
     return {f"argument {number}": value for number, value in enumerate(args, start=1)}
 
 
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:  # the object's own __repr__ may raise any exception
-        return f"<{type(value).__name__}>"
+def _unlimited() -> reprlib.Repr:
+    """Return an object whose ``repr`` shortens nothing, and sorts sets, whose order differs from process to process."""
+    made = reprlib.Repr()
+    for limit in ("list", "tuple", "dict", "set", "frozenset", "deque", "array", "string", "long", "other"):
+        setattr(made, f"max{limit}", sys.maxsize)
+    made.maxlevel = _DEEPEST
+    return made
 
 
 def _digest(data: bytes) -> str:

@@ -1,0 +1,70 @@
+"""What a run of a name trains, as it is compared with the next run of that name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from distributor.api.identity import identify
+from distributor.values.job import Function
+
+PRINT = """
+import json
+from distributor.api.identity import identify
+from distributor.values.job import Function
+
+def train(tags, options): ...
+
+found = identify("a", "auto", Function("train", b""), train, (set("abcdefgh"), {"of": [{*"ijkl"}]}), {})
+print(json.dumps(found.shown))
+"""
+
+
+def shown(value: Any) -> str:
+    def train(value: Any) -> None: ...
+
+    return identify("a", "auto", Function("train", b""), train, (value,), {}).shown["value"]
+
+
+def test_sets_are_the_same_in_each_process() -> None:
+    told = [
+        subprocess.run([sys.executable, "-c", PRINT], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=-1, check=True)
+        for seed in ("1", "2")
+    ]
+    first, second = [json.loads(each.stdout) for each in told]
+    assert first == second
+    assert first["tags"] == "{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}"
+    assert first["options"] == "{'of': [{'i', 'j', 'k', 'l'}]}"
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise ValueError("odd")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (list(range(12)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]"),
+        (10**50, f"{10**50}"),
+        (("a", frozenset("ab")), "('a', frozenset({'a', 'b'}))"),
+        ([[[["deep"]]]], "[[[['deep']]]]"),
+        (object(), "<object object at 0x...>"),
+        (Odd(), "<Odd instance at 0x...>"),
+    ],
+)
+def test_an_argument_in_a_warning(value: Any, told: str) -> None:
+    assert shown(value) == told
+
+
+def test_long_arguments_are_compared_whole_and_shown_short() -> None:
+    def digest(text: str) -> str:
+        return identify("a", "auto", Function("train", b""), None, (text,), {}).arguments["argument 1"]
+
+    assert shown("x" * 100) == repr("x" * 100)[:60] + "..."
+    assert digest("x" * 100_000 + "y") != digest("x" * 100_000 + "z")
