@@ -105,6 +105,9 @@ def create_file(path: Path, size: int, limit: int) -> None:
         os.ftruncate(descriptor, size)
     try:
         os.posix_fallocate(descriptor, 0, size)  # if a page could not be provided later, the rank would get SIGBUS
+    except OSError:
+        path.unlink()  # it has its size, but not the memory
+        raise
     finally:
         os.close(descriptor)
 
