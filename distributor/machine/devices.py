@@ -22,6 +22,9 @@ from distributor.text.wording import count
 #: Numbers in the two variables count only the devices that ``ROCR_VISIBLE_DEVICES`` leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
+#: Number of seconds that ``nvidia-smi`` may take. It is slow if a machine has many GPUs and no persistence daemon.
+_PATIENCE = 60.0
+
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
     """Return the visible-devices setting of an environment, or ``None`` if the environment has none."""
@@ -93,6 +96,9 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
     Args:
         environ: the environment of the process, usually ``os.environ``.
         count: counts the machine's GPUs; the default asks the GPUs' driver (``nvidia-smi -L``, or AMD's kernel driver).
+
+    Raises:
+        ResourceError: the GPUs cannot be counted.
     """
     visible = parse_visible(visible_devices(environ))
     if visible is not None:
@@ -104,10 +110,20 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that this machine's GPU driver reports; 0 if there is no GPU driver."""
+    """Return the number of GPUs that this machine's GPU driver reports; 0 if there is no GPU driver.
+
+    Raises:
+        ResourceError: ``nvidia-smi`` does not end, as happens if a GPU is broken.
+    """
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is not None:
-        listing = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=60, check=False)
+        try:
+            listing = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        except subprocess.TimeoutExpired:
+            raise ResourceError(
+                f"this machine's GPUs cannot be counted: {nvidia_smi} -L did not end within {_PATIENCE:g} s. A GPU or "
+                "its driver may be broken: run nvidia-smi, or pass use_gpu=False to train on CPUs"
+            ) from None
         if listing.returncode == 0:
             return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return _count_amd("/sys/class/kfd/kfd/topology/nodes")

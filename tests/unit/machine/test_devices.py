@@ -131,6 +131,13 @@ def test_gpus_are_counted_by_their_driver(driver, script, expected):
     assert devices.local_gpus({}) == tuple(str(index) for index in range(expected))
 
 
+def test_a_driver_that_hangs_is_an_error(driver, monkeypatch):
+    monkeypatch.setattr(devices, "_PATIENCE", 0.1)
+    driver("while :; do :; done")
+    with pytest.raises(ResourceError, match=r"nvidia-smi -L did not end within 0.1 s. A GPU or its driver may be"):
+        devices.count_gpus()
+
+
 def write_topology(folder, nodes):
     """AMD's topology: a folder per node with its properties, ``None`` for one that may not be read."""
     for index, properties in enumerate(nodes):
