@@ -36,6 +36,8 @@ if rank == 1 and what.isdigit():
     sys.exit(int(what))
 if rank == 1 and what == "die":
     os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and what == "nameless":
+    os.kill(os.getpid(), 40)
 while what == "wait" and not os.path.exists(sys.argv[2]):
     time.sleep(0.05)
 """
@@ -87,6 +89,7 @@ def test_output_is_the_ranks_and_0_is_success(script: str) -> None:
         pytest.param("raise", 1, ": ValueError: learning rate must be positive", marks=pytest.mark.slow),
         ("7", 7, ": exited with code 7"),
         pytest.param("die", 137, ": killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("nameless", 168, ": killed by signal 40", marks=pytest.mark.slow),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, code: int, told: str) -> None:

@@ -72,8 +72,8 @@ class Distributor:
             (after the folder of a script). In local mode, ranks use the folder itself; executors get a copy, which is
             removed at the end. The copy lacks ``.git``, ``.venv``, ``venv`` and Python's caches. Scripts, and in local
             mode modules too, are looked up in this folder first, then in the current directory.
-        working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes (default
-            256 MiB).
+        working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes or as
+            ``"1g"`` (default 256 MiB).
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
             URL such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file,
             the file is copied there under its relative path, even if the run fails later. When a rank removes a file,
@@ -182,7 +182,7 @@ class Distributor:
         env: Mapping[str, str] | None = None,
         forward_env: Sequence[str] = (),
         working_dir: str | os.PathLike[str] | None = None,
-        working_dir_limit: int = 256 << 20,
+        working_dir_limit: int | str = "256m",
         output_dir: str | os.PathLike[str] | None = None,
         output_limit: int | str = "1g",
         checkpoints: str | os.PathLike[str] | Checkpoints | None = None,

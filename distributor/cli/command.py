@@ -30,6 +30,7 @@ from distributor.cli import launching
 from distributor.cli.dry_run import describe
 from distributor.cli.options import arguments, declared, own, pairs
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
+from distributor.machine.processes import signal_number
 from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
 from distributor.values.options import WHAT, WHERE
@@ -56,7 +57,7 @@ _TORCHRUN = {
 _OWN = {
     "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
     "launch": launching.OPTIONS,
-    "working_dir": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
+    "working_dir_limit": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
     "num_processes": [
         own(WHERE, "--local", is_flag=True, help=OPTIONS["local_mode"].help),
         own(
@@ -116,7 +117,7 @@ def run(
     if dry_run:
         _print_plan(distributor, target, args, on_spark, master, settings)
         return
-    if master and not _in_spark_submit():
+    if master and not _has_session():
         if not module:
             find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
         preflight.check(master, os.environ, use_gpu)
@@ -187,7 +188,7 @@ def exit_code(error: DistributorError) -> int:
     1
     """
     if isinstance(error, TrainingError) and error.signal is not None:
-        return 128 + int(signal.Signals[error.signal])
+        return 128 + signal_number(error.signal)
     return (isinstance(error, TrainingError) and error.exit_code) or 1
 
 
@@ -208,7 +209,7 @@ def as_options(text: str) -> str:
     }.items():
         text = text.replace(argument, option)
     options = {name: max(parameter.opts, key=len) for parameter in run.params if "_" in (name := parameter.name or "")}
-    return re.sub(rf"\b({'|'.join(options)})(=?)", lambda found: options[found[1]] + found[2].replace("=", " "), text)
+    return re.sub(rf"\b({'|'.join(options)})\b(=?)", lambda found: options[found[1]] + found[2].replace("=", " "), text)
 
 
 def _misplaced(arguments: Sequence[str]) -> str:
@@ -228,7 +229,7 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
         raise click.UsageError(f"--local and --master {master} exclude each other: leave one of them out")
     if master:
         preflight.check_master(master)
-    on_spark = bool(master) or (not local and _in_spark_submit())
+    on_spark = bool(master) or (not local and _has_session())
     for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
         if value is not None and not on_spark:
             raise click.UsageError(f"{option} {value} is only for runs on Spark: remove it, or add --master")
@@ -257,7 +258,8 @@ def _print_plan(
 ) -> None:
     job = distributor.plan(target, *(() if isinstance(target, Module) else args))
     if on_spark:
-        where = f"Spark, master {master}" if master else "the Spark session of spark-submit"
+        origin = "the variable SPARK_REMOTE" if "SPARK_REMOTE" in os.environ else "spark-submit"
+        where = f"Spark, master {master}" if master else f"the Spark session of {origin}"
         click.echo(describe(job, where, settings=settings))
         return
     from distributor.schedulers.local import LocalScheduler
@@ -288,7 +290,8 @@ def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
     os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
 
 
-def _in_spark_submit() -> bool:
+def _has_session() -> bool:
+    """Return whether spark-submit or the variable ``SPARK_REMOTE`` says which Spark session to use."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 

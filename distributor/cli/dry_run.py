@@ -49,10 +49,15 @@ def describe(
         settings: Spark settings for the session that the run starts.
 
     Example:
-        >>> job = TorchDistributor(2, True, use_gpu=False).plan("train.py")  # doctest: +SKIP
-        >>> print(describe(job, "this machine"))  # doctest: +SKIP
-        run           train.py
+        >>> from distributor import TorchDistributor
+        >>> from distributor.schedulers.local import LocalScheduler
+        >>> job = TorchDistributor(2, True, use_gpu=False).plan(Module("json.tool"))
+        >>> print(describe(job, "this machine", LocalScheduler().placed(job)))  # doctest: +ELLIPSIS
+        run           module json.tool
         on            this machine: 2 ranks, on CPUs
+        placement     node 0 on ...: ranks 0-1
+        command       python -m json.tool   (in each rank, started by torch's elastic agent; launch path: torchrun)
+        ships         nothing: ranks run on this machine
         ...
     """
     plan = _plan(job, placement)
@@ -168,6 +173,10 @@ def _shipped(job: Job) -> str:
         parts.append(f"the script ({size(len(job.target.source))})")
     if job.working_dir is not None and job.working_dir.archive is not None:
         parts.append(f"{job.working_dir.path} ({size(len(job.working_dir.archive))})")
+    kept = job.output_dir
+    if kept is not None and kept.held:
+        # Without an archive, nodes fetch the files from the driver.
+        parts.append(f"the files in {kept.where} ({size(kept.held if kept.archive is None else len(kept.archive))})")
     return ", ".join(parts)
 
 

@@ -31,9 +31,8 @@ OPTIONS = (
         WHAT,
         "--script-arguments",
         type=click.Choice(("deepspeed", "trainer", "none")),
-        default="deepspeed",
-        help="How the script gets DeepSpeed's configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's "
-        "own launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
+        help="With DeepSpeed: how the script gets its configuration: --deepspeed --deepspeed_config PATH, as with "
+        "DeepSpeed's own launcher (default); --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
     ),
     own(
         WHAT,
@@ -51,11 +50,12 @@ OPTIONS = (
     ),
 )
 
-#: The launch path to which each option above belongs, except ``--script-arguments``. The keys are the names of the
-#: options' click parameters. The first two options select their launch path even without ``--launch``.
+#: The launch path to which each option above belongs. The keys are the names of the options' click parameters. The
+#: first two options select their launch path even without ``--launch``.
 _PATHS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "script_arguments": "deepspeed",
     "parameter_servers": "tensorflow",
     "evaluator": "tensorflow",
     "object_store_memory": "ray",
@@ -76,7 +76,6 @@ def choose(name: str | None, options: dict[str, Any]) -> Launch:
         ConfigurationError: two options select different launch paths, or an option belongs to another launch path than
             the selected one.
     """
-    script_arguments = options.pop("script_arguments")
     given = {option: value for option in _PATHS if (value := options.pop(option)) not in (None, False)}
     selecting = [option for option in given if option == _PATHS[option]]
     if name is None and len(selecting) > 1:
@@ -93,13 +92,13 @@ def choose(name: str | None, options: dict[str, Any]) -> Launch:
                 if option in selecting
                 else f"{shown} is for --launch {_PATHS[option]}: add --launch {_PATHS[option]}, or leave {shown} out"
             )
-    return _path(chosen, given, script_arguments)
+    return _path(chosen, given)
 
 
-def _path(name: str, given: Mapping[str, Any], script_arguments: str) -> Launch:
+def _path(name: str, given: Mapping[str, Any]) -> Launch:
     if name == "deepspeed":
-        kind: Any = False if script_arguments == "none" else script_arguments
-        return DeepSpeed(given.get("deepspeed"), script_arguments=kind)
+        kind: Any = given.get("script_arguments", "deepspeed")
+        return DeepSpeed(given.get("deepspeed"), script_arguments=False if kind == "none" else kind)
     if name == "accelerate":
         return Accelerate(given.get("accelerate"))
     if name == "tensorflow":

@@ -80,6 +80,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def signal_number(name: str) -> int:
+    """Return the number of a signal with a name from :func:`signal_name`.
+
+    >>> signal_number("SIGKILL"), signal_number("signal 40")
+    (9, 40)
+    """
+    return int(signal.Signals.__members__.get(name) or name.removeprefix("signal "))
+
+
 def processes_of(node_id: str) -> list[int]:
     """Return the pids of a node's live processes on this machine that this user may see, except this process."""
     return _marked(lambda mark: mark == node_id)

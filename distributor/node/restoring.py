@@ -70,7 +70,7 @@ def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) ->
     if held > kept.limit:
         raise StartError(
             f"output_dir {kept.where!r} holds {size(held)}, more than output_limit ({size(kept.limit)}): raise "
-            "output_limit (bytes), or pass another folder"
+            "output_limit, or pass another folder"
         )
     for name in sizes:
         if not (keep and _is_in(str(folder), name)):

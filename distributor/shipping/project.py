@@ -72,7 +72,7 @@ def pack_folder(
         raise PayloadError(
             f"working_dir {str(folder)!r} holds {size(total)}, more than working_dir_limit "
             f"({size(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
-            f"({size(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit (bytes)"
+            f"({size(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit"
         )
     return pack_files(folder, files, packed)
 

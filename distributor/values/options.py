@@ -377,7 +377,7 @@ class Project(Group):
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
-        working_dir_limit: maximum total size of the files in ``working_dir``, in bytes.
+        working_dir_limit: maximum total size of the files in a copy of ``working_dir``, in bytes.
         output_dir: folder or URL that receives the files that ranks write to relative paths; ``None`` for no copies.
         output_limit: maximum total size of the files in ``output_dir``, in bytes.
         checkpoints: where ranks keep checkpoints, and how many; ``None`` if the user names no place.
@@ -389,7 +389,12 @@ class Project(Group):
         "Project folder in which ranks run; executors get a copy.",
         Flag(panel=WHAT, kind="folder"),
     )
-    working_dir_limit: int = option(256 << 20, check_count, "Maximum size of the files in working_dir, in bytes.")
+    working_dir_limit: int = option(
+        "256m",
+        check_memory,
+        "Maximum size of executors' copies of --working-dir, such as 1g.",
+        Flag(panel=WHAT, metavar="SIZE"),
+    )
     output_dir: str | None = option(
         None,
         optional(check_place),

@@ -118,7 +118,7 @@ GIVEN: dict[str, Any] = {
     "env": {"A": "1"},
     "forward_env": ("W_*",),
     "working_dir": "project",
-    "working_dir_limit": 1,
+    "working_dir_limit": 2 << 20,
     "output_dir": "s3://bucket/run",
     "output_limit": 1 << 20,
     "gpus_per_process": None,  # only with GPUs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
 import threading
@@ -87,6 +88,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "env": {"A": "1", "B": "x=y"},
         "forward_env": ("WANDB_*",),
         "working_dir": ".",
+        "working_dir_limit": "256m",
         "output_dir": "out",
         "output_limit": "8g",
         "checkpoints": "saved",
@@ -301,6 +303,11 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "--deepspeed and --accelerate select different ways to start the ranks: leave one of them out",
         ),
         ("run --launch accelerate --deepspeed ds.json t.py", "--launch accelerate takes no --deepspeed ds.json: leave"),
+        (
+            "run --no-gpu --script-arguments trainer t.py",
+            "--script-arguments trainer is for --launch deepspeed: add --launch deepspeed, or leave --script-arguments",
+        ),
+        ("run --accelerate a.yaml --script-arguments deepspeed t.py", "--script-arguments deepspeed is for --launch"),
     ],
 )
 def test_a_request_that_is_wrong_ends_in_one_line_and_2(
@@ -331,6 +338,7 @@ def test_without_pyspark_there_is_no_spark(
         (TrainingError("", [Failure(1, 1, "a", "ValueError", "", exit_code=1)]), 1),
         (TrainingError("", [Failure(1, 1, "a", "signal", "killed by SIGKILL", signal="SIGKILL")]), 137),
         (TrainingError("", [Failure(1, 1, "a", "signal", "", signal="SIGSEGV")]), 139),
+        (TrainingError("", [Failure(1, 1, "a", "signal", "killed by signal 40", signal="signal 40")]), 168),
         (TrainingError("", [Failure(1, 1, "a", "exit", "ended before it returned", exit_code=0)]), 1),
         (TrainingError(""), 1),
         (NodeLostError(""), 1),
@@ -355,10 +363,26 @@ def test_exit_codes(error: DistributorError, code: int, fake: type[Fake], monkey
         ),
         ("pass use_gpu=False, or local_mode=False to", "pass --no-gpu, or --master URL to"),
         ("start_timeout=1 s", "--start-timeout 1 s"),
+        ("working_dir 'a' holds more than working_dir_limit", "--working-dir 'a' holds more than --working-dir-limit"),
+        ("working_dir_limits", "working_dir_limits"),
     ],
 )
 def test_errors_speak_of_options(said: str, told: str) -> None:
     assert command.as_options(said) == told
+
+
+def test_a_folder_that_is_too_large_names_the_option(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(257 << 20)
+    run = ["run", "--master", "spark://a:7077", "--no-gpu", "--working-dir", str(tmp_path), "--dry-run"]
+    assert command.call([*run, script]) == 2
+    err = capsys.readouterr().err
+    assert f"--working-dir '{tmp_path}' holds 257 MiB, more than --working-dir-limit (256 MiB)" in err
+    assert err.endswith("Keep data on shared storage, or raise --working-dir-limit\n")
+    assert command.call([*run, "--working-dir-limit", "258m", script]) == 0
 
 
 def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,6 +454,49 @@ def test_a_dry_run_on_spark_tells_what_is_known(
     assert "8 ranks, on CPUs\n" in out
     assert "\n  CUDA_VISIBLE_DEVICES=''\n" in out
     assert "\n  OMP_NUM_THREADS=4\n" in out
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("PYSPARK_GATEWAY_PORT", "the Spark session of spark-submit"),
+        ("SPARK_REMOTE", "the Spark session of the variable SPARK_REMOTE"),
+    ],
+)
+def test_a_dry_run_tells_whose_session_it_takes(
+    variable: str, told: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "sc://host")
+    assert command.call(["run", "--no-gpu", "--dry-run", script]) == 0
+    assert f"on            {told}: 1 rank, on CPUs\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("with_the_job", "told"),
+    [(64 << 20, r", the files in {out} \(\d+ bytes\)\n"), (1, r", the files in {out} \(3\.0 KiB\)\n")],
+    ids=["in the job", "from the driver"],
+)
+def test_a_dry_run_tells_which_files_of_earlier_runs_are_sent(
+    with_the_job: int,
+    told: str,
+    script: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    monkeypatch.setattr("distributor.api.build.WITH_THE_JOB", with_the_job)
+    out = tmp_path / "out"
+    out.mkdir()
+    run = ["run", "--master", "spark://a:7077", "--no-gpu", "--output-dir", str(out), "--dry-run", script]
+    assert command.call(run) == 0
+    assert str(out) not in capsys.readouterr().out  # no files yet
+    (out / "losses.csv").write_bytes(bytes(3 << 10))
+    assert command.call(run) == 0
+    assert re.search(told.format(out=re.escape(str(out))), capsys.readouterr().out)
 
 
 def test_a_dry_run_with_a_range_of_ranks(script: str, capsys: pytest.CaptureFixture[str]) -> None:

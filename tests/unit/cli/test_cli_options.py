@@ -31,6 +31,7 @@ def test_panels_list_what_belongs_together() -> None:
             "--object-store-memory",
             "--name",
             "--working-dir",
+            "--working-dir-limit",
             "--dry-run",
         ],
         ["--num-processes", "--local", "--master", "--conf", "--max-processes-per-node", "--driver-ports"],
@@ -52,7 +53,6 @@ def test_every_argument_of_the_api_but_these_has_an_option() -> None:
         "local_mode",  # --local and --master say it
         "keep_warm",  # the process of the command ends with the run
         "preload",
-        "working_dir_limit",
         "callbacks",  # objects
     }
 
@@ -68,7 +68,7 @@ def test_defaults_are_the_declared_ones() -> None:
 def test_defaults_that_are_no_switch_are_shown() -> None:
     shown = {parameter.name for parameter in command.run.params if getattr(parameter, "show_default", False)}
     timeouts = {"start_timeout", "grace_period", "heartbeat_timeout"}
-    words = {"launch", "output_limit", "logs", "start_method", "local_ranks", "restart_on"}
+    words = {"launch", "working_dir_limit", "output_limit", "logs", "start_method", "local_ranks", "restart_on"}
     assert shown == {"num_processes", "max_restarts", *words, *timeouts}
 
 
