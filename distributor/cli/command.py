@@ -32,6 +32,7 @@ from distributor.cli.options import arguments, declared, own, pairs
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
 from distributor.machine.processes import signal_number
 from distributor.schedulers.spark import preflight, session as spark_session
+from distributor.text import wording
 from distributor.values.job import Module
 from distributor.values.options import WHAT, WHERE
 
@@ -122,7 +123,7 @@ def run(
             find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
         preflight.check(master, os.environ, use_gpu)
         if options["progress"]:
-            click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
+            click.echo(f"[distributor] starting a Spark session with master {wording.master(master)}", err=True)
     _train(distributor, target, args, _session(master, settings) if on_spark else None)
 
 
@@ -226,7 +227,9 @@ def _misplaced(arguments: Sequence[str]) -> str:
 def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_ports: str | None) -> bool:
     """Return whether to train on Spark. Refuse options that contradict each other, such as --local and --master."""
     if local and master:
-        raise click.UsageError(f"--local and --master {master} exclude each other: leave one of them out")
+        raise click.UsageError(
+            f"--local and --master {wording.master(master)} exclude each other: leave one of them out"
+        )
     if master:
         preflight.check_master(master)
     on_spark = bool(master) or (not local and _has_session())
@@ -259,7 +262,7 @@ def _print_plan(
     job = distributor.plan(target, *(() if isinstance(target, Module) else args))
     if on_spark:
         origin = "the variable SPARK_REMOTE" if "SPARK_REMOTE" in os.environ else "spark-submit"
-        where = f"Spark, master {master}" if master else f"the Spark session of {origin}"
+        where = f"Spark, master {wording.master(master)}" if master else f"the Spark session of {origin}"
         click.echo(describe(job, where, settings=settings))
         return
     from distributor.schedulers.local import LocalScheduler

@@ -60,6 +60,15 @@ def size(number: float) -> str:
     return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
 
 
+def master(url: str) -> str:
+    """Return a Spark master's URL for messages: without the token that a Spark Connect URL may contain.
+
+    >>> master("sc://host:15002/;use_ssl=true;token=abc;user_id=me"), master("spark://host:7077")
+    ('sc://host:15002/;use_ssl=true;token=***;user_id=me', 'spark://host:7077')
+    """
+    return re.sub(r"(?i)(;token=)[^;]*", r"\1***", url)
+
+
 def address(host: str, port: int) -> str:
     """Return a host and a port as text, with the brackets that IPv6 needs.
 

@@ -51,8 +51,8 @@ def check_master(master: str) -> None:
     """
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
-            f"{master!r} is not a master that Spark knows: use spark://host:7077, yarn, k8s://https://host:443, "
-            "local-cluster[2,1,1024], local[4], or sc://host for Spark Connect"
+            f"{wording.master(master)!r} is not a master that Spark knows: use spark://host:7077, yarn, "
+            "k8s://https://host:443, local-cluster[2,1,1024], local[4], or sc://host for Spark Connect"
         )
     addresses(master)
 
@@ -70,9 +70,10 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             master does not answer.
         ResourceError: GPUs are requested, but with this master, ranks run on this machine, which has no visible GPU.
     """
+    shown = wording.master(master)
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
         raise ResourceError(
-            f"use_gpu=True, but Spark with master {master} has no executors, and this machine has no visible GPU "
+            f"use_gpu=True, but Spark with master {shown} has no executors, and this machine has no visible GPU "
             "(check nvidia-smi and CUDA_VISIBLE_DEVICES): pass use_gpu=False to train on CPUs"
         )
     try:
@@ -83,7 +84,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
         ) from None
     if not master.startswith("sc://") and (reason := java.problem(spark, environ)) is not None:
         raise ConfigurationError(
-            f"no Spark session with master {master}: {reason}. To train on this machine without Spark and "
+            f"no Spark session with master {shown}: {reason}. To train on this machine without Spark and "
             "Java, pass local_mode=True"
         )
     configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
@@ -113,19 +114,20 @@ def addresses(master: str) -> list[tuple[str, int]]:
 
 
 def _address(url: str, default: int | None) -> tuple[str, int]:
+    shown = wording.master(url)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or default
     except ValueError as error:
-        raise ConfigurationError(f"the master {url!r} is not a URL: {error}") from None
+        raise ConfigurationError(f"the master {shown!r} is not a URL: {error}") from None
     if not host:
-        raise ConfigurationError(f"the master {url!r} names no host: use spark://host:7077 or sc://host")
+        raise ConfigurationError(f"the master {shown!r} names no host: use spark://host:7077 or sc://host")
     if port is None:
         raise ConfigurationError(
-            f"the master {url!r} names no port: add it (7077 unless the master was started with another)"
+            f"the master {shown!r} names no port: add it (7077 unless the master was started with another)"
         )
     if default is None and (parts.path or parts.query or parts.fragment):
-        raise ConfigurationError(f"the master {url!r} has more than a host and a port: use spark://{parts.netloc}")
+        raise ConfigurationError(f"the master {shown!r} has more than a host and a port: use spark://{parts.netloc}")
     return host, port
 
 
@@ -151,8 +153,8 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
         reasons.append(reason)
     what = "Spark Connect server" if master.startswith("sc://") else "master"
     raise ConfigurationError(
-        f"no Spark session with master {master}: {'; '.join(sorted(reasons))}. Is the {what} running, and is this its "
-        "address as seen from this machine?"
+        f"no Spark session with master {wording.master(master)}: {'; '.join(sorted(reasons))}. Is the {what} running, "
+        "and is this its address as seen from this machine?"
     )
 
 

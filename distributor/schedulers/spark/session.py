@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distributor.errors import ConfigurationError, DistributorError
 from distributor.schedulers.spark import java
+from distributor.text import wording
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -324,12 +325,12 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     remote = master is not None and master.startswith("sc://")
-    builder: Any = SparkSession.builder.appName("distributor")
-    if master is not None:
-        builder = builder.remote(master) if remote else builder.master(master)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     try:
+        builder: Any = SparkSession.builder.appName("distributor")
+        if master is not None:
+            builder = builder.remote(master) if remote else builder.master(master)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
         if not remote and "SPARK_REMOTE" not in os.environ:
             _start_java({**settings, **({} if master is None else {"spark.master": master})})
         session: SparkSession = builder.getOrCreate()
@@ -340,7 +341,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
             error = RuntimeError(
                 "Spark's context stopped while it was starting; Spark's log above says why (is a master running there?)"
             )
-        where = "" if master is None else f" with master {master}"
+        where = "" if master is None else f" with master {wording.master(master)}"
         raise ConfigurationError(f"no Spark session{where}: {_first_words(error)}") from None
 
 

@@ -474,6 +474,17 @@ def test_a_dry_run_tells_whose_session_it_takes(
     assert f"on            {told}: 1 rank, on CPUs\n" in capsys.readouterr().out
 
 
+def test_a_token_in_a_masters_url_is_hidden(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    run = ["run", "--no-gpu", "--master", "sc://host/;use_ssl=true;token=geheim"]
+    assert command.call([*run, "--dry-run", script]) == 0
+    assert "Spark, master sc://host/;use_ssl=true;token=***: 1 rank" in capsys.readouterr().out
+    assert command.call([*run, "--local", script]) == 2
+    assert "geheim" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("with_the_job", "told"),
     [(64 << 20, r", the files in {out} \(\d+ bytes\)\n"), (1, r", the files in {out} \(3\.0 KiB\)\n")],

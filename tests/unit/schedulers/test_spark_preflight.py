@@ -58,7 +58,9 @@ def test_a_master_that_does_not_answer(closed: int, java: Path) -> None:
         "refused). Is the master running, and is this its address as seen from this machine?"
     )
     assert f"nothing answers at [::1]:{closed} (" in refused(f"sc://[::1]:{closed}", {})
-    assert "Is the Spark Connect server running" in refused(f"sc://localhost:{closed}/;user_id=me", {})
+    told = refused(f"sc://localhost:{closed}/;token=geheim;user_id=me", {})
+    assert f"no Spark session with master sc://localhost:{closed}/;token=***;user_id=me: " in told
+    assert "Is the Spark Connect server running" in told
 
 
 def test_a_master_that_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,3 +156,10 @@ def test_without_a_bar_nothing_is_hidden() -> None:
     with without_bar(with_bar(bar)):
         pass
     assert bar.hidden == 0
+
+
+def test_a_master_beside_an_address_of_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host-a")
+    told = r"^no Spark session with master spark://host-b:7077: .*Spark Connect"
+    with pytest.raises(ConfigurationError, match=told):
+        session.create("spark://host-b:7077", {})
