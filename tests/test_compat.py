@@ -191,6 +191,11 @@ def test_the_state_of_an_optimizer_comes_from_one_rank(anywhere: None) -> None:
 
 
 @pytest.mark.slow_on_executors
+def test_a_scheduler_sets_the_rate_of_all_ranks_after_a_broadcast(anywhere: None) -> None:
+    assert horovod.run(horovod_trainings.scheduled, num_proc=2) == [[0.025, 0.025]] * 2
+
+
+@pytest.mark.slow_on_executors
 def test_a_parameter_that_a_rank_does_not_use(anywhere: None) -> None:
     assert horovod.run(horovod_trainings.unused, num_proc=2) == [[0.5, 0.5], [0.5, 0.5]]
 
@@ -214,6 +219,12 @@ def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixt
     assert "use_mpi=True does not start MPI" in caplog.text
     assert "prefix_output_with_timestamp is not used" in caplog.text
     assert horovod.spark.interfaces(None) == {}
+
+
+@pytest.mark.slow_on_executors
+def test_options_of_horovods_run_say_where_to_train(anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 3)
+    assert len(horovod.run(who, options={"local_mode": True, "use_gpu": False})) == 3
 
 
 @pytest.mark.slow_on_executors

@@ -28,7 +28,7 @@ from distributor.compat.descriptions import (
     instances,
     not_used,
 )
-from distributor.compat.running import Request, run_first
+from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi_env import MpiEnv
 from distributor.launch.tensorflow import TensorFlow
@@ -412,8 +412,9 @@ def run(
         code: the project folder, which becomes the ranks' current directory.
         use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if Spark's settings give GPUs to
             executors or, without executors, if this machine has GPUs.
-        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. They cannot include
-            ``num_processes``, ``local_mode``, ``use_gpu`` or ``launch``, which ``run`` itself sets.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. ``{"local_mode": True}``
+            trains on this machine, even if a Spark session is active. They cannot include ``num_processes`` or
+            ``launch``, which ``run`` itself sets, nor ``use_gpu`` if it is given as an argument of its own.
         kwargs: keyword arguments of the function.
 
     Raises:
@@ -448,15 +449,16 @@ def run(
 def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | None) -> Request:
     """Return a job's request to ``Distributor``. ``options`` override the job's own values."""
     named = {"env": job.environment_variables, "working_dir": job.code, "name": job.display_name}
-    return Request(
+    request = Request(
         asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",
         parameter="instance_count",
         processes=job.distribution.processes(job.instances),
         use_gpu=use_gpu,
         per_node=job.distribution.per_instance,
         launch=job.distribution.launch(job.instances),
-        options={**{name: value for name, value in named.items() if value}, **(options or {})},
+        options={name: value for name, value in named.items() if value},
     )
+    return with_options(request, options)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributor.api.distributor import Distributor
@@ -17,6 +17,7 @@ from distributor.launch.torchrun import Torchrun
 from distributor.run.handle import Run
 from distributor.text import notices
 from distributor.text.wording import count
+from distributor.values.checks import check_choice
 from distributor.values.launch import Launch
 
 
@@ -29,7 +30,8 @@ class Request:
         parameter: the name of the call's parameter that sets the number of processes; used in messages.
         processes: number of processes; ``None``: one for each GPU or, if ranks use no GPUs, for each task slot.
         local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
-        otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active.
+        otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active. The
+            default fits calls that have no argument of their own for ``local_mode``.
         use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
         accelerator: the type of the ranks' GPUs; ``None`` for any.
         per_node: maximum number of ranks on one executor. If the run trains on this machine, there is no maximum.
@@ -41,12 +43,43 @@ class Request:
     parameter: str
     processes: int | None = None
     local_mode: bool | None = None
-    otherwise: str = ""
+    otherwise: str = "leave out local_mode=False to train on this machine"
     use_gpu: bool | None = None
     accelerator: str | None = None
     per_node: int | None = None
     launch: Launch = field(default_factory=Torchrun)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def with_options(request: Request, options: Mapping[str, Any] | None) -> Request:
+    """Return a request with further options of ``Distributor``, which the user gives by name.
+
+    ``local_mode`` and ``use_gpu`` may be among them, unless the request already says where to train or whether to use
+    GPUs. Of the other options, those that the user gives override those of the request.
+
+    Raises:
+        ConfigurationError: an option sets what the call itself sets, or the value of ``local_mode`` or ``use_gpu`` is
+            wrong.
+
+    Example:
+        >>> with_options(Request("run()", "num_proc"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
+        False
+    """
+    others = dict(options or {})
+    for name, advice in (("num_processes", f", and pass {request.parameter}= instead"), ("launch", "")):
+        if name in others:
+            raise ConfigurationError(
+                f"options={{{name!r}: {others[name]!r}}} cannot be used, since {request.asked} itself sets {name}: "
+                f"leave it out{advice}"
+            )
+    chosen: dict[str, Any] = {name: others.pop(name) for name in ("local_mode", "use_gpu") if name in others}
+    for name, value in chosen.items():
+        if (own := getattr(request, name)) is not None:
+            raise ConfigurationError(
+                f"{name}={own!r} and options={{{name!r}: {value!r}}} both set {name}: leave it out of options"
+            )
+        check_choice(name, value)
+    return replace(request, options={**request.options, **others}, **chosen)
 
 
 @dataclass(frozen=True)

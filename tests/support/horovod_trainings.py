@@ -171,6 +171,19 @@ def restored() -> Any:
     return optimizer.param_groups[0]["lr"], [float(of_one["step"]) for of_one in state["state"].values()], moments
 
 
+def scheduled() -> list[float]:
+    """The learning rates that this rank has after a scheduler of the user's own optimizer has stepped."""
+    from distributor.compat.horovod import torch as hvd
+
+    hvd.init()
+    plain = optimizer_of(model_of(0))
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain)
+    hvd.broadcast_optimizer_state(optimizer)
+    scheduler.step()
+    return [optimizer.param_groups[0]["lr"], plain.param_groups[0]["lr"]]
+
+
 def unused() -> list[float]:
     """Each rank uses a parameter of its own; both ranks train both."""
     from distributor.compat.horovod import torch as hvd

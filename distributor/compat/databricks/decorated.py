@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from distributor.api.target import check_call
 from distributor.compat.running import Request, run_all
 from distributor.errors import ConfigurationError
 from distributor.text import notices
@@ -46,10 +47,12 @@ class DistributedFunction(Generic[P, T]):
         With the decorator ``ray_launch``, the function runs once, as Ray's driver, so the returned list has one value.
 
         Raises:
-            ConfigurationError: the run that the decorator asks for is not possible; nothing was started.
+            ConfigurationError: the function does not take these arguments, a call would not run its body, or the run
+                that the decorator asks for is not possible; nothing was started.
             ResourceError: there are fewer GPUs than requested.
             TrainingError: a rank failed, for instance because its GPU is of another type.
         """
+        check_call(self._function, args, kwargs)  # a wrapper, such as that of ``ray_launch``, takes any arguments
         for pool in pools_set(os.environ):
             notices.logger.warning(
                 "%s is set, but there are no pools here: %s trains on the executors of the Spark session, or on this "

@@ -6,7 +6,7 @@ the same order on all ranks, so all ranks start the reductions from the last par
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -29,16 +29,16 @@ class GradientReducer:
     optimizer's groups have been computed.
 
     Args:
-        groups: the optimizer's own list of parameter groups.
+        optimizer: the optimizer whose gradients are reduced.
         passes: number of backward passes whose gradients are summed before they are reduced.
         reduction: how the gradients of all ranks are combined.
         dense: whether to convert sparse gradients to dense ones.
     """
 
     def __init__(
-        self, groups: Sequence[dict[str, Any]], passes: int, reduction: Reduction, *, dense: bool = False
+        self, optimizer: torch.optim.Optimizer, passes: int, reduction: Reduction, *, dense: bool = False
     ) -> None:
-        self._groups = groups
+        self._optimizer = optimizer
         self._passes = passes
         self._reduction = reduction
         self._dense = dense
@@ -93,6 +93,10 @@ class GradientReducer:
         for handle in self._handles.values():
             handle.wait()
         self._handles.clear()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count computed gradients from zero again, as at the beginning of a step."""
         self._arrived.clear()
         self._next = 0
 
@@ -109,15 +113,38 @@ class GradientReducer:
         self._handles[parameter] = collectives.start(gradient, self._reduction, into=gradient)
 
     def _order(self) -> list[Parameter]:
-        return [parameter for group in self._groups for parameter in group["params"]][::-1]
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]][::-1]
 
 
 class Distributed(torch.optim.Optimizer):
     """The methods that :func:`DistributedOptimizer` adds to the class of the user's optimizer."""
 
+    _original: torch.optim.Optimizer
     _reducer: GradientReducer
     _reduced = False
     _skips = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters with their options: those of the user's optimizer, even if it replaces them."""
+        return self._original.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._original.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """What the optimizer keeps for each parameter, such as momenta: the state of the user's optimizer."""
+        return self._original.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._original.state = state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # ``load_state_dict`` ends with this call, which would write groups and state past the properties.
+        self._original.__setstate__(state)
 
     def synchronize(self) -> None:
         """Reduce all gradients over the ranks now; the next :meth:`step` does not reduce them again."""
@@ -153,7 +180,7 @@ class Distributed(torch.optim.Optimizer):
         return super().step()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the gradients of all parameters.
+        """Reset the gradients of all parameters, and the number of backward passes since the last :meth:`step`.
 
         Raises:
             ConfigurationError: the gradients are being reduced, and would be lost.
@@ -163,6 +190,8 @@ class Distributed(torch.optim.Optimizer):
                 "zero_grad() loses the gradients of the last backward(), which are being reduced: call step() or "
                 "synchronize() first"
             )
+        self._reducer.restart()
+        self._reduced = False
         super().zero_grad(*args, **kwargs)
 
 
@@ -171,7 +200,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
-    op: Op = Average,
+    op: Op | None = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -180,9 +209,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
 ) -> Any:
     """Return an optimizer like ``optimizer`` that also averages the gradients of all ranks before it steps.
 
-    The new optimizer shares parameters, options and state with ``optimizer``, so a learning-rate scheduler may be made
-    for either optimizer. But once ``load_state_dict`` or ``broadcast_optimizer_state`` has loaded a state into one of
-    the two, they share only the parameters. So if you load a state, make schedulers for the new optimizer.
+    The new optimizer shares parameters, options and state with ``optimizer``. So you can make learning-rate schedulers
+    for either optimizer, and load a state into either (``load_state_dict``, ``broadcast_optimizer_state``).
 
     Args:
         optimizer: any optimizer of torch.
@@ -191,7 +219,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         compression: how gradients are compressed for sending.
         backward_passes_per_step: number of backward passes before each ``step()``; their gradients are summed, not
             averaged.
-        op: how gradients are combined: ``Average`` (default) or ``Sum``.
+        op: how gradients are combined: ``Average`` (default, also for ``None``) or ``Sum``.
         gradient_predivide_factor: factor by which gradients are divided before the sum and multiplied after it.
         num_groups, groups: accepted without effect, since they only change how Horovod packs messages.
         sparse_as_dense: whether to convert sparse gradients to dense ones; otherwise they cause an error.
@@ -205,23 +233,25 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """
     world.require("DistributedOptimizer")
     no_process_set(process_set)
-    if check_op(op) not in (Op.AVERAGE, Op.SUM):
-        raise ConfigurationError(f"op must be hvd.Average or hvd.Sum for gradients, not hvd.{op.value}")
+    operation = check_op(op)
+    if operation not in (Op.AVERAGE, Op.SUM):
+        raise ConfigurationError(f"op must be hvd.Average or hvd.Sum for gradients, not hvd.{operation.value}")
     if named_parameters is not None:
         _check_names(optimizer, list(named_parameters))
     factor = gradient_predivide_factor
     reducer = GradientReducer(
-        optimizer.param_groups,
+        optimizer,
         check_count("backward_passes_per_step", backward_passes_per_step),
-        Reduction(op, 1 / factor, factor, compression),
+        Reduction(operation, 1 / factor, factor, compression),
         dense=sparse_as_dense,
     )
     kind: Any = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made = cast(Distributed, kind.__new__(kind))
     # ``step`` is not copied: if a learning-rate scheduler has replaced it on ``optimizer``, the copy would hide
-    # ``Distributed.step``, which reduces the gradients.
-    vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    made._reducer = reducer
+    # ``Distributed.step``, which reduces the gradients. Properties of ``Distributed`` take the place of the others.
+    left_out = ("step", "param_groups", "state")
+    vars(made).update({name: value for name, value in vars(optimizer).items() if name not in left_out})
+    made._original, made._reducer = optimizer, reducer
     reducer.watch()
     return made
 

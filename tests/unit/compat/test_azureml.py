@@ -63,6 +63,14 @@ def test_a_distribution_chooses_path_and_processes(
         (lambda: as_distribution({"type": "ray", "nodes": 2}), "distribution=.* cannot be used: .*'nodes'"),
         (lambda: azureml.run(print, instance_count=0), "instance_count must be a positive integer, not 0"),
         (lambda: azureml.run(print, environment_variables={"RANK": "1"}), "environment_variables sets RANK"),
+        (
+            lambda: azureml.run(print, options={"num_processes": 2}),
+            "since PyTorchDistribution on instance_count=1 itself .*: leave it out, and pass instance_count= instead",
+        ),
+        (
+            lambda: azureml.run(print, use_gpu=False, options={"use_gpu": True}),
+            "use_gpu=False and options={'use_gpu': True} both set use_gpu",
+        ),
     ],
 )
 def test_wrong_distributions(make: Any, told: str) -> None:

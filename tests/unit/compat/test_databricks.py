@@ -97,6 +97,23 @@ def test_a_decorated_function_still_runs_here() -> None:
     assert decorated_one.__name__ == "one"
 
 
+async def later(number: int) -> int:
+    return number
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "told"),
+    [
+        (one, (1, 2), r"one\(\) cannot be called with these arguments: too many positional arguments"),
+        (later, (1,), "later is a coroutine function, and calling it runs nothing"),
+    ],
+)
+@pytest.mark.parametrize("launched", [serverless_gpu.ray_launch(gpus=1), air.ray_launch(num_accelerators=1)])
+def test_wrong_arguments_of_rays_driver_are_told_at_once(launched: Any, function: Any, given: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        launched(function).distributed(*given)
+
+
 def test_ray_launch_asks_for_rays_path() -> None:
     for made in (serverless_gpu.ray_launch(gpus=4)(one), air.ray_launch(num_accelerators=4)(one)):
         assert isinstance(made._request.launch, Ray)

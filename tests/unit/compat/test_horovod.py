@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,13 @@ def test_other_flavours_say_what_to_do(flavour: str) -> None:
         ({"np": 0}, "num_proc must be a positive integer, not 0"),
         ({"stdout": sys.stdout, "stderr": sys.stderr, "num_proc": 0}, "num_proc must be a positive integer, not 0"),
         ({"num_proc": 0}, "num_proc must be a positive integer, not 0"),
+        (
+            {"options": {"num_processes": 3}},
+            r"^options={'num_processes': 3} cannot be used, since run\(\) itself .*: leave it out, and pass num_proc= ",
+        ),
+        ({"num_proc": 2, "options": {"launch": "mpi"}}, r"since run\(num_proc=2\) itself sets launch: leave it out$"),
+        ({"options": {"use_gpu": "no"}}, "use_gpu must be True, False or None, not 'no'"),
+        ({"options": {"local_mode": "here"}}, "local_mode must be True, False or None, not 'here'"),
     ],
 )
 def test_arguments_of_run_that_are_refused(given: dict[str, Any], told: str) -> None:
@@ -179,6 +187,28 @@ def test_gradients_under_way_are_not_thrown_away(alone: None) -> None:
     assert weight.tolist() == pytest.approx([0.9, 0.9])
 
 
+def test_gradients_that_are_thrown_away_do_not_count(alone: None) -> None:
+    used, unused = parameter(), parameter()
+    optimizer = optimizer_of(used, unused)  # no reduction starts before the last parameter has its gradient
+    used.sum().backward()
+    optimizer.zero_grad()
+    used.sum().backward()
+    optimizer.step()
+    assert used.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_gradients_after_those_that_were_reduced_and_thrown_away_are_reduced(alone: None) -> None:
+    weight = parameter()
+    optimizer = optimizer_of(weight)
+    weight.sum().backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()  # nothing is under way
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
 def test_more_backward_passes_than_expected(alone: None) -> None:
     weight = parameter()
     optimizer = optimizer_of(weight, backward_passes_per_step=2)
@@ -217,6 +247,50 @@ def test_the_optimizer_keeps_its_class_and_state(alone: None) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert plain.state[weight] is optimizer.state[weight]
     assert torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+@pytest.mark.parametrize("loads", ["plain", "distributed"])
+@pytest.mark.parametrize("schedules", ["plain", "distributed"])
+def test_optimizers_share_groups_and_state_after_a_state_is_loaded(schedules: str, loads: str, alone: None) -> None:
+    weight, later = parameter(), parameter()
+    plain = torch.optim.Adam([weight], 0.1)
+    optimizer = hvd.DistributedOptimizer(plain)
+    either = {"plain": plain, "distributed": optimizer}
+    scheduler = torch.optim.lr_scheduler.StepLR(either[schedules], 1, 0.5)
+    either[loads].load_state_dict(either[loads].state_dict())
+    weight.sum().backward()
+    either[schedules].step()
+    scheduler.step()
+    optimizer.add_param_group({"params": [later]})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
+    assert plain.param_groups is optimizer.param_groups
+    assert plain.state is optimizer.state
+    assert plain.state[weight]["step"] == 1
+
+
+def test_groups_and_state_can_be_replaced(alone: None) -> None:
+    plain = torch.optim.SGD([parameter()], 0.1)
+    optimizer = hvd.DistributedOptimizer(plain)
+    groups, state = [{**plain.param_groups[0], "lr": 0.2}], defaultdict(dict, {parameter(): {"momentum_buffer": None}})
+    optimizer.param_groups, optimizer.state = groups, state
+    assert plain.param_groups is groups
+    assert plain.state is state
+
+
+def test_hooks_of_steps_are_called_once_after_a_state_is_loaded(alone: None) -> None:
+    optimizer, called = optimizer_of(parameter()), []
+    optimizer.register_step_pre_hook(lambda *given: called.append("pre"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert called == ["pre"]
+
+
+def test_no_operation_is_an_average(alone: None) -> None:
+    weight = parameter()
+    optimizer = optimizer_of(weight, op=None)
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
 
 
 def test_gradients_can_be_clipped_before_the_step(alone: None) -> None:

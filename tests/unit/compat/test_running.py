@@ -11,7 +11,7 @@ from jobs import make_job
 from distributor import ConfigurationError, ResourceError
 from distributor.compat.accelerators import CheckedPath, OnAccelerator
 from distributor.compat.places import Place
-from distributor.compat.running import Request, check_trial, settle
+from distributor.compat.running import Request, check_trial, settle, with_options
 from distributor.compat.trial import cpu_ranks
 from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
@@ -80,6 +80,25 @@ def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
     asked = replace(ASKED, per_node=4, options={"name": "a"})
     assert settle(asked, None, at(CLUSTER)).options == {"max_processes_per_node": 4, "name": "a"}
     assert settle(asked, None, at(Place(gpus=8))).options == {"name": "a"}
+
+
+def test_options_may_say_where_to_train_and_whether_to_use_gpus() -> None:
+    asked = with_options(replace(EVERY, options={"name": "a", "logs": "all"}), {"use_gpu": False, "name": "b"})
+    settled = settle(asked, None, at(CLUSTER))
+    assert (settled.processes, settled.use_gpu, settled.options) == (64, False, {"name": "b", "logs": "all"})
+    here = with_options(EVERY, {"local_mode": True})
+    assert settle(here, None, lambda mode: Place(cpus=4) if mode else CLUSTER).processes == 4
+    assert settle(here, 2, never).local_mode is True
+    there = with_options(EVERY, {"local_mode": False})
+    with pytest.raises(ConfigurationError, match="none is active: create one .*, or leave out local_mode=False to"):
+        settle(there, None, at(Place(exists=False)))
+    assert with_options(EVERY, None) == EVERY
+
+
+def test_what_the_request_says_is_not_said_again_in_options() -> None:
+    told = "^use_gpu=True and options={'use_gpu': False} both set use_gpu: leave it out of options"
+    with pytest.raises(ConfigurationError, match=told):
+        with_options(ASKED, {"use_gpu": False})
 
 
 def test_a_trial_has_the_processes_that_its_launch_path_needs() -> None:

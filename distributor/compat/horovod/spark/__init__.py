@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from distributor.compat.running import Request, run_all
+from distributor.compat.running import Request, run_all, with_options
 from distributor.errors import ConfigurationError
 from distributor.text import notices
 from distributor.values.checks import check_count
@@ -64,8 +64,9 @@ def run(
         prefix_output_with_timestamp: accepted without effect, with a warning, since lines of output begin with rank and
             host.
         np: the same as ``num_proc``, under the name that it has in ``horovod.run``.
-        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. They cannot include
-            ``num_processes``, ``local_mode``, ``use_gpu`` or ``launch``, which ``run`` itself sets.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. ``{"use_gpu": False}``
+            trains without GPUs, and ``{"local_mode": True}`` on this machine. They cannot include ``num_processes`` or
+            ``launch``, which ``run`` itself sets.
 
     Raises:
         ConfigurationError: an argument is wrong; nothing was started.
@@ -89,9 +90,9 @@ def run(
         asked="run()" if num_proc is None else f"run(num_proc={num_proc!r})",
         parameter="num_proc",
         processes=None if num_proc is None else check_count("num_proc", num_proc),
-        options={**_named(start_timeout, {**(env or {}), **interfaces(nics)}, verbose), **(options or {})},
+        options=_named(start_timeout, {**(env or {}), **interfaces(nics)}, verbose),
     )
-    return run_all(request, fn, args, kwargs)
+    return run_all(with_options(request, options), fn, args, kwargs)
 
 
 def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: int) -> dict[str, Any]:
