@@ -412,7 +412,7 @@ def deepspeed_config() -> dict[str, Any]:
 
     Raises:
         ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still
-            contains an "auto" that only Hugging Face's Trainer can replace.
+            contains an "auto" that only Hugging Face's Trainer or Accelerate's ``DummyScheduler`` can replace.
 
     Example:
         >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP
@@ -434,7 +434,8 @@ def deepspeed_config() -> dict[str, Any]:
         config: dict[str, Any] = json.load(file)
     if left := unfilled(config):
         raise ConfigurationError(
-            f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer fills it in: replace 'auto' with "
-            "the number of training steps, or pass this number in the argument auto={'total_steps': ...}"
+            f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer or Accelerate's DummyScheduler can "
+            "replace it: replace 'auto' with the number of training steps, or pass this number in the argument "
+            "auto={'total_steps': ...}"
         )
     return config

@@ -235,6 +235,15 @@ def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_checkpoint_without_zero_replaces_one_with_zero(tmp_path: Path) -> None:
+    run = make_local(2, trainings.config(0)).submit(trainings.save_without_zero, str(tmp_path))
+    for loaded, refused in run.results(timeout=watch.DEADLINE):
+        assert loaded == {"stage": 0}
+        assert refused == f"there is no checkpoint '{tmp_path / 'a_universal'}'; the folder has a, b, b_universal"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["a", "b", "b_universal"]
+
+
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
     for none, absent, two, slash, universal, three, stage, early, four, five in run.results(timeout=watch.DEADLINE):
@@ -311,8 +320,9 @@ def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str])
 def test_steps_that_only_a_trainer_knows() -> None:
     config = trainings.config(1, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
     text = (
-        "scheduler.params.total_num_steps is 'auto', and only Hugging Face's Trainer fills it in: replace 'auto' with "
-        "the number of training steps, or pass this number in the argument auto={'total_steps'"
+        "scheduler.params.total_num_steps is 'auto', and only Hugging Face's Trainer or Accelerate's DummyScheduler "
+        "can replace it: replace 'auto' with the number of training steps, or pass this number in the argument "
+        "auto={'total_steps'"
     )
     with pytest.raises(TrainingError, match=re.escape(text)):
         make_local(1, config).run(runtime.deepspeed_config)

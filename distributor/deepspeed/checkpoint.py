@@ -62,7 +62,8 @@ def save(
     earlier universal checkpoint can be loaded until the new one is complete.
 
     Without ZeRO, no universal checkpoint (DeepSpeed's form for any number of ranks) is made, because none is needed:
-    any number of ranks can load ``folder/tag`` itself.
+    any number of ranks can load ``folder/tag`` itself. If the same tag was saved with ZeRO before, its universal
+    checkpoint is removed once the new checkpoint is complete.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
@@ -80,7 +81,8 @@ def save(
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
             DeepSpeed makes no universal checkpoints of this model or optimizer, or ZeRO stage 3 is used and its
             optimizer has not made a step yet. Every rank raises this error.
-        RuntimeError: DeepSpeed could not make the universal checkpoint. Every rank raises this error.
+        RuntimeError: rank 0 could not make the universal checkpoint, or could not remove an earlier one. Every rank
+            raises this error.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
     if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
@@ -88,6 +90,7 @@ def save(
     state = {_CLIENT_STATE: dict(client_state or {})}
     if not engine.zero_optimization():  # every rank has the whole state
         engine.save_checkpoint(str(root), tag=tag, client_state=state)
+        _together(lambda: _remove_universal(root, tag))
         return tag
     _check_whole(engine)
     if engine.zero_nvme_offload_optimizer():
@@ -363,7 +366,17 @@ def _together(action: Callable[[], None]) -> None:
     if said.startswith("!"):
         raise ConfigurationError(said[1:])
     if said:
-        raise RuntimeError(f"could not make the universal checkpoint: {said}")
+        raise RuntimeError(f"could not complete the checkpoint: {said}")
+
+
+def _remove_universal(root: Path, tag: str) -> None:
+    """Remove the universal checkpoint that an earlier save with ZeRO made with this tag, if there is one."""
+    earlier, unfinished = root / f"{tag}{UNIVERSAL}", root / _UNFINISHED
+    if earlier.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        earlier.rename(unfinished / "before")  # removing it takes time, and no part of it may be loaded meanwhile
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from distributor.deepspeed.reading import Config, copy_of, plain
@@ -131,7 +132,7 @@ _ZERO = (
 def check(config: Config, world_size: int) -> None:
     """Check a configuration for mistakes that DeepSpeed would not find before all ranks have started, or not at all.
 
-    ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed or Hugging Face's Trainer replaces it by a value.
+    ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed, Transformers or Accelerate replaces it.
 
     Raises:
         ConfigurationError: a name is probably misspelt, or a value is wrong; the message shows the name or the value,
@@ -259,13 +260,18 @@ def zero_stage(config: Config) -> int:
     if isinstance(zero, bool):  # an older form: true means stage 1
         return int(zero)
     stage = _section(config, "zero_optimization").get("stage", 0)
-    if isinstance(stage, bool) or stage not in STAGES:
+    if not is_stage(stage):
         stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
         raise ConfigurationError(
             f"deepspeedConfig: zero_optimization.stage is {stage!r}, but must be one of these stages "
             f"(in brackets: what each splits among ranks): {stages}"
         )
     return int(stage)
+
+
+def is_stage(value: Any) -> bool:
+    """Return whether a value, which may be of any type, is the number of a ZeRO stage."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value in STAGES
 
 
 def precision(config: Config) -> str:

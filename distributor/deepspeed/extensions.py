@@ -8,6 +8,7 @@ time.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -24,7 +25,7 @@ from importlib import metadata
 from typing import Any
 
 from distributor.errors import StartError
-from distributor.machine import folders
+from distributor.machine import devices, folders
 
 #: Number of seconds between checks of whether another process has finished its build.
 _LOOK = 0.05
@@ -63,7 +64,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
     _find_ninja()
     _set_baton(timeout)
     if not names:
-        _set_cache_folder("")
+        _set_cache_folder(_gpus_without_cuda)
         return
     try:
         from deepspeed.accelerator import get_accelerator
@@ -75,7 +76,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
         ) from error
     accelerator = get_accelerator()
     accelerator.set_device(local_rank)  # otherwise, querying a GPU would allocate memory on GPU 0
-    _set_cache_folder(_gpus())
+    _set_cache_folder(_gpus)
     for name in names:
         builder = accelerator.create_op_builder(name)
         if builder is None or type(builder).__name__ == "NotImplementedBuilder":
@@ -132,9 +133,9 @@ def missing_tool(cuda: bool) -> str | None:
     return None
 
 
-def _set_cache_folder(gpus: str) -> None:
+def _set_cache_folder(gpus: Callable[[], str]) -> None:
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        os.environ["TORCH_EXTENSIONS_DIR"] = cache_folder(gpus)
+        os.environ["TORCH_EXTENSIONS_DIR"] = cache_folder(gpus())
 
 
 def _gpus() -> str:
@@ -145,6 +146,45 @@ def _gpus() -> str:
         return ""
     kinds = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     return f"{torch.version.cuda} {sorted(kinds)}"
+
+
+def _gpus_without_cuda() -> str:
+    """Return the same as :func:`_gpus`, but do not initialize CUDA, which is left to the user's code.
+
+    Once a process has initialized CUDA, it cannot choose its GPUs, and processes that it forks cannot use any. So this
+    function asks NVML, the library of NVIDIA's driver. NVML may number GPUs in another order than CUDA. If the machine
+    has GPUs of several types, the text therefore has the types of all of them, and ``CUDA_VISIBLE_DEVICES``.
+
+    Without NVML, which AMD's GPUs do not have, the text is empty.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    kinds = [] if devices.parse_visible(visible) == () else sorted(_ask_nvml())
+    with suppress(ImportError):  # whoever needs torch says so
+        import torch
+
+        if kinds and torch.version.cuda is not None:
+            return f"{torch.version.cuda} {kinds}" + (f" {visible}" if len(kinds) > 1 else "")
+    return ""
+
+
+def _ask_nvml() -> set[tuple[int, int]]:
+    """Return the compute capabilities of all NVIDIA GPUs of this machine; the set is empty if NVML cannot be used.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api/
+    """
+    count, device, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    found = set()
+    with suppress(OSError, AttributeError):  # there is no NVML, or it does not have these functions
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() == 0:
+            nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+            for index in range(count.value):
+                if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+                    continue
+                if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
+                    found.add((major.value, minor.value))
+            nvml.nvmlShutdown()
+    return found
 
 
 def cache_folder(gpus: str = "") -> str:

@@ -80,9 +80,10 @@ def _load_yaml(text: str) -> Any:
         YAML 1.1 reads 1e-4 as text, because the number has no dot.
         """
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)  # as written: merging adds names to it later
             _unique([(str(key.value), None) for key, _ in node.value if not key.tag.endswith(":merge")])
-            return super().construct_mapping(node, deep)
+            return node
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")

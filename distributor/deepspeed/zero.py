@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, positive
+from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, is_stage, positive
 from distributor.deepspeed.reading import Config
 from distributor.errors import ConfigurationError
 from distributor.text.tables import table
@@ -129,7 +129,7 @@ def zero(
 
 def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
     """Check that the arguments of :func:`zero` are valid and fit each other."""
-    if isinstance(stage, bool) or stage not in STAGES:
+    if not is_stage(stage):
         raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
     if offload not in ("none", "cpu", "nvme"):
         raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
@@ -347,7 +347,7 @@ def _count(model: Any) -> tuple[int, int]:
         if parameters == 0:
             raise ConfigurationError(f"the model {type(model).__qualname__} has no parameters")
         return parameters, largest
-    if isinstance(model, float) and model == int(model):  # 7e9
+    if isinstance(model, float) and model.is_integer():  # 7e9
         model = int(model)
     parameters = positive("the number of parameters", model)
     return parameters, max(1, parameters // 40)

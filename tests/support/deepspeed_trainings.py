@@ -173,6 +173,30 @@ def load(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     return found
 
 
+def save_without_zero(folder: str) -> tuple[dict[str, Any], str]:
+    """Saves with ZeRO, then without ZeRO under one of the same tags: what is loaded of it, and what ZeRO is told."""
+    deepspeed = start()
+    from distributor import ConfigurationError, deepspeed_checkpoint
+
+    split, *_ = deepspeed.initialize(model=network(), config=config(2))
+    steps(split, 0, 1)
+    for tag in ("b", "a"):
+        deepspeed_checkpoint.save(split, folder, tag, {"stage": 2})
+    whole, *_ = deepspeed.initialize(model=network(), config=config(0))
+    steps(whole, 0, 1)
+    deepspeed_checkpoint.save(whole, folder, "a", {"stage": 0})
+    fresh, *_ = deepspeed.initialize(model=network(), config=config(0))
+    loaded = deepspeed_checkpoint.load(fresh, folder, "a")
+    fresh, *_ = deepspeed.initialize(model=network(), config=config(2))
+    deepspeed_checkpoint.load(fresh, folder, "b")  # another tag, which stays
+    try:
+        deepspeed_checkpoint.load(fresh, folder, "a")
+        refused = ""
+    except ConfigurationError as error:
+        refused = str(error)
+    return loaded, refused
+
+
 def checkpoints_that_are_none(folder: str) -> list[str]:
     """What a rank is told of checkpoints that cannot be."""
     deepspeed = start()

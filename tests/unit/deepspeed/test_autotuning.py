@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from distributor import ConfigurationError, PayloadError, ResourceError, TrainingError, autotune
+from distributor import (
+    ConfigurationError,
+    DeepspeedTorchDistributor,
+    PayloadError,
+    ResourceError,
+    TrainingError,
+    autotune,
+)
 from distributor.deepspeed import autotune as autotuning
 from distributor.deepspeed.autotune import Experiment, Tuning, best, combinations, is_out_of_memory, merged
 from distributor.values.outcome import Failure
@@ -112,6 +119,13 @@ def test_what_no_configuration_would_change_ends_the_tuning() -> None:
             autotune(print, {"a": [1]}, distributor=Refusing(error))  # type: ignore[arg-type]
     tuning = autotune(print, {"a": [1]}, distributor=Refusing(ConfigurationError("no")))  # type: ignore[arg-type]
     assert [each.state for each in tuning.experiments] == ["refused"]
+
+
+def test_a_stage_of_the_wrong_type_does_not_end_the_tuning() -> None:
+    distributor = DeepspeedTorchDistributor(1, localMode=True, useGpu=False)
+    tuning = autotune(print, [{"zero_optimization.stage": stage} for stage in ([1, 2], {})], distributor=distributor)
+    assert [each.state for each in tuning.experiments] == ["refused", "refused"]
+    assert "zero_optimization.stage is [1, 2], but must be one of" in tuning.experiments[0].reason
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ),
         ({"zero_optimization": {"stage": "3"}}, "zero_optimization.stage is '3'"),
         ({"zero_optimization": {"stage": True}}, "zero_optimization.stage is True"),
+        ({"zero_optimization": {"stage": [1, 2]}}, "zero_optimization.stage is [1, 2], but must be one of"),
+        ({"zero_optimization": {"stage": {"a": 1}}}, "zero_optimization.stage is {'a': 1}, but must be one of"),
         ({"zero_optimization": 3}, "zero_optimization must be a mapping, not int 3"),
         (
             {"zero_optimisation": {"stage": 1}},
@@ -165,6 +167,7 @@ def test_arguments_that_are_refused(arguments: dict[str, Any], text: str) -> Non
         ("d.json", '{"bf16": {}, "bf16": {}}', "gives 'bf16' twice"),
         ("e.yaml", "bf16: {enabled: [", "is malformed: while parsing"),
         ("f.yaml", "bf16: {}\nbf16: {}", "gives 'bf16' twice"),
+        ("j.yaml", "a: &a {lr: 1.0}\nb: {c: &c {<<: *a, lr: 2.0, lr: 3.0}}\nd: {<<: *c}", "gives 'lr' twice"),
         ("g.yml", "- 1", "must contain a mapping, not list [1]"),
         ("h.json", None, "cannot be read on the driver: No such file or directory"),
         ("i.json", b"\xff\xfe", "cannot be read on the driver: 'utf-8' codec"),
@@ -206,6 +209,14 @@ def test_yaml_is_what_json_would_be(tmp_path: Path) -> None:
     config = reading.read(path)
     assert config["optimizer"]["params"] == {"lr": 5e-5, "eps": 1e-8, "betas": [0.9, 1.0], "torch_adam": True}
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": AUTO}
+
+
+def test_what_merges_may_be_merged_before_it_is_built(tmp_path: Path) -> None:
+    """YAML's library builds what is nested last, and writes what a mapping merges into the mapping itself."""
+    path = tmp_path / "ds.yaml"
+    path.write_text("base: &b {lr: 1.0}\noptimizer: {params: &x {<<: *b, lr: 2.0}}\nother: {<<: *x}\n")
+    config = reading.read(path)
+    assert config == {"base": {"lr": 1.0}, "optimizer": {"params": {"lr": 2.0}}, "other": {"lr": 2.0}}
 
 
 def test_what_was_read_is_a_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -207,6 +209,74 @@ def test_a_configuration_without_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_
     extensions.load((), 1, 0)  # without a configuration, whoever needs it will say so
     with pytest.raises(StartError, match=r"there is a deepspeedConfig, but .* cannot import deepspeed .*pip install"):
         extensions.load(("FusedAdamBuilder",), 1, 0)
+
+
+class Nvml:
+    """The library of NVIDIA's driver, on a machine with GPUs of these compute capabilities; CUDA is not asked."""
+
+    def __init__(self, capabilities: list[tuple[int, int]], answer: int = 0) -> None:
+        self.capabilities, self.answer, self.users = capabilities, answer, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.users += self.answer == 0
+        return self.answer
+
+    def nvmlShutdown(self) -> int:
+        self.users -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
+        device._obj.value = 2**40 + index  # a pointer
+        return 0
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = self.capabilities[device.value - 2**40]
+        return 0
+
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "cuda", "visible", "expected"),
+    [
+        (Nvml([HOPPER]), "13.0", None, "13.0 [(9, 0)]"),
+        (Nvml([AMPERE, AMPERE]), "13.0", "1", "13.0 [(8, 0)]"),
+        # Which of them is number 1, CUDA decides.
+        (Nvml([HOPPER, AMPERE]), "13.0", "1", "13.0 [(8, 0), (9, 0)] 1"),
+        (Nvml([HOPPER]), "13.0", "", ""),
+        (Nvml([HOPPER]), "13.0", "-1", ""),
+        (Nvml([HOPPER]), None, None, ""),
+        (Nvml([]), "13.0", None, ""),
+        (Nvml([HOPPER], answer=9), "13.0", None, ""),  # the driver is not loaded
+        (SimpleNamespace(), "13.0", None, ""),
+        (None, "13.0", None, ""),
+    ],
+)
+def test_machines_with_other_gpus_keep_other_extensions_even_of_the_users_own(
+    nvml: Any, cuda: str | None, visible: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def library(name: str) -> Any:
+        if name != "libnvidia-ml.so.1" or nvml is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return nvml
+
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.cuda._lazy_init", lambda: pytest.fail("CUDA is initialized"))
+    monkeypatch.setattr("torch.utils.cpp_extension.FileBaton", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("TORCH_EXTENSIONS_DIR", None)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    extensions.load((), 1, 0)
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == extensions.cache_folder(expected)
+    assert getattr(nvml, "users", 0) == 0
 
 
 def test_what_there_is_not_for_a_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_deepspeed_takes_it(stage: Any, offload: Any, precision: Any) -> None:
     [
         ({"stage": 4}, "stage must be 0, 1, 2 or 3, not 4"),
         ({"stage": True}, "stage must be 0, 1, 2 or 3, not True"),
+        ({"stage": [2]}, "stage must be 0, 1, 2 or 3, not [2]"),
+        ({"stage": {"stage": 2}}, "stage must be 0, 1, 2 or 3, not {'stage': 2}"),
         ({"offload": "disk"}, "offload must be 'none', 'cpu' or 'nvme', not 'disk'"),
         ({"precision": "fp8"}, "precision must be 'bf16', 'fp16' or 'fp32', not 'fp8'"),
         ({"micro_batch_size": 0}, "micro_batch_size must be a positive integer, not 0"),
@@ -147,6 +149,9 @@ def test_the_least_sharded_stage_that_fits_is_suggested(memory: Any, host: Any, 
     [
         ({"model_or_parameter_count": 0}, "the number of parameters must be a positive integer, not 0"),
         ({"model_or_parameter_count": "7b"}, "the number of parameters must be a positive integer, not '7b'"),
+        ({"model_or_parameter_count": 1.5}, "the number of parameters must be a positive integer, not 1.5"),
+        ({"model_or_parameter_count": float("inf")}, "the number of parameters must be a positive integer, not inf"),
+        ({"model_or_parameter_count": float("nan")}, "the number of parameters must be a positive integer, not nan"),
         ({"nnodes": 0}, "nnodes must be a positive integer, not 0"),
         ({"gpu_memory": 80}, "gpu_memory is 80 bytes: write '80g' for gigabytes"),
         ({"gpu_memory": "much"}, "gpu_memory must be a number of bytes or a size such as '80g', not 'much'"),
