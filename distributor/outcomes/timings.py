@@ -20,7 +20,7 @@ PHASES = {
 
 #: What each phase means, in words that are shown to users.
 MEANING = {
-    "schedule": "until Spark has submitted the stage",
+    "schedule": "until Spark has submitted the stage, including the wait for executors to come up",
     "worker": "until all tasks run in Python workers, including the wait for slots",
     "exchange": "until all tasks have exchanged their addresses, GPUs and versions",
     "agent": "until each node has its agent, the process that starts the ranks",
