@@ -387,6 +387,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
     [
         ({0: "file", 1: "file"}, r"checkpoint_folder\(step=7\): ranks 0-1 wrote different bytes to 'file': give each"),
         ({0: "file", 1: "file/1"}, r"'file' is a file of rank 0 and a folder of rank 1: rename one of them"),
+        ({0: "file", 1: "manifest.json"}, r"rank 1 .*: distributor itself uses the name 'manifest.json' in the folder"),
     ],
 )
 def test_files_that_exclude_each_other(make_local: Make, names: dict[int, str], message: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from distributor.checkpoint import publishing, shards
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session, current
+from distributor.errors import ConfigurationError
 
 
 @contextmanager
@@ -21,31 +22,53 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
     session.finish()
     publishing.check_step("checkpoint_folder", step)
     save = publishing.begin(session, "checkpoint_folder", step)
-    own, problem = _own_folder(session, save)
+    _meet(session, save)
     failed = True
     try:
-        yield own
-        failed = False
-    finally:
-        try:
-            if failed:
-                _tell_failed(session, save)
-            else:
-                _commit(session, save, own, problem)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
-            with suppress(OSError):  # not empty: files of the checkpoint or of other ranks
-                own.parent.rmdir()
+        with _own_folder(session, save) as (own, problem):
+            yield own
+            part = _own_part(own, problem)
+            failed = False
+            _commit(session, save, own, part)
+    except BaseException:
+        if failed:
+            _tell_failed(session, save)
+        raise
 
 
-def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
-    """Return a new folder for this rank's files, and an error text (``None`` if there is no error).
+def _meet(session: Session, save: Save) -> None:
+    """Wait until all ranks have made this call. From then on, they wait for each other without a time limit.
 
-    The user's code writes this rank's files into a new folder. If checkpoints are kept in a folder and not at a URL,
-    the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
-    without copying. If the new folder cannot be created there, return a temporary folder, and an error text that says
-    why.
+    Raises:
+        ConfigurationError: a rank makes a different call, has ended without this call, or has not made it within half
+            an hour.
     """
+    session.exchange.gather(f"{save.key}/1", b"", save.what)
+    session.exchange.share(f"{save.key}/1", [b""], save.what)
+
+
+@contextmanager
+def _own_folder(session: Session, save: Save) -> Iterator[tuple[Path, str | None]]:
+    """Yield a new folder for this rank's files, and an error text (``None`` if there is no error). Then remove it.
+
+    The user's code writes this rank's files into the new folder. If checkpoints are kept in a folder and not at a URL,
+    the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
+    without copying. If the new folder cannot be created there, yield a temporary folder, and an error text that says
+    why.
+
+    Raises:
+        OSError: no folder can be created.
+    """
+    own, problem = _create(session, save)
+    try:
+        yield own, problem
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+        with suppress(OSError):  # not empty: files of the checkpoint or of other ranks
+            own.parent.rmdir()
+
+
+def _create(session: Session, save: Save) -> tuple[Path, str | None]:
     name, root = f".rank-{session.exchange.rank}", session.place.root
     if root is not None:
         own = root / save.folder / name
@@ -64,18 +87,37 @@ def _tell_failed(session: Session, save: Save) -> None:
     exchange, part = session.exchange, Part(failed=True)
     with suppress(Exception):  # the user's own error is raised, and not one of this function
         if exchange.rank == 0:
-            exchange.share(f"{save.key}/1", [_packed([part])], save.what)
+            exchange.share(_end_of(save), [_packed([part])], save.what)
         else:
-            exchange.gather(f"{save.key}/1", part.encode(), save.what)
+            exchange.gather(_end_of(save), part.encode(), save.what)
 
 
-def _commit(session: Session, save: Save, own: Path, problem: str | None) -> None:
-    part = Part(problem=problem)
-    if problem is None:
-        try:
-            part = Part(tuple(shards.found_in(own).values()))
-        except Exception as error:  # any error: the other ranks wait for this report
-            part = Part(problem=publishing.said(error))
+def _end_of(save: Save) -> str:
+    """Return the key under which ranks exchange their reports at the end of the ``with`` block."""
+    return f"{save.key}/2"
+
+
+def _own_part(own: Path, problem: str | None) -> Part:
+    """Return the report about this rank's part of a save.
+
+    Args:
+        own: the folder that holds this rank's files.
+        problem: why this rank's files cannot become part of the checkpoint; ``None`` if they can.
+
+    Raises:
+        ConfigurationError: the folder holds something that cannot be part of a checkpoint.
+    """
+    if problem is not None:
+        return Part(problem=problem)
+    try:
+        return Part(tuple(shards.found_in(own).values()))
+    except ConfigurationError:
+        raise
+    except Exception as error:  # any other error: the other ranks wait for this report
+        return Part(problem=publishing.said(error))
+
+
+def _commit(session: Session, save: Save, own: Path, part: Part) -> None:
     parts = _exchange(session, save, part)
     publishing.check(parts, save.what)
     mine = shards.divide([{each.name: each for each in part.shards} for part in parts], save.what)
@@ -85,11 +127,15 @@ def _commit(session: Session, save: Save, own: Path, problem: str | None) -> Non
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
-    """Send the report about this rank's part of a save to all other ranks, and return the reports of all ranks."""
-    key = f"{save.key}/1"
-    told = session.exchange.gather(key, part.encode(), save.what)
+    """Send the report about this rank's part of a save to all other ranks, and return the reports of all ranks.
+
+    There is no time limit, because the user's code in the ``with`` block may write for a long time in any rank.
+    """
+    key, exchange = _end_of(save), session.exchange
+    told = exchange.gather(key, part.encode(), save.what, patient=True)
     everything = _packed([Part.decode(each) for each in told])
-    return [Part.decode(each.encode()) for each in json.loads(session.exchange.share(key, [everything], save.what))]
+    answer = exchange.share(key, [everything], save.what, patient=True)
+    return [Part.decode(each.encode()) for each in json.loads(answer)]
 
 
 def _packed(parts: Sequence[Part]) -> bytes:

@@ -125,9 +125,10 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     if session.place.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(_folder(session, manifest).with_name(f"{manifest.folder}-{shard.name.replace('/', '-')}.lock")):
+    beside = f"{manifest.folder}-{shard.name.replace('/', '-')}"  # outside the folder, where any name may be a shard's
+    with locked(_folder(session, manifest).with_name(f"{beside}.lock")):
         if not target.exists():
-            part = target.with_name(f"{target.name}.part")
+            part = _folder(session, manifest).with_name(f"{beside}.part")
             session.place.download(f"{manifest.folder}/{shard.name}", str(part))
             if not shards.is_intact(part, shard):
                 raise OSError(f"{shard.name!r} of {manifest.folder!r} is not what was saved: its digest differs")

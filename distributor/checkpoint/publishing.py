@@ -69,7 +69,8 @@ class Part:
 
     Attributes:
         shards: the files that the rank adds to the checkpoint.
-        failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``.
+        failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``, or
+            has written something there that cannot be part of a checkpoint.
         problem: why the files could not be written; ``None`` if they were written.
         more: further data, as text, that rank 0 needs to complete the checkpoint.
     """

@@ -4,44 +4,88 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
-from distributor.checkpoint.records import Shard
+from distributor.checkpoint.records import MANIFEST, Shard
 from distributor.errors import ConfigurationError
 from distributor.text.wording import who
 
 #: Number of bytes to read at a time.
 _PIECE = 4 << 20
 
+#: Names that the package itself uses in a checkpoint's folder: those of the manifest, of the manifest while it is
+#: written (see ``places.Folder.write``), and of the folder in which a rank's files are until they are moved.
+_TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
+
 
 def found_in(folder: Path) -> dict[str, Shard]:
     """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
-    Each symbolic link to a file is first replaced by a copy of the file. Links to folders, and links that lead nowhere,
-    are left out.
+    Each symbolic link is first replaced by a copy of the file or folder to which it leads.
 
     Raises:
-        OSError: a file cannot be read, or the disk is too full to replace a symbolic link by a copy of its file.
+        ConfigurationError: the folder holds something that is neither a file nor a folder, such as a link that leads
+            nowhere; a link to a folder that contains this link; or a file with a name that the package itself uses.
+        OSError: a file or folder cannot be read, or the disk is too full for the copies.
     """
-    names = list(_names(folder))
-    for name in names:
-        if (folder / name).is_symlink():  # the checkpoint must hold the file itself, and not a link to it
-            target = os.path.realpath(folder / name)
-            os.unlink(folder / name)
-            shutil.copyfile(target, folder / name)
-    return {name: measured(folder / name, name) for name in names}
+    root = Path(os.path.realpath(folder))
+    sources = dict(_files(root, "", (root,)))
+    for name in sources:
+        _check_name(name)
+    for path in [os.path.join(path, name) for path, *found in os.walk(root) for name in chain(*found)]:
+        if os.path.islink(path):
+            os.unlink(path)
+    for name, source in sources.items():
+        target = root / name
+        if target != source:  # the checkpoint must hold the file itself, and not a link to it
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    return {name: measured(root / name, name) for name in sources}
 
 
-def _names(folder: Path) -> Iterator[str]:
-    for path, _, names in os.walk(folder):
-        for name in names:
-            full = os.path.join(path, name)
-            if os.path.isfile(full):
-                yield os.path.relpath(full, folder)
+def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """Yield the name of each file in a folder, and the file's path without symbolic links.
+
+    Args:
+        folder: the folder's path without symbolic links.
+        start: the beginning of the names: ``""``, or the name of the folder and a slash.
+        outer: the paths, without symbolic links, of this folder and of all folders that contain it by their names.
+
+    Raises:
+        ConfigurationError: as for :func:`found_in`.
+        OSError: the folder, or a folder in it, cannot be read.
+    """
+    for each in sorted(os.listdir(folder)):
+        name, path = f"{start}{each}", Path(os.path.realpath(folder / each))
+        if path.is_dir():
+            if any(inner.is_relative_to(path) for inner in outer):
+                raise ConfigurationError(
+                    f"checkpoint_folder: {name!r} is a link to {str(path)!r}, which contains this link, so its files "
+                    "would be copied without end: remove the link, or let it lead to another folder"
+                )
+            yield from _files(path, f"{name}/", (*outer, path))
+        elif path.is_file():
+            yield name, path
+        else:
+            raise ConfigurationError(
+                f"checkpoint_folder: {name!r} cannot be saved, since there is no file or folder at {str(path)!r}: "
+                f"write a file, or remove {name!r} before the with block ends"
+            )
+
+
+def _check_name(name: str) -> None:
+    top = name.partition("/")[0]
+    if _TAKEN.fullmatch(top):
+        raise ConfigurationError(
+            f"checkpoint_folder: distributor itself uses the name {top!r} in the folder of each checkpoint: write "
+            f"{name!r} under another name, or into a subfolder"
+        )
 
 
 def measured(path: Path, name: str) -> Shard:

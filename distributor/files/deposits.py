@@ -208,6 +208,8 @@ class Deposits:
             version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
             if self._versions.size + self._versions.growth(entry.path, file.node, version) > self._limit:
                 self._refused[entry.path] = beyond_limit(self._limit)
+                if file.uploaded is not None:
+                    self._store.discard(came)
                 continue
             try:
                 if file.uploaded is None:
@@ -220,17 +222,20 @@ class Deposits:
     def _write_pieces(self, entry: Entry, name: str, pieces: Sequence[bytes]) -> None:
         assert isinstance(self._store, Folder)
         found = hashlib.sha256()
-        with open(self._store.open(name), "wb") as file:
-            for piece in pieces:
-                found.update(piece)
-                file.write(piece)
-        if found.hexdigest() != entry.digest:
+        try:
+            with open(self._store.open(name), "wb") as file:
+                for piece in pieces:
+                    found.update(piece)
+                    file.write(piece)
+            if found.hexdigest() != entry.digest:
+                raise OSError(
+                    "the file's SHA-256 differs from the one that its node announced: the file changed while the node "
+                    "was sending it, or on the way through Spark"
+                )
+            self._store.finish(name, entry)
+        except BaseException:
             self._store.discard(name)
-            raise OSError(
-                "the file's SHA-256 differs from the one that its node announced: the file changed while the node was "
-                "sending it, or on the way through Spark"
-            )
-        self._store.finish(name, entry)
+            raise
 
     @property
     def warnings(self) -> list[str]:

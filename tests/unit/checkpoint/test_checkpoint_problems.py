@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import stores
 import torch
 
 from distributor.checkpoint import loading, saving
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.recalling import Kept
+from distributor.checkpoint.records import Manifest, Shard
 from distributor.checkpoint.session import Session
 from distributor.values.checkpoints import Checkpoints, Settings
 
@@ -38,3 +41,16 @@ def test_a_tensor_that_was_not_copied_cannot_be_written(tmp_path: Path) -> None:
     told = "this rank must now write the tensor 'new', which it has not copied; the next save will be complete"
     with pytest.raises(OSError, match=told):
         task._write(plan, tmp_path / "staging")
+
+
+def test_a_download_replaces_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file has the name of another, with an end that marks what has not arrived completely."""
+    monkeypatch.setattr(stores, "FILES", {})
+    session = Session(Settings(Checkpoints("forgetful://bucket/run"), str(tmp_path), {}, True))
+    folder, names = "step-1-3f-0-1", ("a.part", "a", "sub/a.part", "sub/a")
+    for name in names:
+        session.place.write(f"{folder}/{name}", name.encode())
+    shards = tuple(Shard(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in names)
+    found = loading._here(session, Manifest(folder, 1, 1, 0.0, 1, "3f-0", shards))
+    there = {str(path.relative_to(found.path)): path.read_text() for path in found.path.rglob("*") if path.is_file()}
+    assert there == {name: name for name in names}

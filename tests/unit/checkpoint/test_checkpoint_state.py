@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import pickle
 import random
@@ -182,6 +183,69 @@ def test_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
     (found,) = shards.found_in(tmp_path / "own").values()
     assert (found.name, found.size) == ("link.pt", 7)
     assert not (tmp_path / "own" / "link.pt").is_symlink()
+
+
+def test_a_link_to_a_folder_is_what_the_folder_holds(tmp_path: Path) -> None:
+    """Also if it leads to another link, or to another folder of the same rank."""
+    (tmp_path / "own" / "step-1").mkdir(parents=True)
+    (tmp_path / "own" / "step-1" / "a.pt").write_text("a")
+    (tmp_path / "own" / "last").symlink_to("step-1")
+    (tmp_path / "model" / "part").mkdir(parents=True)
+    (tmp_path / "model" / "part" / "b.pt").write_text("bb")
+    (tmp_path / "model" / "c.pt").symlink_to("part/b.pt")
+    (tmp_path / "link").symlink_to("model")
+    (tmp_path / "own" / "model").symlink_to(tmp_path / "link")
+    found = shards.found_in(tmp_path / "own")
+    assert {name: each.size for name, each in found.items()} == {
+        **{"step-1/a.pt": 1, "last/a.pt": 1},
+        **{"model/part/b.pt": 2, "model/c.pt": 2},
+    }
+    assert not [path for path in (tmp_path / "own").rglob("*") if path.is_symlink()]
+    assert all((tmp_path / "own" / name).is_file() for name in found)
+    assert (tmp_path / "model" / "c.pt").is_symlink() and (tmp_path / "model" / "part" / "b.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "name"),
+    [
+        ("own/model", "own", "model"),
+        ("own/model", ".", "model"),
+        ("own/part/model", "own", "part/model"),
+        ("other/model", "own", "other/model"),
+        ("other/part/model", "other", "other/part/model"),
+    ],
+)
+def test_a_link_to_a_folder_that_contains_it_is_refused(link: str, target: str, name: str, tmp_path: Path) -> None:
+    for each in ("own/part", "other/part"):
+        (tmp_path / each).mkdir(parents=True)
+    (tmp_path / "own" / "other").symlink_to(tmp_path / "other")
+    (tmp_path / link).symlink_to(tmp_path / target)
+    with pytest.raises(ConfigurationError, match=f"checkpoint_folder: '{name}' is a link to '.*', which contains"):
+        shards.found_in(tmp_path / "own")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for name in ("broken", "loop", "pipe"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "broken" / "x").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop" / "x").symlink_to("x")
+    os.mkfifo(tmp_path / "pipe" / "x")
+    for name in ("broken", "loop", "pipe"):
+        with pytest.raises(ConfigurationError, match="checkpoint_folder: 'x' cannot be saved, since there is no file"):
+            shards.found_in(tmp_path / name)
+
+
+@pytest.mark.parametrize("top", ["manifest.json", ".manifest.json.part", ".rank-1"])
+@pytest.mark.parametrize("rest", ["", "/x"])
+def test_names_that_the_package_uses_are_refused(top: str, rest: str, tmp_path: Path) -> None:
+    """Only at the top of the folder."""
+    path = tmp_path / f"sub/{top}{rest}"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert list(shards.found_in(tmp_path)) == [f"sub/{top}{rest}"]
+    (tmp_path / "sub" / top).rename(tmp_path / top)
+    with pytest.raises(ConfigurationError, match=f"checkpoint_folder: distributor itself uses the name '{top}' in"):
+        shards.found_in(tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"failures_per_day": 0}, {"save_seconds": float("nan")}, {"save_seconds": "1"}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,32 @@ def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path)
     deposits.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
     assert "the file's SHA-256 differs from the one that its node announced: the file changed" in deposits.warnings[0]
+
+
+def test_a_full_disk_keeps_no_part_of_what_comes_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deposits, create = Deposits(Folder(tmp_path), 100, 5), Folder.open
+
+    def full(store: Folder, name: str) -> int:
+        os.close(create(store, name))
+        return os.open("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr(Folder, "open", full)
+    deposits.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
+    assert list(tmp_path.iterdir()) == []
+    assert deposits.warnings == [
+        "1 new file could not be kept in output_dir (the first: 'a/b'): No space left on device"
+    ]
+
+
+def test_an_upload_beyond_the_limit_does_not_stay_at_the_url(tmp_path: Path) -> None:
+    uploaded = {"a": "a.node-0.part.1", "b": "b.node-0.part.2"}
+    for path, name in uploaded.items():
+        (tmp_path / name).write_text(path * 6)
+    with keep(make_job(output_dir=OutputDir(tmp_path.as_uri(), 10))) as deposits:
+        assert deposits is not None
+        deposits.settle([Brought(0, entry(path, path.encode() * 6), [], name) for path, name in uploaded.items()])
+    assert there(tmp_path) == {"a": b"aaaaaa"}
+    assert "(the first: 'b'): with this file, the files in output_dir would exceed" in deposits.warnings[0]
 
 
 def test_a_url_that_fails_as_the_run_starts() -> None:

@@ -1,0 +1,189 @@
+"""``checkpoint_folder`` in two ranks, which are threads: how they wait for each other, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor.checkpoint import exchange as exchanges, folder as folders
+from distributor.checkpoint.exchange import Exchange
+from distributor.checkpoint.folder import checkpoint_folder
+from distributor.checkpoint.session import Session
+from distributor.errors import ConfigurationError
+from distributor.machine.places import Folder
+from distributor.values.checkpoints import Checkpoints, Settings
+
+torch = pytest.importorskip("torch")
+
+LIMIT = 60
+
+
+class Ranks:
+    """Two ranks, each a thread with a session of its own."""
+
+    def __init__(self, place: Path) -> None:
+        store = torch.distributed.HashStore()
+        self.sessions = [Session(Settings(Checkpoints(str(place)), None, {}, True)) for _ in range(2)]
+        for rank, session in enumerate(self.sessions):
+            session._exchange = Exchange(store, rank, 2), "3f-0"
+        self._pool = ThreadPoolExecutor(2)
+        self._own = threading.local()
+
+    def current(self, _: str) -> Session:
+        session: Session = self._own.session
+        return session
+
+    def run(self, *functions: Callable[[], Any]) -> list[Future[Any]]:
+        """Runs one function in each rank, which then ends."""
+
+        def call(session: Session, function: Callable[[], Any]) -> Any:
+            self._own.session = session
+            try:
+                return function()
+            finally:
+                session.exchange._end(os.getpid())
+
+        return [
+            self._pool.submit(call, session, function)
+            for session, function in zip(self.sessions, functions, strict=True)
+        ]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints that a new process finds, the newest first."""
+        catalog = Session(self.sessions[0].settings).catalog
+        return [each.step for each in catalog.committed() if catalog.is_whole(each)]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    found = Ranks(tmp_path / "runs")
+    monkeypatch.setattr(folders, "current", found.current)
+    return found
+
+
+def save(write: Callable[[Path], Any]) -> Callable[[], None]:
+    def function() -> None:
+        with checkpoint_folder(1) as folder:
+            write(folder)
+
+    return function
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+class Watched:
+    """A store that tells when a rank has asked it for more than one look at another rank's value takes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._left = 5
+        self.waiting = False
+        self.asked_often = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        if self.waiting:
+            self._left -= 1
+            if not self._left:
+                self.asked_often.set()
+        return bool(self._store.check(keys))
+
+
+def test_who_writes_for_long_is_waited_for(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 stays in the block until rank 1, which has left it, has waited for longer than the limits."""
+    store, in_block = Watched(ranks.sessions[1].exchange._store), threading.Barrier(2)
+    ranks.sessions[1]._exchange = Exchange(store, 1, 2), "3f-0"
+
+    def write(folder: Path) -> None:
+        in_block.wait(LIMIT)
+        assert store.asked_often.wait(LIMIT)
+        (folder / "model.pt").write_text("weights")
+
+    def leave(_: Path) -> None:
+        in_block.wait(LIMIT)
+        monkeypatch.setattr(exchanges, "TELL_AFTER", -1.0)
+        monkeypatch.setattr(exchanges, "GIVE_UP_AFTER", 0.0)
+        store.waiting = True
+
+    def rank_1() -> None:
+        try:
+            save(leave)()
+        finally:
+            store.asked_often.set()  # rank 0 need not wait if this rank has given up
+
+    for future in reversed(ranks.run(save(write), rank_1)):
+        future.result(LIMIT)
+    assert ranks.steps == [1]
+    assert caplog.text == ""
+
+
+def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanges, "GIVE_UP_AFTER", 0.1)
+    entered, may_end = list[Path](), threading.Event()
+
+    def enter() -> None:
+        try:
+            save(entered.append)()
+        finally:
+            may_end.set()
+
+    _, waiting = ranks.run(lambda: may_end.wait(LIMIT), enter)
+    with pytest.raises(
+        ConfigurationError, match=r"every rank must call checkpoint_folder\(step=1\), but rank 0 did not call it within"
+    ):
+        waiting.result(LIMIT)
+    assert entered == []
+
+
+def test_who_gets_no_folder_holds_up_nobody(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ranks.sessions[1].place = Folder(tmp_path / "file")
+    ranks.sessions[1]._staging = tmp_path / "file"
+    first, second = ranks.run(save(nothing), save(nothing))
+    with pytest.raises(NotADirectoryError):
+        second.result(LIMIT)
+    with pytest.raises(RuntimeError, match=r"checkpoint_folder\(step=1\): rank 1 failed in the with block"):
+        first.result(LIMIT)
+
+
+def test_linked_folders_are_committed_with_their_files(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "model" / "part").mkdir(parents=True)
+    (tmp_path / "model" / "part" / "0.pt").write_text("weights")
+
+    def link(folder: Path) -> None:
+        (folder / "model").symlink_to(tmp_path / "model")
+
+    for future in ranks.run(save(nothing), save(link)):
+        future.result(LIMIT)
+    manifest = Session(ranks.sessions[0].settings).catalog.latest()
+    assert manifest is not None and [shard.name for shard in manifest.shards] == ["model/part/0.pt"]
+    assert (tmp_path / "runs" / manifest.folder / "model/part/0.pt").read_text() == "weights"
+    assert (tmp_path / "model" / "part" / "0.pt").read_text() == "weights"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_cannot_be_part_of_a_checkpoint_is_an_error_in_the_block(failing: int, ranks: Ranks) -> None:
+    def link(folder: Path) -> None:
+        (folder / "model").symlink_to(folder / "gone")
+
+    futures = ranks.run(*(save(link if rank == failing else nothing) for rank in range(2)))
+    with pytest.raises(ConfigurationError, match="checkpoint_folder: 'model' cannot be saved, since there is no file"):
+        futures[failing].result(LIMIT)
+    with pytest.raises(RuntimeError, match=f"rank {failing} failed in the with block"):
+        futures[1 - failing].result(LIMIT)
+    assert ranks.steps == []
