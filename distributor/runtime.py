@@ -244,7 +244,8 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
     Raises:
         ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
             functions in the same order, ``step`` is not a whole number of at least 0, two ranks wrote different files
-            with the same name, or several ranks outside a run have not called ``init_process_group``.
+            with the same name, this rank wrote a file whose name the package itself uses or a link that leads nowhere,
+            or several ranks outside a run have not called ``init_process_group``.
         RuntimeError: another rank has failed in the ``with`` block; that rank's exception says why.
 
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -125,7 +126,8 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     if session.place.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = f"{manifest.folder}-{shard.name.replace('/', '-')}"  # outside the folder, where any name may be a shard's
+    digest = hashlib.sha256(shard.name.encode()).hexdigest()[:16]  # a path may be longer than a file's name may be
+    beside = f"{manifest.folder}-{digest}"  # outside the folder, where any name may be a shard's
     with locked(_folder(session, manifest).with_name(f"{beside}.lock")):
         if not target.exists():
             part = _folder(session, manifest).with_name(f"{beside}.part")
@@ -280,7 +282,7 @@ class _Loading:
                 objects that ``weights_only`` refuses, or is to be loaded into a FullyShardedDataParallel.
             OSError: a file cannot be read or downloaded.
         """
-        if METADATA not in self._shards:
+        if not {METADATA, states.objects_file(0)} <= self._shards.keys():
             raise ConfigurationError(
                 f"load_checkpoint: the checkpoint of step {self._manifest.step} was written by checkpoint_folder: find "
                 "its files with latest_checkpoint()"

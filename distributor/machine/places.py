@@ -190,11 +190,7 @@ class Url:
         _retry(lambda: self._remote.get(name, target))
 
     def remove_file(self, name: str) -> None:
-        def remove() -> None:
-            if self._remote.size(name) is not None:
-                self._remote.remove(name)
-
-        _retry(remove)
+        _retry(lambda: self._remote.remove(name))
 
     def remove_folder(self, name: str) -> None:
         _retry(lambda: self._remote.remove_folder(name))

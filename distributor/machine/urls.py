@@ -144,8 +144,8 @@ class Remote:
                 self._fs.rm_file(self._at(source))
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
-        with _errors():
+        """Remove a file, if it exists."""
+        with _errors(), suppress(FileNotFoundError):
             self._fs.rm_file(self._at(name))
 
     def remove_folder(self, name: str) -> None:

@@ -102,7 +102,7 @@ class Uploads:
         self._call("get", name, target)
 
     def remove(self, name: str) -> None:
-        """Remove a file from ``output_dir``, the folder at the URL."""
+        """Remove a file from ``output_dir``, the folder at the URL, if the file exists."""
         self._call("remove", name)
 
     def close(self) -> None:

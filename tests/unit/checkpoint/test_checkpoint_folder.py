@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distributor.checkpoint import exchange as exchanges, folder as folders
+from distributor.checkpoint import exchange as exchanges, folder as folders, loading
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.folder import checkpoint_folder
 from distributor.checkpoint.session import Session
@@ -187,3 +187,24 @@ def test_what_cannot_be_part_of_a_checkpoint_is_an_error_in_the_block(failing: i
     with pytest.raises(RuntimeError, match=f"rank {failing} failed in the with block"):
         futures[1 - failing].result(LIMIT)
     assert ranks.steps == []
+
+
+@pytest.mark.parametrize("names", [["model.pt"], ["model.pt", ".metadata"]])
+def test_a_checkpoint_of_users_files_is_not_loaded(
+    names: list[str], ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if torch's distributed checkpoints wrote them, which have the same file of metadata."""
+    monkeypatch.setattr(loading, "current", ranks.current)
+
+    def write(folder: Path) -> None:
+        for name in names:
+            (folder / name).write_text("weights")
+
+    def load() -> None:
+        save(write)()
+        loading.load_checkpoint({"epoch": 1})
+
+    told = r"load_checkpoint: the checkpoint of step 1 was written by checkpoint_folder: find its files with latest_ch"
+    for future in ranks.run(load, load):
+        with pytest.raises(ConfigurationError, match=told):
+            future.result(LIMIT)

@@ -47,7 +47,7 @@ def test_a_download_replaces_no_other_file(tmp_path: Path, monkeypatch: pytest.M
     """One file has the name of another, with an end that marks what has not arrived completely."""
     monkeypatch.setattr(stores, "FILES", {})
     session = Session(Settings(Checkpoints("forgetful://bucket/run"), str(tmp_path), {}, True))
-    folder, names = "step-1-3f-0-1", ("a.part", "a", "sub/a.part", "sub/a")
+    folder, names = "step-1-3f-0-1", ("a.part", "a", "sub/a.part", "sub/a", "/".join(["s" * 100] * 3))
     for name in names:
         session.place.write(f"{folder}/{name}", name.encode())
     shards = tuple(Shard(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in names)
