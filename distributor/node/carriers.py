@@ -94,8 +94,8 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
         job: the job, which says what ``output_dir`` is.
         order: the order that the agent got from its owner (the process that started the agent).
         link: the link to the driver, which shows whether the driver can be reached.
-        node_rank: the node's rank. On the driver's machine, all nodes share one folder, and only the first node copies
-            the files in it.
+        node_rank: the node's rank. In local mode, all nodes share one folder, and only the first node copies the files
+            in it.
         environ: the environment variables, in which packages such as s3fs find the credentials for a URL.
     """
     if job.output_dir is None or (order.on_driver and node_rank > 0):
@@ -255,9 +255,9 @@ class Copies:
 
 
 class Direct:
-    """Copies files on the driver's machine to ``output_dir`` under their final names, without asking the driver.
+    """Copies new files to ``output_dir`` in local mode, under their final names and without asking the driver.
 
-    The ranks of all nodes on this machine write to one folder, so only the first node copies new files from there.
+    In local mode, the ranks of all nodes write to one folder, so only the first node copies files.
 
     Args:
         place: the folder or URL to which files are copied.

@@ -1,4 +1,4 @@
-"""The environment variables of ranks: those that the run sets, and those that all ranks of a node share.
+"""The environment variables that a run sets in its ranks.
 
 This module uses the standard library only, because Spark's Python workers also import it. They need it to start the
 process that imports torch.
