@@ -7,8 +7,6 @@ import hashlib
 import inspect
 import os
 import re
-import reprlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +18,6 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 #: Maximum number of characters of an argument in a warning.
 _LONGEST = 60
-
-#: Maximum number of levels of nested lists, dicts and sets that are compared.
-_DEEPEST = 20
 
 
 def identify(
@@ -49,8 +44,7 @@ def identify(
             called, code, given = os.path.basename(path), source, _numbered(argv)
         case Module(name=called, argv=argv):
             code, given = b"", _numbered(argv)
-    texts = _unlimited()
-    shown = {key: _ADDRESS.sub("0x...", texts.repr(value)) for key, value in given.items()}
+    shown = {key: _ADDRESS.sub("0x...", _text(value)) for key, value in given.items()}
     digests = {key: _digest(text.encode()) for key, text in shown.items()}
     short = {key: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for key, text in shown.items()}
     return Identity(name, resume, called, _digest(code), digests, short)
@@ -79,13 +73,43 @@ def _numbered(args: Sequence[Any]) -> dict[str, Any]:
     return {f"argument {number}": value for number, value in enumerate(args, start=1)}
 
 
-def _unlimited() -> reprlib.Repr:
-    """Return an object whose ``repr`` shortens nothing, and sorts sets, whose order differs from process to process."""
-    made = reprlib.Repr()
-    for limit in ("list", "tuple", "dict", "set", "frozenset", "deque", "array", "string", "long", "other"):
-        setattr(made, f"max{limit}", sys.maxsize)
-    made.maxlevel = _DEEPEST
-    return made
+def _text(value: Any) -> str:
+    """Return the ``repr`` of a value, but with the items of sets in order: their own order differs between processes.
+
+    >>> _text([{"b", "a"}, (1,), {"c": frozenset({2})}])
+    "[{'a', 'b'}, (1,), {'c': frozenset({2})}]"
+    """
+    text = _repr(value)
+    try:
+        return _ordered(value, frozenset()) if "{" in text else text  # without a brace, there is no set to order
+    except RecursionError:
+        return text
+
+
+def _ordered(value: Any, outer: frozenset[int]) -> str:
+    """Return the text of a value; ``outer`` has the IDs of the objects that contain the value."""
+    kind = type(value)
+    if kind not in (dict, list, tuple, set, frozenset) or not value:
+        return _repr(value)
+    if id(value) in outer:
+        return "..."
+    outer |= {id(value)}
+    if kind is dict:
+        return f"{{{', '.join(f'{_ordered(key, outer)}: {_ordered(each, outer)}' for key, each in value.items())}}}"
+    items = [_ordered(each, outer) for each in value]
+    if kind is list:
+        return f"[{', '.join(items)}]"
+    if kind is tuple:
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+    braces = f"{{{', '.join(sorted(items))}}}"
+    return braces if kind is set else f"frozenset({braces})"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # the object's own __repr__ may raise any exception
+        return f"<{type(value).__name__}>"
 
 
 def _digest(data: bytes) -> str:

@@ -47,6 +47,17 @@ class Odd:
         raise ValueError("odd")
 
 
+class array:
+    """Has the name of a type of Python's own."""
+
+    def __repr__(self) -> str:
+        return "array"
+
+
+LOOP: list[Any] = []
+LOOP += [{"in": LOOP}, LOOP]
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [
@@ -55,7 +66,11 @@ class Odd:
         (("a", frozenset("ab")), "('a', frozenset({'a', 'b'}))"),
         ([[[["deep"]]]], "[[[['deep']]]]"),
         (object(), "<object object at 0x...>"),
-        (Odd(), "<Odd instance at 0x...>"),
+        (Odd(), "<Odd>"),
+        ({}, "{}"),
+        ({"of": [set(), (1,)]}, "{'of': [set(), (1,)]}"),
+        (LOOP, "[{'in': ...}, ...]"),
+        (array(), "array"),
     ],
 )
 def test_an_argument_in_a_warning(value: Any, told: str) -> None:
@@ -68,3 +83,11 @@ def test_long_arguments_are_compared_whole_and_shown_short() -> None:
 
     assert shown("x" * 100) == repr("x" * 100)[:60] + "..."
     assert digest("x" * 100_000 + "y") != digest("x" * 100_000 + "z")
+
+
+def test_what_is_nested_too_deeply_is_compared_all_the_same() -> None:
+    deep: Any = {"deep"}
+    for _ in range(20_000):
+        deep = [deep]
+    assert shown(deep)
+    assert shown(10**5000)
