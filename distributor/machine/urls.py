@@ -145,8 +145,12 @@ class Remote:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
-        with _errors(), suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(name))
+        try:
+            with _errors():
+                self._fs.rm_file(self._at(name))
+        except OSError:  # for a missing file, some file systems raise another error than FileNotFoundError
+            if self.size(name) is not None:
+                raise
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder with all its files, if the folder exists."""

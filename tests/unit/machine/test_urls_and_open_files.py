@@ -39,6 +39,8 @@ def test_all_errors_are_of_the_system(tmp_path: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("no credentials")
 
     monkeypatch.setattr(remote._fs, "rm_file", refuse)
+    remote.remove("a")  # there is none
+    (tmp_path / "a").touch()
     with pytest.raises(OSError, match="RuntimeError: no credentials"):
         remote.remove("a")
 
