@@ -123,7 +123,7 @@ def run(
             find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
         preflight.check(master, os.environ, use_gpu)
         if options["progress"]:
-            click.echo(f"[distributor] starting a Spark session with master {wording.master(master)}", err=True)
+            click.echo(f"[distributor] starting a Spark session with master {wording.without_token(master)}", err=True)
     _train(distributor, target, args, _session(master, settings) if on_spark else None)
 
 
@@ -228,7 +228,7 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
     """Return whether to train on Spark. Refuse options that contradict each other, such as --local and --master."""
     if local and master:
         raise click.UsageError(
-            f"--local and --master {wording.master(master)} exclude each other: leave one of them out"
+            f"--local and --master {wording.without_token(master)} exclude each other: leave one of them out"
         )
     if master:
         preflight.check_master(master)
@@ -262,7 +262,7 @@ def _print_plan(
     job = distributor.plan(target, *(() if isinstance(target, Module) else args))
     if on_spark:
         origin = "the variable SPARK_REMOTE" if "SPARK_REMOTE" in os.environ else "spark-submit"
-        where = f"Spark, master {wording.master(master)}" if master else f"the Spark session of {origin}"
+        where = f"Spark, master {wording.without_token(master)}" if master else f"the Spark session of {origin}"
         click.echo(describe(job, where, settings=settings))
         return
     from distributor.schedulers.local import LocalScheduler

@@ -12,7 +12,7 @@ from dataclasses import replace
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.machine import devices
 from distributor.shipping.package import package_zip
-from distributor.text.wording import count, size
+from distributor.text.wording import count, size, without_token
 from distributor.values import environment
 from distributor.values.job import Function, Job, Module, Script, Target
 from distributor.values.placement import Node, Placement
@@ -192,6 +192,8 @@ def _limits(job: Job) -> str:
 
 def _shown(env: Mapping[str, str | None] | Mapping[str, str]) -> list[str]:
     return [
-        f"  {name} is removed" if value is None else f"  {name}={'***' if _SECRET.search(name) else _quoted(value)}"
+        f"  {name} is removed"
+        if value is None
+        else f"  {name}={'***' if _SECRET.search(name) else _quoted(without_token(value))}"
         for name, value in sorted(env.items())
     ]

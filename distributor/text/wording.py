@@ -60,13 +60,13 @@ def size(number: float) -> str:
     return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
 
 
-def master(url: str) -> str:
-    """Return a Spark master's URL for messages: without the token that a Spark Connect URL may contain.
+def without_token(text: str) -> str:
+    """Return a text that may contain the URL of a Spark Connect server, without the token that may be in this URL.
 
-    >>> master("sc://host:15002/;use_ssl=true;token=abc;user_id=me"), master("spark://host:7077")
-    ('sc://host:15002/;use_ssl=true;token=***;user_id=me', 'spark://host:7077')
+    >>> without_token("sc://host:15002/;use_ssl=true;token=ab/c==;user_id=me")
+    'sc://host:15002/;use_ssl=true;token=***;user_id=me'
     """
-    return re.sub(r"(?i)(;token=)[^;]*", r"\1***", url)
+    return re.sub(r"(?i)\b(token=)[^;'\"\s]*", r"\1***", text)
 
 
 def address(host: str, port: int) -> str:

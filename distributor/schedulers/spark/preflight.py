@@ -51,7 +51,7 @@ def check_master(master: str) -> None:
     """
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
-            f"{wording.master(master)!r} is not a master that Spark knows: use spark://host:7077, yarn, "
+            f"{wording.without_token(master)!r} is not a master that Spark knows: use spark://host:7077, yarn, "
             "k8s://https://host:443, local-cluster[2,1,1024], local[4], or sc://host for Spark Connect"
         )
     addresses(master)
@@ -70,7 +70,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             master does not answer.
         ResourceError: GPUs are requested, but with this master, ranks run on this machine, which has no visible GPU.
     """
-    shown = wording.master(master)
+    shown = wording.without_token(master)
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
         raise ResourceError(
             f"use_gpu=True, but Spark with master {shown} has no executors, and this machine has no visible GPU "
@@ -114,7 +114,7 @@ def addresses(master: str) -> list[tuple[str, int]]:
 
 
 def _address(url: str, default: int | None) -> tuple[str, int]:
-    shown = wording.master(url)
+    shown = wording.without_token(url)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or default
@@ -151,10 +151,10 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
         if reason is None:
             return
         reasons.append(reason)
-    what = "Spark Connect server" if master.startswith("sc://") else "master"
+    what, shown = "Spark Connect server" if master.startswith("sc://") else "master", wording.without_token(master)
     raise ConfigurationError(
-        f"no Spark session with master {wording.master(master)}: {'; '.join(sorted(reasons))}. Is the {what} running, "
-        "and is this its address as seen from this machine?"
+        f"no Spark session with master {shown}: {'; '.join(sorted(reasons))}. Is the {what} running, and is this its "
+        "address as seen from this machine?"
     )
 
 

@@ -341,8 +341,8 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
             error = RuntimeError(
                 "Spark's context stopped while it was starting; Spark's log above says why (is a master running there?)"
             )
-        where = "" if master is None else f" with master {wording.master(master)}"
-        raise ConfigurationError(f"no Spark session{where}: {_first_words(error)}") from None
+        where = "" if master is None else f" with master {wording.without_token(master)}"
+        raise ConfigurationError(f"no Spark session{where}: {wording.without_token(_first_words(error))}") from None
 
 
 def _first_words(error: Exception) -> str:

@@ -479,8 +479,10 @@ def test_a_token_in_a_masters_url_is_hidden(
 ) -> None:
     monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     run = ["run", "--no-gpu", "--master", "sc://host/;use_ssl=true;token=geheim"]
-    assert command.call([*run, "--dry-run", script]) == 0
-    assert "Spark, master sc://host/;use_ssl=true;token=***: 1 rank" in capsys.readouterr().out
+    assert command.call([*run, "--conf", "spark.remote=sc://a/;token=geheim==", "--dry-run", script]) == 0
+    out = capsys.readouterr().out
+    assert "Spark, master sc://host/;use_ssl=true;token=***: 1 rank" in out
+    assert "spark.remote='sc://a/;token=***'" in out
     assert command.call([*run, "--local", script]) == 2
     assert "geheim" not in capsys.readouterr().err
 

@@ -163,3 +163,10 @@ def test_a_master_beside_an_address_of_spark_connect(monkeypatch: pytest.MonkeyP
     told = r"^no Spark session with master spark://host-b:7077: .*Spark Connect"
     with pytest.raises(ConfigurationError, match=told):
         session.create("spark://host-b:7077", {})
+
+
+def test_the_token_of_an_address_is_in_no_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        session.create("sc://host:1/;token=geheim==", {})
+    assert "no Spark session with master sc://host:1/;token=***: " in str(caught.value)
+    assert "geheim" not in str(caught.value)
