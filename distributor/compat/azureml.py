@@ -35,7 +35,7 @@ from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.ray.launch import Ray
 from distributor.text import notices
-from distributor.values.checks import check_count, check_env, check_title
+from distributor.values.checks import check_choice, check_count, check_env, check_title
 from distributor.values.launch import Launch
 
 #: Arguments of Azure's ``command`` about where Azure runs a job and how it labels the job. They have no effect.
@@ -453,7 +453,7 @@ def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | No
         asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",
         parameter="instance_count",
         processes=job.distribution.processes(job.instances),
-        use_gpu=use_gpu,
+        use_gpu=check_choice("use_gpu", use_gpu),
         per_node=job.distribution.per_instance,
         launch=job.distribution.launch(job.instances),
         options={name: value for name, value in named.items() if value},

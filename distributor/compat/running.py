@@ -78,7 +78,7 @@ def with_options(request: Request, options: Mapping[str, Any] | None) -> Request
             raise ConfigurationError(
                 f"{name}={own!r} and options={{{name!r}: {value!r}}} both set {name}: leave it out of options"
             )
-        check_choice(name, value)
+        chosen[name] = check_choice(name, value)
     return replace(request, options={**request.options, **others}, **chosen)
 
 

@@ -6,10 +6,11 @@ the same order on all ranks, so all ranks start the reductions from the last par
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 
@@ -146,6 +147,10 @@ class Distributed(torch.optim.Optimizer):
         # ``load_state_dict`` ends with this call, which would write groups and state past the properties.
         self._original.__setstate__(state)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        # ``copy`` and ``pickle`` call this. They cannot copy reductions that are under way, nor import this class.
+        return copy.copy, (self._original,)
+
     def synchronize(self) -> None:
         """Reduce all gradients over the ranks now; the next :meth:`step` does not reduce them again."""
         self._reducer.finish()
@@ -177,6 +182,7 @@ class Distributed(torch.optim.Optimizer):
         if not (self._skips or self._reduced):
             self.synchronize()
         self._reduced = False
+        cast(Any, self._original)._opt_called = True  # its schedulers warn if it is not set: torch sets it in ``step``
         return super().step()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
@@ -211,6 +217,10 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
 
     The new optimizer shares parameters, options and state with ``optimizer``. So you can make learning-rate schedulers
     for either optimizer, and load a state into either (``load_state_dict``, ``broadcast_optimizer_state``).
+
+    A copy of the new optimizer (``copy``, ``pickle``, ``torch.save``) is an ordinary optimizer of the class of
+    ``optimizer``, whose ``step`` averages nothing. To train with a deep copy or with an optimizer loaded from a file,
+    pass it to ``DistributedOptimizer``.
 
     Args:
         optimizer: any optimizer of torch.

@@ -62,6 +62,7 @@ def test_a_distribution_chooses_path_and_processes(
         ),
         (lambda: as_distribution({"type": "ray", "nodes": 2}), "distribution=.* cannot be used: .*'nodes'"),
         (lambda: azureml.run(print, instance_count=0), "instance_count must be a positive integer, not 0"),
+        (lambda: azureml.run(print, use_gpu="no"), "use_gpu must be True, False or None, not 'no'"),
         (lambda: azureml.run(print, environment_variables={"RANK": "1"}), "environment_variables sets RANK"),
         (
             lambda: azureml.run(print, options={"num_processes": 2}),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import io
+import pickle
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 
@@ -240,10 +245,7 @@ def test_the_optimizer_keeps_its_class_and_state(alone: None) -> None:
     assert isinstance(optimizer, torch.optim.Adam)
     weight.sum().backward()
     optimizer.step()
-    with pytest.warns(
-        UserWarning, match="lr_scheduler.step"
-    ):  # torch watches the optimizer that the scheduler was given
-        scheduler.step()
+    scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert plain.state[weight] is optimizer.state[weight]
     assert torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -259,13 +261,74 @@ def test_optimizers_share_groups_and_state_after_a_state_is_loaded(schedules: st
     scheduler = torch.optim.lr_scheduler.StepLR(either[schedules], 1, 0.5)
     either[loads].load_state_dict(either[loads].state_dict())
     weight.sum().backward()
-    either[schedules].step()
+    optimizer.step()
     scheduler.step()
     optimizer.add_param_group({"params": [later]})
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
     assert plain.param_groups is optimizer.param_groups
     assert plain.state is optimizer.state
     assert plain.state[weight]["step"] == 1
+
+
+@pytest.mark.parametrize("schedules", ["plain", "distributed"])
+def test_a_scheduler_of_either_optimizer_sees_the_steps(schedules: str, alone: None) -> None:
+    plain = torch.optim.SGD([parameter()], 0.1)
+    optimizer = hvd.DistributedOptimizer(plain)
+    either = {"plain": plain, "distributed": optimizer}
+    early, late = (torch.optim.lr_scheduler.StepLR(either[schedules], 1, 0.5) for _ in range(2))
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        early.step()
+    optimizer.step()
+    with warnings.catch_warnings(action="error"):
+        late.step()
+
+
+def saved_and_loaded(optimizer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(optimizer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
+    "cloudpickle": lambda optimizer: pickle.loads(cloudpickle.dumps(optimizer)),
+    "torch.save": saved_and_loaded,
+}
+
+
+@pytest.mark.parametrize("way", [*COPIES])
+def test_a_copy_is_an_ordinary_optimizer(way: str, alone: None) -> None:
+    weight = parameter()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1, momentum=0.9))
+    (3 * weight).sum().backward()
+    optimizer.step()
+    made = COPIES[way](optimizer)
+    assert type(made) is torch.optim.SGD
+    (momentum,) = made.state.values()
+    assert momentum["momentum_buffer"].tolist() == [3.0, 3.0]
+    (copied,) = made.param_groups[0]["params"]
+    assert (copied is weight) is (way == "copy")
+    before = copied.tolist()
+    made.zero_grad()
+    copied.sum().backward()
+    made.step()  # the momentum is 0.9 * 3 + 1
+    assert copied.tolist() == pytest.approx([value - 0.37 for value in before])
+
+
+def test_a_model_and_its_optimizer_can_be_copied_together(alone: None) -> None:
+    weight = parameter()
+    optimizer = optimizer_of(weight)
+    copied, made = copy.deepcopy((weight, optimizer))
+    copied.sum().backward()
+    optimizer.zero_grad()  # the copy's gradient is not under way
+    made.step()
+    assert copied.tolist() == pytest.approx([0.9, 0.9])
+    weight.sum().backward()
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
 
 
 def test_groups_and_state_can_be_replaced(alone: None) -> None:

@@ -95,6 +95,13 @@ def test_options_may_say_where_to_train_and_whether_to_use_gpus() -> None:
     assert with_options(EVERY, None) == EVERY
 
 
+@pytest.mark.parametrize(("given", "taken"), [(1, True), (0, False), (True, True), (None, None)])
+def test_options_may_be_numbers_instead_of_flags(given: Any, taken: bool | None) -> None:
+    asked = with_options(EVERY, {"local_mode": given, "use_gpu": given})
+    assert asked.local_mode is taken
+    assert asked.use_gpu is taken
+
+
 def test_what_the_request_says_is_not_said_again_in_options() -> None:
     told = "^use_gpu=True and options={'use_gpu': False} both set use_gpu: leave it out of options"
     with pytest.raises(ConfigurationError, match=told):
