@@ -120,7 +120,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"env": {1: "a"}}, "env must map strings to strings, but the name 1 is not a string"),
         ({"log_dir": 5}, "log_dir must be the path of a folder, not 5"),
         ({"working_dir": ["a"]}, "working_dir must be the path of a folder, not ['a']"),
-        ({"working_dir_limit": "1g"}, "working_dir_limit must be a positive integer, not '1g'"),
+        ({"working_dir_limit": "1 gig"}, "working_dir_limit must be a size such as '8g' or a number of bytes"),
         ({"progress": "no"}, "progress must be True or False, not 'no'"),
         ({"fold_logs": 1.0}, "fold_logs must be True or False, not 1.0"),
         ({"log_prefix": None}, "log_prefix must be True or False, not None"),
