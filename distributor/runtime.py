@@ -188,6 +188,7 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             differs between ranks (it compares some values of each), or several ranks outside a run have not called
             ``init_process_group``.
         AttributeError, TypeError, pickle.PicklingError: a value in ``state`` cannot be pickled.
+        RuntimeError: another rank has failed in this call; that rank's exception says why.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP

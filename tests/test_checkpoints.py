@@ -522,6 +522,39 @@ def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, t
     assert run.results(watch.DEADLINE) == [1, 1]
 
 
+def interrupt_one_rank(wait: bool) -> tuple[str, int | None]:
+    """Rank 1 has no memory for the copies of the second save, and goes on. What a rank catches, and the loaded step."""
+    from distributor import runtime
+    from distributor.checkpoint import saving
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    caught, copy = "", saving._Kept.copy
+    for step in (1, 2, 3):
+        if runtime.rank() == 1:
+            saving._Kept.copy = fail if step == 2 else copy  # type: ignore[method-assign]
+        try:
+            runtime.save_checkpoint({"value": step}, step, wait=wait)
+        except (MemoryError, RuntimeError) as error:
+            assert step == 2
+            caught = f"{type(error).__name__}: {error}"
+    return caught, runtime.load_checkpoint({"value": 0})
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_rank_that_fails_in_a_save_and_goes_on_holds_up_nobody(
+    make_local: Make, wait: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = "save_checkpoint(step=2): rank 1 failed in the call; the exception raised there says why"
+    run = make_local(2, checkpoints=tmp_path).submit(interrupt_one_rank, wait)
+    (caught, loaded), other = run.results(watch.DEADLINE)
+    assert other == ("MemoryError: ", 3)
+    assert (caught, loaded) == (f"RuntimeError: {told}" if wait else "", 3)
+    if not wait:
+        assert f"nothing was saved, and training goes on: {told}" in capfd.readouterr().err
+
+
 def under_torchrun(folder: str) -> None:
     """A rank of plain torchrun, which has no run of ours around it."""
     import torch.distributed as dist

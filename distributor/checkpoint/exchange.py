@@ -12,6 +12,7 @@ import os
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
@@ -22,20 +23,27 @@ from distributor.text.wording import who
 _log = notices.logger
 
 #: Numbers of seconds after which a rank that waits for another rank logs a warning, and after which it raises an error.
-#: A patient wait has neither limit.
+#: A patient wait raises no such error, and its warning comes later, because writing a large checkpoint takes long.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
+TELL_PATIENTLY_AFTER = 600.0
 
 #: Maximum number of seconds between two checks of whether another rank's value is there or that rank has ended.
 _LOOK = 0.1
+
+#: The end of the warning about a patient wait. The other rank has begun the call.
+_PATIENTLY = "it may still be writing or reading, or waiting for another rank, so there is no time limit"
 
 #: Maximum number of bytes under one key of the store. Longer values are split. Torch's limit is 8 MiB.
 _PIECE = 4 << 20
 
 _ENDED = "ended/{}"
 
-#: Rank 0 begins each message with one of these bytes: the first if a value follows, the second if an error text
-#: follows.
-_GIVEN, _REFUSED = b"+", b"!"
+#: The key of the text with which a rank says that it has failed in a call: the call's key, and the rank.
+_HAS_FAILED = "failed/{}/{}"
+
+#: Each message begins with one of these bytes: the first if a value follows, the second if the text of rank 0's
+#: ``ConfigurationError`` follows, the third if a rank has failed, and the text of a ``RuntimeError`` follows.
+_GIVEN, _REFUSED, _FAILED = b"+", b"!", b"-"
 
 
 class Store(Protocol):
@@ -80,41 +88,47 @@ class Exchange:
     def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
         """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
 
-        Only rank 0 waits for values; the other ranks return an empty list at once. If rank 0 raises a
-        ``ConfigurationError``, the other ranks raise the same error in :meth:`share`, which they call next to get the
-        answer of rank 0.
+        Only rank 0 waits for values; the other ranks return an empty list at once. If rank 0 raises one of the errors
+        below, the other ranks raise the same error in :meth:`share`, which they call next to get the answer of rank 0.
 
         Args:
-            key: name of this exchange, the same on all ranks. Each exchange needs a new name.
+            key: name of this exchange, the same on all ranks: the user's call (see :meth:`fail`), a slash, and a name
+                that no other exchange of the call has.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
             patient: whether to wait for the values of other ranks without a time limit, for steps that may take a long
-                time, such as writing files. If ``True``, the wait fails only if another rank ends without sending its
-                value.
+                time, such as writing files. If ``True``, the wait fails only if another rank ends, or fails in the
+                user's call, without sending its value.
 
         Raises:
             ConfigurationError: a rank makes a different call, has ended without this call, or (unless ``patient`` is
                 set) has not made this call within half an hour.
+            RuntimeError: a rank has failed in the user's call (see :meth:`fail`).
         """
         if self._store is None:
             return [value]
         if self.rank > 0:
-            self._put(f"{key}/{self.rank}", what.encode() + b"\0" + value)
+            self._put(f"{key}/{self.rank}", _GIVEN + what.encode() + b"\0" + value)
             return []
-        values = [value]
-        for rank in range(1, self.world_size):
-            try:
-                call, _, other = self._take(f"{key}/{rank}", rank, what, patient=patient).partition(b"\0")
-            except ConfigurationError as error:
-                self.refuse(key, str(error))
-            if call != what.encode():
-                self.refuse(
-                    key,
-                    f"rank 0 calls {what}, but rank {rank} calls {call.decode()}: every rank must make the same "
-                    "calls in the same order",
-                )
-            values.append(other)
-        return values
+        return [value, *(self._receive(key, rank, what, patient=patient) for rank in range(1, self.world_size))]
+
+    def _receive(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
+        """Return the value of another rank on rank 0. If there is none, make all ranks raise the same error."""
+        try:
+            told = self._take(f"{key}/{rank}", rank, what, patient=patient)
+        except ConfigurationError as error:
+            self.refuse(key, str(error))
+        if told[:1] == _FAILED:
+            self._send(key, [told])
+            raise RuntimeError(told[1:].decode())
+        call, _, value = told[1:].partition(b"\0")
+        if call != what.encode():
+            self.refuse(
+                key,
+                f"rank 0 calls {what}, but rank {rank} calls {call.decode()}: every rank must make the same calls in "
+                "the same order",
+            )
+        return value
 
     def share(self, key: str, values: Sequence[bytes], what: str, *, patient: bool = False) -> bytes:
         """Send values from rank 0: one for each rank, or the same one to all. Return the value for this rank.
@@ -128,6 +142,7 @@ class Exchange:
         Raises:
             ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or (unless ``patient`` is
                 set) has not made this call within half an hour.
+            RuntimeError: rank 0 has failed in the user's call (see :meth:`fail`), or waited for a rank that has.
         """
         if self._store is None:
             return values[0]
@@ -136,6 +151,8 @@ class Exchange:
             kind, value = told[:1], told[1:]
             if kind == _REFUSED:
                 raise ConfigurationError(value.decode())
+            if kind == _FAILED:
+                raise RuntimeError(value.decode())
             return value
         self._send(key, [_GIVEN + each for each in values])
         return values[0]
@@ -149,6 +166,21 @@ class Exchange:
         if self._store is not None:
             self._send(key, [_REFUSED + why.encode()])
         raise ConfigurationError(why)
+
+    def fail(self, call: str, why: str) -> None:
+        """Say that this rank has failed in a call of the user, so that no other rank waits for it there.
+
+        Ranks that wait for this rank in an exchange of the call raise a ``RuntimeError`` instead, unless this rank has
+        already sent its value. This method does not wait for them, and raises no error.
+
+        Args:
+            call: a text that identifies the call, the same on all ranks. The keys of the call's exchanges begin with it
+                and a slash.
+            why: the text of the error.
+        """
+        if self._store is not None:
+            with suppress(Exception):  # the error with which this rank has failed is raised, and not one of the store
+                self._store.set(_HAS_FAILED.format(call, self.rank), _FAILED + why.encode())
 
     def _send(self, key: str, values: Sequence[bytes]) -> None:
         for rank in range(1, self.world_size):
@@ -178,36 +210,49 @@ class Exchange:
         self._store.set(key, str(len(pieces)).encode())
 
     def _take(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
-        """Wait for a rank's value, remove it from the store, and return it. Only one rank reads each value."""
+        """Wait for a rank's message, remove it from the store, and return it. Only one rank reads each message.
+
+        If the rank has failed in the user's call, return what it has said with :meth:`fail`.
+        """
         assert self._store is not None
-        self._await(key, rank, what, patient=patient)
+        if not self._await(key, rank, what, patient=patient):
+            return bytes(self._store.get(_failed_at(key, rank)))
         names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
         value = zlib.decompress(b"".join(bytes(self._store.get(name)) for name in names))
         for name in (*names, key):
             self._store.delete_key(name)
         return value
 
-    def _await(self, key: str, rank: int, what: str, *, patient: bool) -> None:
+    def _await(self, key: str, rank: int, what: str, *, patient: bool) -> bool:
+        """Wait for a rank's message. Return whether it is there; ``False`` if the rank has failed instead."""
         assert self._store is not None
         start, told, pause = time.monotonic(), False, _LOOK / 100
-        while True:
-            has_ended = self._store.check([_ENDED.format(rank)])  # checked first: a value is sent before its rank ends
-            if self._store.check([key]):
-                return
+        has_failed = has_ended = False
+        while not self._store.check([key]):
+            if has_failed:
+                return False
             if has_ended:
                 raise ConfigurationError(f"every rank must call {what}, but {who([rank])} has ended without calling it")
-            time.sleep(pause)  # the store's own wait writes two lines to stderr whenever its time-out passes
-            pause = min(2 * pause, _LOOK)
-            if patient:
-                continue
             waited = time.monotonic() - start
-            if waited > GIVE_UP_AFTER:
+            if waited > GIVE_UP_AFTER and not patient:
                 raise ConfigurationError(
                     f"every rank must call {what}, but {who([rank])} did not call it within {waited:.0f} s"
                 )
-            if waited > TELL_AFTER and not told:
+            if waited > (TELL_PATIENTLY_AFTER if patient else TELL_AFTER) and not told:
                 told = True
-                _log.warning("%s waits for %s: every rank must call it", what, who([rank]))
+                why = _PATIENTLY if patient else "every rank must call it"
+                _log.warning("%s waits for %s: %s", what, who([rank]), why)
+            time.sleep(pause)  # the store's own wait writes two lines to stderr whenever its time-out passes
+            pause = min(2 * pause, _LOOK)
+            # A rank sends its message before it fails, and fails before it ends. So this is checked in reverse order.
+            has_ended = self._store.check([_ENDED.format(rank)])
+            has_failed = self._store.check([_failed_at(key, rank)])
+        return True
+
+
+def _failed_at(key: str, rank: int) -> str:
+    """Return the key under which a rank says that it has failed in the call to which an exchange belongs."""
+    return _HAS_FAILED.format(key.partition("/")[0], rank)
 
 
 def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:

@@ -22,18 +22,11 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
     session.finish()
     publishing.check_step("checkpoint_folder", step)
     save = publishing.begin(session, "checkpoint_folder", step)
-    _meet(session, save)
-    failed = True
-    try:
+    with publishing.taking_part(session, save, "in the with block"):
+        _meet(session, save)
         with _own_folder(session, save) as (own, problem):
             yield own
-            part = _own_part(own, problem)
-            failed = False
-            _commit(session, save, own, part)
-    except BaseException:
-        if failed:
-            _tell_failed(session, save)
-        raise
+            _commit(session, save, own, _own_part(own, problem))
 
 
 def _meet(session: Session, save: Save) -> None:
@@ -42,6 +35,7 @@ def _meet(session: Session, save: Save) -> None:
     Raises:
         ConfigurationError: a rank makes a different call, has ended without this call, or has not made it within half
             an hour.
+        RuntimeError: another rank has failed in this call.
     """
     session.exchange.gather(f"{save.key}/1", b"", save.what)
     session.exchange.share(f"{save.key}/1", [b""], save.what)
@@ -82,21 +76,6 @@ def _create(session: Session, save: Save) -> tuple[Path, str | None]:
     return own, None if root is None else problem
 
 
-def _tell_failed(session: Session, save: Save) -> None:
-    """Tell the other ranks, without waiting for them, that this rank's ``with`` block for the checkpoint has failed."""
-    exchange, part = session.exchange, Part(failed=True)
-    with suppress(Exception):  # the user's own error is raised, and not one of this function
-        if exchange.rank == 0:
-            exchange.share(_end_of(save), [_packed([part])], save.what)
-        else:
-            exchange.gather(_end_of(save), part.encode(), save.what)
-
-
-def _end_of(save: Save) -> str:
-    """Return the key under which ranks exchange their reports at the end of the ``with`` block."""
-    return f"{save.key}/2"
-
-
 def _own_part(own: Path, problem: str | None) -> Part:
     """Return the report about this rank's part of a save.
 
@@ -113,13 +92,12 @@ def _own_part(own: Path, problem: str | None) -> Part:
         return Part(tuple(shards.found_in(own).values()))
     except ConfigurationError:
         raise
-    except Exception as error:  # any other error: the other ranks wait for this report
+    except Exception as error:  # any other error: nothing is saved, and training goes on
         return Part(problem=publishing.said(error))
 
 
 def _commit(session: Session, save: Save, own: Path, part: Part) -> None:
     parts = _exchange(session, save, part)
-    publishing.check(parts, save.what)
     mine = shards.divide([{each.name: each for each in part.shards} for part in parts], save.what)
     files = mine[session.exchange.rank]
     problem = next((each.problem for each in parts if each.problem), None) or _publish(session, save, own, files)
@@ -130,16 +108,16 @@ def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
     """Send the report about this rank's part of a save to all other ranks, and return the reports of all ranks.
 
     There is no time limit, because the user's code in the ``with`` block may write for a long time in any rank.
+
+    Raises:
+        ConfigurationError: a rank has ended before it has sent its report.
+        RuntimeError: another rank has failed.
     """
-    key, exchange = _end_of(save), session.exchange
+    key, exchange = f"{save.key}/2", session.exchange
     told = exchange.gather(key, part.encode(), save.what, patient=True)
-    everything = _packed([Part.decode(each) for each in told])
+    everything = json.dumps([each.decode() for each in told]).encode()
     answer = exchange.share(key, [everything], save.what, patient=True)
     return [Part.decode(each.encode()) for each in json.loads(answer)]
-
-
-def _packed(parts: Sequence[Part]) -> bytes:
-    return json.dumps([part.encode().decode() for part in parts]).encode()
 
 
 def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) -> str | None:

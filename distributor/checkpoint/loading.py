@@ -126,7 +126,7 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     if session.place.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(shard.name.encode()).hexdigest()[:16]  # a path may be longer than a file's name may be
+    digest = hashlib.sha256(os.fsencode(shard.name)).hexdigest()[:16]  # a path may be longer than a file's name may be
     beside = f"{manifest.folder}-{digest}"  # outside the folder, where any name may be a shard's
     with locked(_folder(session, manifest).with_name(f"{beside}.lock")):
         if not target.exists():
@@ -237,7 +237,8 @@ def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool
     """Return whether all files of a checkpoint have the saved bytes. Each rank checks some of them."""
     exchange = session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
-    return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged or cannot be read")
+    own = bad.encode(errors="backslashreplace")  # a file's name may be none in UTF-8
+    return not _any_problem(session, own, f"checkpoint {manifest.folder} is damaged or cannot be read")
 
 
 def _any_problem(session: Session, own: bytes, what: str) -> bool:

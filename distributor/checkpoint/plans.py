@@ -97,6 +97,7 @@ class Planner:
         Raises:
             ConfigurationError: ranks have different tensors with the same name, or a rank makes a different call, has
                 ended without this call, or has not made it within half an hour.
+            RuntimeError: another rank has failed in this call.
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))

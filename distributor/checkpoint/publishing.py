@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from distributor.checkpoint.catalog import Draft
@@ -58,6 +59,26 @@ def begin(session: Session, call: str, step: int) -> Save:
     return Save(f"{call}(step={step})", int(step), key, folder, _numbers(reports.latest()))
 
 
+@contextmanager
+def taking_part(session: Session, save: Save, where: str) -> Iterator[None]:
+    """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this save.
+
+    Any exception counts as a failure, including ``KeyboardInterrupt``.
+
+    Args:
+        session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
+        save: describes the save.
+        where: where this rank fails, for the error of the ranks that wait for it.
+    """
+    exchange = session.exchange
+    try:
+        yield
+    except BaseException:
+        why = f"{save.what}: {who([exchange.rank])} failed {where}; the exception raised there says why"
+        exchange.fail(save.key, why)
+        raise
+
+
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that are finite numbers, because JSON has neither infinity nor NaN."""
     return {name: value for name, value in values.items() if abs(value) < float("inf")}
@@ -69,14 +90,11 @@ class Part:
 
     Attributes:
         shards: the files that the rank adds to the checkpoint.
-        failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``, or
-            has written something there that cannot be part of a checkpoint.
         problem: why the files could not be written; ``None`` if they were written.
         more: further data, as text, that rank 0 needs to complete the checkpoint.
     """
 
     shards: tuple[Shard, ...] = ()
-    failed: bool = False
     problem: str | None = None
     more: str = ""
 
@@ -96,17 +114,6 @@ def said(error: Exception) -> str:
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-def check(parts: Sequence[Part], what: str) -> None:
-    """Raise an error if a rank has failed in the ``with`` block of ``checkpoint_folder``, which runs the user's code.
-
-    Raises:
-        RuntimeError: a rank has failed in the ``with`` block.
-    """
-    failed = [rank for rank, part in enumerate(parts) if part.failed]
-    if failed:
-        raise RuntimeError(f"{what}: {who(failed)} failed in the with block; the exception raised there says why")
-
-
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
     """Report this rank's part of a save to rank 0, which commits the checkpoint, or removes it if any part has failed.
 
@@ -121,6 +128,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
     Raises:
         ConfigurationError: a rank has ended before it has done its part.
+        RuntimeError: another rank has failed before it has done its part.
     """
     exchange, key = session.exchange, f"{save.key}/done"
     told = exchange.gather(key, part.encode(), save.what, patient=True)

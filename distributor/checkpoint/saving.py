@@ -23,6 +23,9 @@ from distributor.text import notices
 
 _log = notices.logger
 
+#: Where a rank fails that raises an error in ``save_checkpoint``, for the error of the other ranks.
+_WHERE = "in the call"
+
 #: The name of the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint.
 METADATA = ".metadata"
 
@@ -70,15 +73,16 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     session.finish()
     kept = _keep(session)
     save = publishing.begin(session, "save_checkpoint", step)
-    plan = None
-    if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
-        plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
-    left_out = kept.planner.left_out
-    task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
-    if wait:
-        task.run()
-    else:
-        session.save_later(task.run_calmly)
+    with publishing.taking_part(session, save, _WHERE):
+        plan = None
+        if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
+            plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
+        left_out = kept.planner.left_out
+        task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
+        if wait:
+            task.run()
+        else:
+            session.save_later(task.run_calmly)
 
 
 def _keep(session: Session) -> _Kept:
@@ -110,7 +114,8 @@ class _Task:
         A background thread calls this method while training goes on.
         """
         try:
-            self.run()
+            with publishing.taking_part(self.kept.session, self.save, _WHERE):
+                self.run()
         except Exception as error:
             _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
 
@@ -120,6 +125,7 @@ class _Task:
         Raises:
             ConfigurationError: ranks make different calls or have different tensors with the same name, or a rank has
                 ended without this call.
+            RuntimeError: another rank has failed in this call.
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)

@@ -27,26 +27,39 @@ _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.ran
 def found_in(folder: Path) -> dict[str, Shard]:
     """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
-    Each symbolic link is first replaced by a copy of the file or folder to which it leads.
+    Each symbolic link is first replaced by a copy of the file or folder to which it leads. A file that vanishes
+    meanwhile is left out. For example, NFS keeps a removed file as ``.nfs...`` until it is closed.
 
     Raises:
         ConfigurationError: the folder holds something that is neither a file nor a folder, such as a link that leads
             nowhere; a link to a folder that contains this link; or a file with a name that the package itself uses.
-        OSError: a file or folder cannot be read, or the disk is too full for the copies.
+        OSError: a file or folder cannot be read, a file to which a link leads vanishes meanwhile, or the disk is too
+            full for the copies.
     """
     root = Path(os.path.realpath(folder))
     sources = dict(_files(root, "", (root,)))
     for name in sources:
         _check_name(name)
+    links = {name for name in sources if (root / name).is_symlink()}
     for path in [os.path.join(path, name) for path, *found in os.walk(root) for name in chain(*found)]:
         if os.path.islink(path):
             os.unlink(path)
+    found = {}
     for name, source in sources.items():
-        target = root / name
-        if target != source:  # the checkpoint must hold the file itself, and not a link to it
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    return {name: measured(root / name, name) for name in sources}
+        try:
+            found[name] = _taken(root / name, source, name)
+        except FileNotFoundError:
+            if name in links:
+                raise
+    return found
+
+
+def _taken(path: Path, source: Path, name: str) -> Shard:
+    """Copy a file to its path, unless it is there already. Flush it to the disk, and return its size and digest."""
+    if path != source:  # the checkpoint must hold the file itself, and not a link to it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+    return measured(path, name)
 
 
 def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
@@ -72,10 +85,12 @@ def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[
             yield from _files(path, f"{name}/", (*outer, path))
         elif path.is_file():
             yield name, path
-        else:
+        elif os.path.lexists(folder / each):
+            at = repr(str(path))
+            why = f"{at} is neither a file nor a folder" if path.exists() else f"there is no file or folder at {at}"
             raise ConfigurationError(
-                f"checkpoint_folder: {name!r} cannot be saved, since there is no file or folder at {str(path)!r}: "
-                f"write a file, or remove {name!r} before the with block ends"
+                f"checkpoint_folder: {name!r} cannot be saved, since {why}: write a file, or remove {name!r} before "
+                "the with block ends"
             )
 
 

@@ -114,6 +114,69 @@ def test_who_has_begun_is_waited_for_as_long_as_it_lives(ranks: Any, monkeypatch
     assert answers(ranks(first, late)) == [b"late", b"late"]
 
 
+def test_a_patient_wait_that_takes_long_is_told_and_not_given_up(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank, which has begun, sends its value only once the warning has been logged."""
+    told, warned = list[str](), threading.Event()
+
+    def warn(text: str, *values: object) -> None:
+        told.append(text % values)
+        warned.set()
+
+    def late(exchange: Exchange) -> bytes:
+        assert warned.wait(60)
+        exchange.gather("1/1", b"late", "save")
+        return exchange.share("1/1", [], "save", patient=True)
+
+    def first(exchange: Exchange) -> bytes:
+        return exchange.share("1/1", exchange.gather("1/1", b"", "save", patient=True)[1:], "save")
+
+    monkeypatch.setattr(module, "TELL_PATIENTLY_AFTER", 0.0)
+    monkeypatch.setattr(module, "GIVE_UP_AFTER", 0.0)
+    monkeypatch.setattr(module._log, "warning", warn)
+    assert answers(ranks(first, late)) == [b"late", b"late"]
+    assert told[0] == (
+        "save waits for rank 1: it may still be writing or reading, or waiting for another rank, so there is no time "
+        "limit"
+    )
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_rank_that_has_failed_in_a_call_is_waited_for_by_nobody(failing: int, ranks: Any) -> None:
+    """It does not end, and takes part in the next call."""
+    told = threading.Barrier(3)
+
+    def call(exchange: Exchange) -> bytes:
+        if exchange.rank == failing:
+            exchange.fail("1", f"save: rank {failing} failed")
+        else:
+            with pytest.raises(RuntimeError, match=f"^save: rank {failing} failed$") as raised:
+                exchange.gather("1/1", b"", "save", patient=True)
+                exchange.share("1/1", [b""], "save", patient=True)
+            assert raised.type is RuntimeError  # and no error about a wrong call
+        told.wait(60)
+        exchange.gather("2/1", b"", "save", patient=True)
+        return exchange.share("2/1", [b"x"], "save", patient=True)
+
+    assert answers(ranks(call, call, call)) == [b"x"] * 3
+
+
+@pytest.mark.parametrize("failing", range(2))
+def test_what_a_rank_has_sent_before_it_fails_counts(failing: int, ranks: Any) -> None:
+    def call(exchange: Exchange) -> list[bytes]:
+        own = bytes([exchange.rank])
+        if exchange.rank > 0:
+            exchange.gather("1/1", own, "save")
+        else:
+            exchange.share("1/2", [own], "save")
+        if exchange.rank == failing:
+            exchange.fail("1", "save: it failed")
+        sent.wait(60)
+        return exchange.gather("1/1", own, "save") if exchange.rank == 0 else [exchange.share("1/2", [], "save")]
+
+    sent = threading.Barrier(2)
+    assert answers(ranks(call, call)) == [[b"\0", b"\1"], [b"\0"]]
+
+
 def test_a_wait_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Torch's store writes two lines whenever a wait of its own times out."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

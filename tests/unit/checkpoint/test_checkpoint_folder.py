@@ -68,9 +68,9 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return found
 
 
-def save(write: Callable[[Path], Any]) -> Callable[[], None]:
+def save(write: Callable[[Path], Any], step: int = 1) -> Callable[[], None]:
     def function() -> None:
-        with checkpoint_folder(1) as folder:
+        with checkpoint_folder(step) as folder:
             write(folder)
 
     return function
@@ -114,7 +114,7 @@ def test_who_writes_for_long_is_waited_for(
 
     def leave(_: Path) -> None:
         in_block.wait(LIMIT)
-        monkeypatch.setattr(exchanges, "TELL_AFTER", -1.0)
+        monkeypatch.setattr(exchanges, "TELL_PATIENTLY_AFTER", -1.0)
         monkeypatch.setattr(exchanges, "GIVE_UP_AFTER", 0.0)
         store.waiting = True
 
@@ -127,7 +127,7 @@ def test_who_writes_for_long_is_waited_for(
     for future in reversed(ranks.run(save(write), rank_1)):
         future.result(LIMIT)
     assert ranks.steps == [1]
-    assert caplog.text == ""
+    assert "checkpoint_folder(step=1) waits for rank 0: it may still be writing or reading, or waiting" in caplog.text
 
 
 def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
@@ -159,6 +159,77 @@ def test_who_gets_no_folder_holds_up_nobody(ranks: Ranks, tmp_path: Path) -> Non
         second.result(LIMIT)
     with pytest.raises(RuntimeError, match=r"checkpoint_folder\(step=1\): rank 1 failed in the with block"):
         first.result(LIMIT)
+
+
+#: Where a rank can be interrupted: before (``True``) or after it exchanges something, with the end of the key.
+INSTANTS = [
+    (method, stage, before)
+    for stage in ("1", "2", "done")
+    for method in ("gather", "share")
+    for before in (True, False)
+]
+
+
+@pytest.mark.parametrize(("method", "stage", "before"), INSTANTS)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_is_interrupted_and_goes_on_holds_up_nobody(
+    failing: int, method: str, stage: str, before: bool, ranks: Ranks
+) -> None:
+    """Wherever this happens in the with statement. The next checkpoint is committed as usual."""
+    exchange, others_know = ranks.sessions[failing].exchange, threading.Event()
+    real = getattr(exchange, method)
+
+    def interrupt(key: str, *rest: Any, **options: Any) -> Any:
+        answer = None if before else real(key, *rest, **options)
+        if key == f"1/{stage}":
+            raise KeyboardInterrupt
+        return real(key, *rest, **options) if before else answer
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            save(nothing)()
+        assert others_know.wait(LIMIT)
+        save(nothing, 2)()
+
+    def other() -> None:
+        last = ("share", "done", False) if failing == 0 else ("gather", "done", False)
+        if INSTANTS.index((method, stage, before)) >= INSTANTS.index(last):  # the interrupted rank has done its part
+            save(nothing)()
+        else:
+            with pytest.raises(RuntimeError, match=f"rank {failing} failed in the with block") as raised:
+                save(nothing)()
+            assert raised.type is RuntimeError
+        others_know.set()
+        save(nothing, 2)()
+
+    setattr(exchange, method, interrupt)
+    functions = [interrupted, other]
+    for future in ranks.run(*(functions if failing == 0 else reversed(functions))):
+        future.result(LIMIT)
+    assert ranks.steps[0] == 2
+
+
+def test_a_rank_that_gives_up_before_the_block_holds_up_nobody(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 catches the error of a wait that is too long, although rank 0 has just come, and goes on."""
+    gave_up, others_know = threading.Event(), threading.Event()
+
+    def give_up() -> None:
+        with monkeypatch.context() as limits:
+            limits.setattr(exchanges, "GIVE_UP_AFTER", 0.0)
+            with pytest.raises(ConfigurationError, match="rank 0 did not call it within"):
+                save(nothing)()
+        gave_up.set()
+        assert others_know.wait(LIMIT)
+
+    def come() -> None:
+        assert gave_up.wait(LIMIT)
+        with pytest.raises(RuntimeError, match="rank 1 failed in the with block") as raised:
+            save(nothing)()
+        assert raised.type is RuntimeError
+        others_know.set()
+
+    for future in ranks.run(come, give_up):
+        future.result(LIMIT)
 
 
 def test_linked_folders_are_committed_with_their_files(ranks: Ranks, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import stores
 import torch
 
-from distributor.checkpoint import loading, saving
+from distributor.checkpoint import folder as folders, loading, saving
+from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.recalling import Kept
 from distributor.checkpoint.records import Manifest, Shard
@@ -54,3 +56,26 @@ def test_a_download_replaces_no_other_file(tmp_path: Path, monkeypatch: pytest.M
     found = loading._here(session, Manifest(folder, 1, 1, 0.0, 1, "3f-0", shards))
     there = {str(path.relative_to(found.path)): path.read_text() for path in found.path.rglob("*") if path.is_file()}
     assert there == {name: name for name in names}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("kind", ["store", "file"])
+def test_a_name_that_is_not_utf_8_comes_back_from_a_url(
+    kind: str, damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file with such a name is an error like any other."""
+    monkeypatch.setattr(stores, "FILES", {})
+    place = "forgetful://bucket/run" if kind == "store" else f"file://{tmp_path}/runs"
+    session, name = Session(Settings(Checkpoints(place), str(tmp_path), {}, True)), os.fsdecode(b"caf\xe9.pt")
+    session._exchange = Exchange(None, 0, 1), "3f-0"
+    monkeypatch.setattr(folders, "current", lambda _: session)
+    monkeypatch.setattr(loading, "current", lambda *_, **__: session)
+    with folders.checkpoint_folder(1) as folder:
+        (folder / name).write_text("weights")
+    if damaged:
+        session.place.write(f"step-1-3f-0-1/{name}", b"WEIGHTS")
+        assert loading.load_checkpoint({"value": 0}) is None
+        assert r"step-1-3f-0-1 is damaged or cannot be read (caf\udce9.pt: " in caplog.text
+    else:
+        found = loading.latest_checkpoint()
+        assert found is not None and (found.path / name).read_text() == "weights"

@@ -230,9 +230,49 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken" / "x").symlink_to(tmp_path / "gone")
     (tmp_path / "loop" / "x").symlink_to("x")
     os.mkfifo(tmp_path / "pipe" / "x")
-    for name in ("broken", "loop", "pipe"):
-        with pytest.raises(ConfigurationError, match="checkpoint_folder: 'x' cannot be saved, since there is no file"):
+    gone, pipe = "there is no file or folder at '{}'", "'{}' is neither a file nor a folder"
+    for name, path, why in (("broken", "gone", gone), ("loop", "loop/x", gone), ("pipe", "pipe/x", pipe)):
+        told = f"checkpoint_folder: 'x' cannot be saved, since {why.format(tmp_path / path)}: write a file, or remove"
+        with pytest.raises(ConfigurationError, match=told):
             shards.found_in(tmp_path / name)
+
+
+@pytest.mark.parametrize("instant", ["checked", "copied", "measured"])
+def test_a_file_that_vanishes_meanwhile_is_left_out(
+    instant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where a removed file has another name until it is closed."""
+    for name in ("own/.nfs01", "own/a.pt", "linked/.nfs02", "linked/b.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("weights")
+    (tmp_path / "own" / "model").symlink_to(tmp_path / "linked")
+
+    def vanish(*_: object) -> None:
+        for path in tmp_path.rglob(".nfs*"):
+            path.unlink()
+
+    where, name = {"checked": (os, "listdir"), "copied": (shards, "_check_name"), "measured": (shards, "measured")}[
+        instant
+    ]
+    real = getattr(where, name)
+
+    def call(*given: Any) -> Any:
+        answer = None if instant == "measured" else real(*given)
+        vanish()
+        return real(*given) if instant == "measured" else answer
+
+    monkeypatch.setattr(where, name, call)
+    assert list(shards.found_in(tmp_path / "own")) == ["a.pt", "model/b.pt"]
+
+
+def test_a_link_whose_file_vanishes_meanwhile_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that leads nowhere is an error, whenever this happens."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "model.pt").write_text("weights")
+    (tmp_path / "own" / "link.pt").symlink_to(tmp_path / "model.pt")
+    monkeypatch.setattr(shards, "_check_name", lambda _: (tmp_path / "model.pt").unlink())
+    with pytest.raises(FileNotFoundError):
+        shards.found_in(tmp_path / "own")
 
 
 @pytest.mark.parametrize("top", ["manifest.json", ".manifest.json.part", ".rank-1"])
