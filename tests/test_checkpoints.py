@@ -522,8 +522,10 @@ def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, t
     assert run.results(watch.DEADLINE) == [1, 1]
 
 
-def interrupt_one_rank(wait: bool) -> tuple[str, int | None]:
-    """Rank 1 has no memory for the copies of the second save, and goes on. What a rank catches, and the loaded step."""
+def interrupt_one_rank(wait: bool, error: str) -> tuple[str, int | None]:
+    """Rank 1 fails in the second save, and goes on. What a rank catches, and the loaded step."""
+    import threading
+
     from distributor import runtime
     from distributor.checkpoint import saving
 
@@ -532,26 +534,31 @@ def interrupt_one_rank(wait: bool) -> tuple[str, int | None]:
 
     caught, copy = "", saving._Kept.copy
     for step in (1, 2, 3):
-        if runtime.rank() == 1:
-            saving._Kept.copy = fail if step == 2 else copy  # type: ignore[method-assign]
+        fails = runtime.rank() == 1 and step == 2
+        saving._Kept.copy = fail if fails and error == "MemoryError" else copy  # type: ignore[method-assign]
+        value = threading.Lock() if fails and error == "TypeError" else step
         try:
-            runtime.save_checkpoint({"value": step}, step, wait=wait)
-        except (MemoryError, RuntimeError) as error:
+            runtime.save_checkpoint({"value": value}, step, wait=wait)
+        except (MemoryError, RuntimeError, TypeError) as raised:
             assert step == 2
-            caught = f"{type(error).__name__}: {error}"
+            caught = f"{type(raised).__name__}: {raised}"
     return caught, runtime.load_checkpoint({"value": 0})
 
 
-@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("wait", "error"), [(True, "MemoryError"), (False, "MemoryError"), (False, "TypeError: cannot pickle")]
+)
 def test_a_rank_that_fails_in_a_save_and_goes_on_holds_up_nobody(
-    make_local: Make, wait: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_local: Make, wait: bool, error: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = "save_checkpoint(step=2): rank 1 failed in the call; the exception raised there says why"
-    run = make_local(2, checkpoints=tmp_path).submit(interrupt_one_rank, wait)
-    (caught, loaded), other = run.results(watch.DEADLINE)
-    assert other == ("MemoryError: ", 3)
-    assert (caught, loaded) == (f"RuntimeError: {told}" if wait else "", 3)
+    told = f"save_checkpoint(step=2): rank 1 failed in the call ({error}"
+    run = make_local(2, checkpoints=tmp_path).submit(interrupt_one_rank, wait, error.partition(":")[0])
+    (caught, loaded), (others, loaded_by_other) = run.results(watch.DEADLINE)
+    assert (loaded, loaded_by_other) == (3, 3)
+    assert others.startswith(error)
+    assert caught.startswith(f"RuntimeError: {told}" if wait else "")
     if not wait:
+        assert caught == ""
         assert f"nothing was saved, and training goes on: {told}" in capfd.readouterr().err
 
 

@@ -18,11 +18,11 @@ from distributor.errors import ConfigurationError
 @contextmanager
 def checkpoint_folder(step: int) -> Iterator[Path]:
     """Yield an empty folder for this rank's files; see :func:`distributor.runtime.checkpoint_folder`."""
-    session = current("checkpoint_folder")
-    session.finish()
     publishing.check_step("checkpoint_folder", step)
+    session = current("checkpoint_folder")
     save = publishing.begin(session, "checkpoint_folder", step)
     with publishing.taking_part(session, save, "in the with block"):
+        session.finish()
         _meet(session, save)
         with _own_folder(session, save) as (own, problem):
             yield own

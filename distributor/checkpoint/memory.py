@@ -8,7 +8,8 @@ keeps it in memory. To find such tensors when loading, a rank reads the records 
 
 A rank begins a save only when all ranks have done their parts of the previous save, so no rank is two saves ahead of
 another. Each rank keeps two states. Once all ranks have copied their first state, there is therefore always a
-checkpoint that all ranks have in memory, unless memory was too small for a rank's state, or a rank has revoked one.
+checkpoint that all ranks have in memory, unless memory was too small for a rank's state, a rank has revoked one, or a
+save has failed in a rank that then goes on.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ class Planner:
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
+        self._told = b""  # if the exchange fails, it is not known which plan rank 0 has
         told = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
         if self._exchange.rank == 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 from distributor.checkpoint.catalog import Draft
@@ -20,6 +21,13 @@ _log = notices.logger
 #: A function that rank 0 calls with the reports of all ranks before the commit. It writes further files of the
 #: checkpoint, and returns their sizes and digests.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
+
+
+#: The end of the error of a rank that waits for another rank, which has failed.
+_SEE = "the exception raised there says why"
+
+#: Maximum number of characters of an error in the text of another rank's error.
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ def begin(session: Session, call: str, step: int) -> Save:
 def taking_part(session: Session, save: Save, where: str) -> Iterator[None]:
     """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this save.
 
-    Any exception counts as a failure, including ``KeyboardInterrupt``.
+    Any exception counts as a failure, including ``KeyboardInterrupt``. Rank 0 removes the files of the save before its
+    next commit, when no rank writes them any more.
 
     Args:
         session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
@@ -73,9 +82,11 @@ def taking_part(session: Session, save: Save, where: str) -> Iterator[None]:
     exchange = session.exchange
     try:
         yield
-    except BaseException:
-        why = f"{save.what}: {who([exchange.rank])} failed {where}; the exception raised there says why"
-        exchange.fail(save.key, why)
+    except BaseException as error:
+        if exchange.rank == 0:
+            session.unfinished.append(save.folder)
+        what = traceback.format_exception_only(error)[-1].partition("\n")[0][:_LONGEST]
+        exchange.fail(save.key, f"{save.what}: {who([exchange.rank])} failed {where} ({what}); {_SEE}")
         raise
 
 
@@ -143,6 +154,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> bool:
     """Commit a checkpoint on rank 0. Return whether this has succeeded."""
+    _remove_unfinished(session)
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
         if problem is not None:
@@ -159,3 +171,12 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
         return False
     reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
     return True
+
+
+def _remove_unfinished(session: Session) -> None:
+    """On rank 0, remove the files of saves in which a rank has failed, unless the checkpoint was committed before."""
+    while session.unfinished:
+        folder = session.unfinished.pop()
+        with suppress(OSError):  # a later commit removes what remains
+            if session.catalog.read(folder) is None:
+                session.catalog.discard(folder)

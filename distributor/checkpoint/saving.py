@@ -67,14 +67,13 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             f"{type(state).__name__}"
         )
     publishing.check_step("save_checkpoint", step)
-    found = states.collect(state)  # it may raise an error, so it is called before other ranks wait
-    objects = states.pack_objects(found.objects)
     session = current("save_checkpoint")
-    session.finish()
-    kept = _keep(session)
     save = publishing.begin(session, "save_checkpoint", step)
     with publishing.taking_part(session, save, _WHERE):
-        plan = None
+        found = states.collect(state)
+        objects = states.pack_objects(found.objects)
+        session.finish()
+        kept, plan = _keep(session), None
         if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
         left_out = kept.planner.left_out

@@ -43,6 +43,7 @@ class Session:
         self.place: Place = open_place(settings.checkpoints.dir)
         self.catalog = Catalog(self.place, settings.checkpoints, sole=settings.fence is not None)
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
+        self.unfinished: list[str] = []  # on rank 0, folders of saves in which a rank has failed, to be removed
         self.memory: Memory | None = None  # the rank's states in memory; None until they are needed
         self._exchange: tuple[Exchange, str] | None = None
         self._count = 0
@@ -130,8 +131,9 @@ class Session:
     def save_later(self, save: Callable[[], None]) -> None:
         """Call ``save`` in a thread, once the previous save has ended. The process does not end before the thread."""
         self.finish()
-        self._saving = threading.Thread(target=save, name="distributor-checkpoint")
-        self._saving.start()
+        thread = threading.Thread(target=save, name="distributor-checkpoint")
+        thread.start()
+        self._saving = thread
 
     def finish(self) -> None:
         """Wait until the save in progress has ended, if there is one."""

@@ -23,35 +23,29 @@ _PIECE = 4 << 20
 #: written (see ``places.Folder.write``), and of the folder in which a rank's files are until they are moved.
 _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
 
+#: Names of files that NFS keeps until they are closed, because they were removed while they were open.
+_REMOVED = re.compile(r"\.nfs[0-9a-f]+")
+
 
 def found_in(folder: Path) -> dict[str, Shard]:
     """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
-    Each symbolic link is first replaced by a copy of the file or folder to which it leads. A file that vanishes
-    meanwhile is left out. For example, NFS keeps a removed file as ``.nfs...`` until it is closed.
+    Each symbolic link is first replaced by a copy of the file or folder to which it leads. Files that NFS keeps because
+    they were removed while they were open, such as ``.nfs0a1b``, are left out.
 
     Raises:
         ConfigurationError: the folder holds something that is neither a file nor a folder, such as a link that leads
             nowhere; a link to a folder that contains this link; or a file with a name that the package itself uses.
-        OSError: a file or folder cannot be read, a file to which a link leads vanishes meanwhile, or the disk is too
-            full for the copies.
+        OSError: a file or folder cannot be read or vanishes meanwhile, or the disk is too full for the copies.
     """
     root = Path(os.path.realpath(folder))
     sources = dict(_files(root, "", (root,)))
     for name in sources:
         _check_name(name)
-    links = {name for name in sources if (root / name).is_symlink()}
     for path in [os.path.join(path, name) for path, *found in os.walk(root) for name in chain(*found)]:
         if os.path.islink(path):
             os.unlink(path)
-    found = {}
-    for name, source in sources.items():
-        try:
-            found[name] = _taken(root / name, source, name)
-        except FileNotFoundError:
-            if name in links:
-                raise
-    return found
+    return {name: _taken(root / name, source, name) for name, source in sources.items()}
 
 
 def _taken(path: Path, source: Path, name: str) -> Shard:
@@ -72,9 +66,9 @@ def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[
 
     Raises:
         ConfigurationError: as for :func:`found_in`.
-        OSError: the folder, or a folder in it, cannot be read.
+        OSError: the folder, or a folder in it, cannot be read, or a file has vanished since its folder was read.
     """
-    for each in sorted(os.listdir(folder)):
+    for each in sorted(name for name in os.listdir(folder) if not _REMOVED.fullmatch(name)):
         name, path = f"{start}{each}", Path(os.path.realpath(folder / each))
         if path.is_dir():
             if any(inner.is_relative_to(path) for inner in outer):
@@ -85,7 +79,8 @@ def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[
             yield from _files(path, f"{name}/", (*outer, path))
         elif path.is_file():
             yield name, path
-        elif os.path.lexists(folder / each):
+        else:
+            os.lstat(folder / each)  # raises an error if the file has vanished
             at = repr(str(path))
             why = f"{at} is neither a file nor a folder" if path.exists() else f"there is no file or folder at {at}"
             raise ConfigurationError(

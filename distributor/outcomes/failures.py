@@ -15,7 +15,7 @@ from distributor.values.outcome import Failure
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
     r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat"
-    r"|failed in (the with block|the call); the exception raised there says why",
+    r"|failed in (the with block|the call)( \(.*\))?; the exception raised there says why",
     re.IGNORECASE,
 )
 

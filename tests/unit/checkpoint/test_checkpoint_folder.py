@@ -279,3 +279,37 @@ def test_a_checkpoint_of_users_files_is_not_loaded(
     for future in ranks.run(load, load):
         with pytest.raises(ConfigurationError, match=told):
             future.result(LIMIT)
+
+
+def test_files_of_a_save_that_failed_are_removed_before_the_next_commit(ranks: Ranks) -> None:
+    """Unless it was committed before it failed."""
+    session = ranks.sessions[0]
+
+    def write(folder: Path) -> None:
+        (folder / "model.pt").write_text("weights")
+
+    def fail(_: Path) -> None:
+        raise ValueError("no memory")
+
+    def rank_0() -> list[str]:
+        save(write)()
+        with pytest.raises(RuntimeError, match=r"rank 1 failed in the with block \(ValueError: no memory\); the exc"):
+            save(write)()
+        unfinished = list(session.unfinished)
+        for folder in unfinished:
+            session.place.write(f"{folder}/model.pt", b"weights")
+        session.unfinished.append(session.catalog.committed()[0].folder)
+        save(write)()
+        return unfinished
+
+    def rank_1() -> None:
+        save(nothing)()
+        with pytest.raises(ValueError, match="no memory"):
+            save(fail)()
+        save(nothing)()
+
+    first, second = ranks.run(rank_0, rank_1)
+    second.result(LIMIT)
+    (unfinished,) = first.result(LIMIT)
+    assert ranks.steps == [1, 1]
+    assert unfinished not in [name for name, _ in session.place.folders()]

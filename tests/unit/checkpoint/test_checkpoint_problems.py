@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 import stores
 import torch
 
-from distributor.checkpoint import folder as folders, loading, saving
+from distributor.checkpoint import folder as folders, loading, plans, saving
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.recalling import Kept
 from distributor.checkpoint.records import Manifest, Shard
+from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
 from distributor.values.checkpoints import Checkpoints, Settings
 
@@ -79,3 +81,35 @@ def test_a_name_that_is_not_utf_8_comes_back_from_a_url(
     else:
         found = loading.latest_checkpoint()
         assert found is not None and (found.path / name).read_text() == "weights"
+
+
+def test_a_save_whose_thread_cannot_be_started_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Settings(Checkpoints(str(tmp_path)), None, {}, True))
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            session.save_later(int)
+    session.finish()
+    saved = threading.Event()
+    session.save_later(saved.set)
+    session.finish()
+    assert saved.is_set()
+
+
+def test_a_plan_that_may_not_have_arrived_is_sent_again() -> None:
+    planner = plans.Planner(Exchange(None, 0, 1), Seat(""))
+    tensors = {"model.weight": torch.ones(2)}
+    planner.settle("1", tensors, {}, "save_checkpoint(step=1)")
+    assert planner.is_same(tensors)
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    planner._exchange.share = fail  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        planner.settle("2", tensors, {}, "save_checkpoint(step=2)")
+    assert not planner.is_same(tensors)

@@ -49,7 +49,7 @@ ECHOES = [
     ("JaxRuntimeError", "jax.errors.JaxRuntimeError: UNAVAILABLE: The tasks have crashed"),
     ("RuntimeError", "RuntimeError: rank 0 has failed in the with block; the exception raised there says why"),
     ("RuntimeError", "RuntimeError: step 3: ranks 0-1 failed in the with block; the exception raised there says why"),
-    ("RuntimeError", "RuntimeError: step 3: rank 1 failed in the call; the exception raised there says why"),
+    ("RuntimeError", "RuntimeError: rank 1 failed in the call (ValueError: no); the exception raised there says why"),
     ("ValueError", "ValueError: UNKNOWN: Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:534] Closed"),
 ]
 REASONS = [
