@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 from distributor.checkpoint.records import MANIFEST, Shard
@@ -42,9 +41,8 @@ def found_in(folder: Path) -> dict[str, Shard]:
     sources = dict(_files(root, "", (root,)))
     for name in sources:
         _check_name(name)
-    for path in [os.path.join(path, name) for path, *found in os.walk(root) for name in chain(*found)]:
-        if os.path.islink(path):
-            os.unlink(path)
+    for path in [each for each in root.rglob("*") if each.is_symlink()]:
+        path.unlink()
     return {name: _taken(root / name, source, name) for name, source in sources.items()}
 
 

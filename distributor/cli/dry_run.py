@@ -190,7 +190,7 @@ def _limits(job: Job) -> str:
     )
 
 
-def _shown(env: Mapping[str, str | None] | Mapping[str, str]) -> list[str]:
+def _shown(env: Mapping[str, str | None]) -> list[str]:
     return [
         f"  {name} is removed"
         if value is None

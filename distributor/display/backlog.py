@@ -88,9 +88,7 @@ class Backlog:
 
     def note(self, text: str) -> None:
         """Take a line that comes from this package and not from a rank."""
-        line = text.encode(errors="backslashreplace") + b"\n"  # paths may not be UTF-8
-        self._queue.append(((NOBODY, 2), line))
-        self.size += len(line) + OVERHEAD
+        self._add((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n")  # paths may not be UTF-8
 
     def skipped(self, key: Key, lines: int) -> None:
         """Record that a node has skipped lines of a stream, including the rest of an unfinished line."""
@@ -146,17 +144,19 @@ class Backlog:
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)
-        size = len(block) + OVERHEAD
         # Once lines are skipped, skip all until half of the limit is free: one long gap reads better than many short
         # ones.
         allowed = self._limit // 2 if self._behind else self._limit
-        self._behind = self.size > 0 and self.size + size > allowed
+        self._behind = self.size > 0 and self.size + len(block) + OVERHEAD > allowed
         if self._behind:
             tail = self._tails.get(key, b"") + block[-_TAIL - 1 :]
             self._tails[key] = tail if len(tail) <= _TAIL else tail[-_TAIL:].partition(b"\n")[2]
             self._skip(key, "display", block.count(b"\n"))
             return
-        block = self._gap(key) + block
+        self._add(key, self._gap(key) + block)
+
+    def _add(self, key: Key, block: bytes) -> None:
+        """Queue a block of whole lines, and count its size."""
         self._queue.append((key, block))
         self.size += len(block) + OVERHEAD
 

@@ -60,6 +60,12 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the session of another test."""
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)
+
+
+@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(command, "Distributor", Fake)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -371,10 +377,10 @@ def test_errors_speak_of_options(said: str, told: str) -> None:
     assert command.as_options(said) == told
 
 
+@pytest.mark.usefixtures("no_session")
 def test_a_folder_that_is_too_large_names_the_option(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     with (tmp_path / "data.bin").open("wb") as file:
         file.truncate(257 << 20)
     run = ["run", "--master", "spark://a:7077", "--no-gpu", "--working-dir", str(tmp_path), "--dry-run"]
@@ -408,11 +414,11 @@ def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "geheim" not in out
 
 
+@pytest.mark.usefixtures("no_session")
 def test_a_dry_run_on_spark_starts_no_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distributor.schedulers.spark.session.create", lambda *_: pytest.fail("a session"))
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pkg").mkdir()
     config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
@@ -443,10 +449,10 @@ def test_a_dry_run_on_spark_starts_no_session(
     assert out.endswith(told)
 
 
+@pytest.mark.usefixtures("no_session")
 def test_a_dry_run_on_spark_tells_what_is_known(
     script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     monkeypatch.setenv("OMP_NUM_THREADS", "77")  # the driver's own, which executors do not see
     run = ["run", "-n", "8", "--master", "yarn", "--no-gpu", "--cpus-per-process", "4", "--dry-run"]
     assert command.call([*run, script]) == 0
@@ -463,10 +469,10 @@ def test_a_dry_run_on_spark_tells_what_is_known(
         ("SPARK_REMOTE", "the Spark session of the variable SPARK_REMOTE"),
     ],
 )
+@pytest.mark.usefixtures("no_session")
 def test_a_dry_run_tells_whose_session_it_takes(
     variable: str, told: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "sc://host")
@@ -474,10 +480,8 @@ def test_a_dry_run_tells_whose_session_it_takes(
     assert f"on            {told}: 1 rank, on CPUs\n" in capsys.readouterr().out
 
 
-def test_a_token_in_a_masters_url_is_hidden(
-    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+@pytest.mark.usefixtures("no_session")
+def test_a_token_in_a_masters_url_is_hidden(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["run", "--no-gpu", "--master", "sc://host/;use_ssl=true;token=geheim"]
     assert command.call([*run, "--conf", "spark.remote=sc://a/;token=geheim==", "--dry-run", script]) == 0
     out = capsys.readouterr().out
@@ -492,6 +496,7 @@ def test_a_token_in_a_masters_url_is_hidden(
     [(64 << 20, r", the files in {out} \(\d+ bytes\)\n"), (1, r", the files in {out} \(3\.0 KiB\)\n")],
     ids=["in the job", "from the driver"],
 )
+@pytest.mark.usefixtures("no_session")
 def test_a_dry_run_tells_which_files_of_earlier_runs_are_sent(
     with_the_job: int,
     told: str,
@@ -500,7 +505,6 @@ def test_a_dry_run_tells_which_files_of_earlier_runs_are_sent(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
     monkeypatch.setattr("distributor.api.build.WITH_THE_JOB", with_the_job)
     out = tmp_path / "out"
     out.mkdir()
