@@ -29,6 +29,14 @@ def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: 
     assert "in break_then" in caught.value.traceback
 
 
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("wait", ["sleep", "load", "save", "folder"])
+def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make, wait: str, tmp_path: Path) -> None:
+    run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(faults.leave_while_others, wait)
+    assert run.results(watch.DEADLINE) == [1, 1]
+    assert run.attempts[0].reason == "rank 1 failed: exited with code 0 before the function returned (os._exit?)"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder on a file system of its own, of 8 MiB."""

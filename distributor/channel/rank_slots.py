@@ -46,16 +46,17 @@ class Slots:
             os.close(self.descriptor)
             raise
 
-    def read(self, local_rank: int) -> bytes | None:
-        """Return what a rank has written into its slot; ``None`` if the rank has written nothing."""
-        start = local_rank * SIZE
-        (length,) = _LENGTH.unpack(os.pread(self.descriptor, _LENGTH.size, start))
-        if not 0 < length <= ROOM:
-            return None
-        return os.pread(self.descriptor, length, start + _LENGTH.size)
-
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+def read(descriptor: int, local_rank: int) -> bytes | None:
+    """Return what a rank has written into its slot; ``None`` if the rank has written nothing."""
+    start = local_rank * SIZE
+    (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, start))
+    if not 0 < length <= ROOM:
+        return None
+    return os.pread(descriptor, length, start + _LENGTH.size)
 
 
 def _memory(name: str) -> int:

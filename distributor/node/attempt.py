@@ -234,8 +234,8 @@ class Attempt:
         elif isinstance(event, messages.LauncherWarning):
             self._notes.warnings.append(event.text)
             self._link.warn(self._order.host, [event.text])
-        elif isinstance(event, messages.RankExited) and event.code != 0 and event.stopped is None:
-            said = outcomes.read(self._ranks.slots, event.local_rank)
+        elif isinstance(event, messages.RankExited) and not event.succeeded and event.stopped is None:
+            said = outcomes.read(self._ranks.slots.descriptor, event.local_rank)
             failure = outcomes.failure_of(self._order, event.local_rank, said, self._ends())
             age = time.time() - failure.time
             # Pickled exceptions, and texts that are too long for this message, reach the driver with the report.
@@ -405,7 +405,8 @@ class Attempt:
         if not self._ranks.started:
             return (), {}
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
-        said = [outcomes.read(self._ranks.slots, local_rank) for local_rank in range(node.local_world_size)]
+        slots = self._ranks.slots.descriptor
+        said = [outcomes.read(slots, local_rank) for local_rank in range(node.local_world_size)]
         ended = [outcomes.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
         halted = self._ranks.halting.halted()
         ended = [replace(each, halted=halted.get(local_rank)) for local_rank, each in enumerate(ended)]

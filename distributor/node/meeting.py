@@ -177,17 +177,18 @@ class _RankAgent(SimpleElasticAgent):
         return self._watch.begin()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        codes = self._watch.await_end(_DONE_POLL if self._done else _FAILED_POLL, known=self._done)
-        failed = {local_rank: code for local_rank, code in codes.items() if code not in (None, 0)}
+        succeeded = self._watch.await_end(_DONE_POLL if self._done else _FAILED_POLL, known=self._done)
+        failed = [local_rank for local_rank, ended_well in succeeded.items() if ended_well is False]
         if failed or self._watch.stopping:
             self._tell_others()
             failures = {
-                worker_group.workers[local_rank].global_rank: ProcessFailure(local_rank, 0, code or 0, "")
-                for local_rank, code in failed.items()
+                worker_group.workers[local_rank].global_rank: ProcessFailure(local_rank, 0, 1, "")
+                for local_rank in failed
             }
             return RunResult(state=WorkerState.FAILED, failures=failures)
         serving = self._order.plan.serving_here
-        if all(code == 0 for local_rank, code in codes.items() if local_rank not in serving) and self._all_done():
+        others = (ended_well for local_rank, ended_well in succeeded.items() if local_rank not in serving)
+        if all(others) and self._all_done():
             self._watch.release()
             return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
         if len(self._order.placement.nodes) > 1 and self._another_node_failed():

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distributor import errors
-from distributor.channel.rank_slots import Slots
+from distributor.channel import rank_slots
 from distributor.machine import processes
-from distributor.values.job import Function
+from distributor.values.job import Function, Target
 from distributor.values.messages import RankExited, Stopped
 from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.plan import NodeOrder
@@ -60,13 +60,23 @@ class Ends:
     shipped: Sequence[tuple[str, str]] = ()
 
 
-def read(slots: Slots, local_rank: int) -> Ending | None:
-    """Return what a rank has reported about its end; ``None`` if it has reported nothing."""
-    said = slots.read(local_rank)
+def read(slots: int, local_rank: int) -> Ending | None:
+    """Return what a rank has reported about its end; ``None`` if it has reported nothing.
+
+    Args:
+        slots: the descriptor of the memory in which the node's ranks report how they end.
+        local_rank: the rank.
+    """
+    said = rank_slots.read(slots, local_rank)
     if said is None:
         return None
     ending: Ending = pickle.loads(said)
     return ending
+
+
+def leaves_early(target: Target, ending: Ending | None) -> bool:
+    """Return whether a rank whose process has ended with code 0 has not finished: a function must have returned."""
+    return isinstance(target, Function) if ending is None else ending.outcome.state == "failed"
 
 
 def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Outcome:
@@ -81,7 +91,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     rank, host = order.plan.node.first_rank + local_rank, order.host
     told = None if ending is None else ending.outcome
     exit = ends.exits.get(local_rank)
-    if exit is None or exit.code != 0:
+    if exit is None or not exit.succeeded:
         by_us = ends.stopped if exit is None else exit.stopped is not None
         failed = ending is not None and ending.final and ending.outcome.state == "failed"
         if by_us and not failed:  # if the rank has returned, its own report counts
@@ -89,13 +99,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
     if _has_served(ending, exit):
         return Outcome(rank, host, "finished")
-    if told is not None:
-        return told
-    if not isinstance(order.plan.target, Function):
-        return Outcome(rank, host, "finished")
-    message = "exited with code 0 before the function returned (os._exit?)"
-    failure = Failure(rank, local_rank, host, "exit", message, exit_code=0, time=ends.now.ago(exit.moment))
-    return Outcome(rank, host, "failed", failure)
+    return Outcome(rank, host, "finished") if told is None else told
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
@@ -192,7 +196,9 @@ def describe_exit(code: int, oom: bool) -> tuple[str, str]:
     >>> describe_exit(3, False), describe_exit(-9, False)
     (('exit', 'exited with code 3'), ('signal', 'killed by SIGKILL'))
     """
-    if code >= 0:
+    if code == 0:
+        return "exit", "exited with code 0 before the function returned (os._exit?)"
+    if code > 0:
         return "exit", f"exited with code {code}"
     name = processes.signal_name(-code)
     if -code == signal.SIGKILL and oom:

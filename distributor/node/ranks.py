@@ -73,13 +73,13 @@ class Ranks:
     @property
     def failed(self) -> bool:
         """Whether a rank has failed by itself, not because it was stopped."""
-        return any(exit.code != 0 and exit.stopped is None for exit in self.exits.values())
+        return any(not exit.succeeded and exit.stopped is None for exit in self.exits.values())
 
     @property
     def succeeded(self) -> bool:
-        """Whether there are ranks, and all of them have ended with code 0 without being stopped."""
+        """Whether there are ranks, and all of them have succeeded without being stopped."""
         ends = self.exits.values()
-        return bool(self.pids) and not self.alive and all(exit.code == 0 and exit.stopped is None for exit in ends)
+        return bool(self.pids) and not self.alive and all(exit.succeeded and exit.stopped is None for exit in ends)
 
     @property
     def alive(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from distributor.machine import bootstrap, limits
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
-from distributor.node import launching
+from distributor.node import launching, outcomes
 from distributor.rank import process
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -41,7 +41,7 @@ _IDLE = 3600.0
 
 @dataclass
 class _Rank:
-    """A rank's process. ``exit`` is its exit code, negative for a signal; ``None`` while it runs.
+    """A rank's process. ``succeeded`` is ``None`` while it runs.
 
     ``stopped`` is the time at which the launcher began to stop the rank, or ``None``. ``released`` is the time at which
     the launcher ended the rank because no other rank needed its service (as a parameter server), or ``None``. A
@@ -51,7 +51,7 @@ class _Rank:
     local_rank: int
     pid: int
     pidfd: int
-    exit: int | None = None
+    succeeded: bool | None = None
     stopped: float | None = None
     released: float | None = None
 
@@ -163,7 +163,7 @@ class Watch:
             self._changed.wait_for(lambda: self._begun)
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
-    def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
+    def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, bool | None]:
         """Wait until a rank fails, a stop begins, or all ranks have ended except serving ones.
 
         A serving rank, such as a parameter server, only serves other ranks, and runs until :meth:`release`.
@@ -174,14 +174,14 @@ class Watch:
                 only for a failure or a stop.
 
         Returns:
-            The exit codes by local rank, ``None`` for running ranks.
+            Whether each rank has succeeded, by local rank; ``None`` for running ranks.
         """
         with self._changed:
             serving = self._order.plan.serving_here
             self._changed.wait_for(
                 lambda: self.stopping or self._failed or not (known or self._running(serving)), timeout
             )
-            return {rank.local_rank: rank.exit for rank in self._ranks}
+            return {rank.local_rank: rank.succeeded for rank in self._ranks}
 
     @property
     def stopping(self) -> bool:
@@ -286,10 +286,15 @@ class Watch:
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         self._tell_started()  # needed here too, since a rank may be killed before it begins
         code = code if rank.released is None else 0
-        self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released))
+        early = code == 0 and rank.released is None and self._leaves_early(rank.local_rank)
+        exited = messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released, early)
+        self._tell(exited)
         with self._changed:
-            rank.exit = code
+            rank.succeeded = exited.succeeded
             self._changed.notify_all()
+
+    def _leaves_early(self, local_rank: int) -> bool:
+        return outcomes.leaves_early(self._order.plan.target, outcomes.read(self._order.slots_fd, local_rank))
 
     def _stop(self) -> None:
         """Send the ranks SIGTERM at the first call, and SIGKILL at the first call after the grace period.
@@ -329,10 +334,10 @@ class Watch:
 
     @property
     def _failed(self) -> bool:
-        return any(rank.exit not in (None, 0) for rank in self._ranks)
+        return any(rank.succeeded is False for rank in self._ranks)
 
     def _running(self, left_out: Collection[int] = ()) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
+        return [rank for rank in self._ranks if rank.succeeded is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals | None) -> None:
         """Send a signal to the running ranks, if one is given.

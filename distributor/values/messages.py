@@ -531,6 +531,7 @@ class RankExited(Message):
         released: when the launcher told the rank to end because the rank only served other ranks (as a parameter server
             does) and all of these had succeeded; ``None`` if the launcher did not. If this time is set, ``code`` is 0,
             however the process ended.
+        early: whether the rank has left with code 0 although its function has not returned.
     """
 
     local_rank: int
@@ -538,6 +539,11 @@ class RankExited(Message):
     stopped: float | None
     moment: float
     released: float | None = None
+    early: bool = False
+
+    @property
+    def succeeded(self) -> bool:
+        return self.code == 0 and not self.early
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,18 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def test_each_rank_has_a_slot(both: Slots) -> None:
     first, second = (Slot(both.descriptor, rank) for rank in range(2))
     assert first.write(b"raised")
-    assert (both.read(0), both.read(1)) == (b"raised", None)
+    assert (slots.read(both.descriptor, 0), slots.read(both.descriptor, 1)) == (b"raised", None)
     assert second.write(b"x" * slots.ROOM)
-    assert (both.read(0), both.read(1)) == (b"raised", b"x" * slots.ROOM)
+    assert (slots.read(both.descriptor, 0), slots.read(both.descriptor, 1)) == (b"raised", b"x" * slots.ROOM)
     assert first.write(b"end")
-    assert both.read(0) == b"end"
+    assert slots.read(both.descriptor, 0) == b"end"
 
 
 def test_what_is_too_long_leaves_the_slot_as_it_is(both: Slots) -> None:
     slot = Slot(both.descriptor, 1)
     slot.write(b"brief")
     assert not slot.write(bytes(slots.ROOM + 1))
-    assert both.read(1) == b"brief"
+    assert slots.read(both.descriptor, 1) == b"brief"
 
 
 def test_a_rank_needs_neither_descriptors_nor_room_for_files(both: Slots) -> None:
@@ -47,7 +47,7 @@ def test_a_rank_needs_neither_descriptors_nor_room_for_files(both: Slots) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         os._exit(0 if slot.write(b"all the same") else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    assert both.read(0) == b"all the same"
+    assert slots.read(both.descriptor, 0) == b"all the same"
 
 
 def test_a_fork_of_a_rank_writes_nothing(both: Slots) -> None:
@@ -56,9 +56,9 @@ def test_a_fork_of_a_rank_writes_nothing(both: Slots) -> None:
     if pid == 0:
         os._exit(1 if slot.is_mine or slot.write(b"of the fork") else 0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert both.read(0) is None
+    assert slots.read(both.descriptor, 0) is None
 
 
 def test_a_length_that_cannot_be_is_nothing(both: Slots) -> None:
     os.pwrite(both.descriptor, b"\xff" * 8, 0)
-    assert both.read(0) is None
+    assert slots.read(both.descriptor, 0) is None

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from distributor.channel.rank_slots import Slots
 from distributor.node.watch import HANDLED, Watch
 from distributor.values import messages
+from distributor.values.job import Function, Script, Target
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder, Plan
 
@@ -22,13 +24,23 @@ DEADLINE = 60.0
 class Ranks(Watch):
     """Ranks that are children of this process and do what they are told here."""
 
-    def __init__(self, *does: Callable[[], object], grace: float = DEADLINE, serving: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        *does: Callable[[], object],
+        grace: float = DEADLINE,
+        serving: tuple[int, ...] = (),
+        target: Target = Script("train.py", b""),
+    ) -> None:
         node = Node(0, "host-a:1", "host-a", "10.0.0.1", 4000, leader=0, first_rank=0, local_world_size=len(does))
-        plan: Any = Plan(node, None, {}, ({},) * len(does), serving=serving)  # type: ignore[arg-type]
+        plan: Any = Plan(node, target, {}, ({},) * len(does), serving=serving)
         self.told: list[messages.Message] = []
         self.does = does
         where = ("/", None, (), False, "spawn", "/", {})
-        super().__init__(NodeOrder("3f2a", plan, Placement((node,)), grace, 1.0, None, -1, *where), self.told.append)
+        self.slots = Slots(len(does))
+        order = NodeOrder(
+            "3f2a", plan, Placement((node,)), grace, 1.0, None, -1, *where, slots_fd=self.slots.descriptor
+        )
+        super().__init__(order, self.told.append)
         self.thread = threading.Thread(target=self.meet, daemon=True)
 
     def meet(self) -> None:
@@ -125,13 +137,22 @@ def test_ranks_that_serve_were_released_at_one_moment_however_late_they_end() ->
     os.close(writable)
 
 
+def test_a_function_that_leaves_with_code_0_before_it_returns_stops_the_others() -> None:
+    ranks = Ranks(int, wait, target=Function("train", b""))
+    ranks.thread.start()
+    ranks.run()
+    exits = ranks.exits()
+    assert (exits[0].code, exits[0].early, exits[0].succeeded) == (0, True, False)
+    assert exits[1].stopped is not None
+
+
 def test_a_node_whose_ranks_have_ended_waits_for_news() -> None:
     """And does not look at its store all the time, while other nodes train on."""
     ranks = Ranks(int)
     ranks.thread.start()
     ranks.run()
     before = time.monotonic()
-    assert ranks.await_end(0.05, known=True) == {0: 0}
+    assert ranks.await_end(0.05, known=True) == {0: True}
     assert time.monotonic() - before >= 0.05
 
 

@@ -33,9 +33,12 @@ def order(target: Target = Function("train", b""), serving: tuple[int, ...] = ()
 NOW = Now(1000.0, 10.0)
 
 
-def ended(code: int | None, *, by_us: float | None = None, stopped: bool = False, **more: Any) -> Ends:
+def ended(
+    code: int | None, *, by_us: float | None = None, early: bool = False, stopped: bool = False, **more: Any
+) -> Ends:
     """A rank that ended 3 s ago; ``by_us``: when it was told to stop."""
-    return Ends({} if code is None else {1: RankExited(1, code, by_us, 7.0)}, stopped, **{"now": NOW, **more})
+    exits = {} if code is None else {1: RankExited(1, code, by_us, 7.0, early=early)}
+    return Ends(exits, stopped, **{"now": NOW, **more})
 
 
 def outcome(
@@ -68,12 +71,13 @@ def test_a_rank_that_has_served_is_finished(told: Outcome | None, released: floa
     """Whatever it says after it was told to end; the launcher reports its end as 0. It speaks at 5 s."""
     ending = None if told is None else Ending(told, 5.0)
     exit = RankExited(1, 0, None, 7.0, released)
+    exit = replace(exit, early=released is None and outcomes.leaves_early(Function("train", b""), ending))
     made = outcomes.outcome_of(order(serving=(3,)), 1, ending, Ends({1: exit}, now=NOW))
     assert (made.state, made.failure is None) == (state, state == "finished")
 
 
 def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:
-    failure = outcome(None, ended(0)).failure
+    failure = outcome(None, ended(0, early=True)).failure
     assert failure is not None
     assert (failure.exit_code, failure.time) == (0, 997.0)
     assert failure.message.startswith("exited with code 0 before the function returned")
@@ -82,6 +86,19 @@ def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:
 @pytest.mark.parametrize(("ends", "told"), [(ended(-15, by_us=6.0), None), (ended(None, stopped=True), None)])
 def test_a_rank_that_we_stopped_is_stopped(ends: Ends, told: Outcome | None) -> None:
     assert outcome(told, ends) == Outcome(3, "host-b", "stopped")
+
+
+@pytest.mark.parametrize(
+    ("target", "told", "early"),
+    [
+        (Function("train", b""), None, True),
+        (Function("train", b""), FINISHED, False),
+        (Module("train"), None, False),
+        (Module("train"), FAILED, True),
+    ],
+)
+def test_whether_code_0_is_a_success(target: Target, told: Outcome | None, early: bool) -> None:
+    assert outcomes.leaves_early(target, None if told is None else Ending(told, 5.0)) is early
 
 
 def test_a_rank_that_was_stopped_after_it_returned_is_finished() -> None:
