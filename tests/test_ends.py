@@ -37,6 +37,16 @@ def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make,
     assert run.attempts[0].reason == "rank 1 failed: exited with code 0 before the function returned (os._exit?)"
 
 
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("how", ["exit", "_exit"])
+def test_a_rank_that_ends_late_is_the_one_that_has_failed(make: Make, how: str) -> None:
+    run = make(2, max_restarts=1).submit(faults.end_late, how)
+    with pytest.raises(TrainingError, match=r"^rank 1 on .* failed: exited with code 3") as caught:
+        run.result(watch.DEADLINE)
+    assert caught.value.exit_code == 3
+    assert len(run.attempts) == 1
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder on a file system of its own, of 8 MiB."""

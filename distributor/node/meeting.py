@@ -179,7 +179,7 @@ class _RankAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         succeeded = self._watch.await_end(_DONE_POLL if self._done else _FAILED_POLL, known=self._done)
         failed = [local_rank for local_rank, ended_well in succeeded.items() if ended_well is False]
-        if failed or self._watch.stopping:
+        if self._watch.stopping or (failed and None not in succeeded.values()):
             self._tell_others()
             failures = {
                 worker_group.workers[local_rank].global_rank: ProcessFailure(local_rank, 0, 1, "")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from distributor import errors
 from distributor.channel import rank_slots
 from distributor.machine import processes
+from distributor.values.echoes import is_echo
 from distributor.values.job import Function, Target
 from distributor.values.messages import RankExited, Stopped
 from distributor.values.outcome import Ending, Failure, Outcome
@@ -79,6 +80,12 @@ def leaves_early(target: Target, ending: Ending | None) -> bool:
     return isinstance(target, Function) if ending is None else ending.outcome.state == "failed"
 
 
+def echoes(ending: Ending | None) -> bool:
+    """Return whether a rank has failed because it lost its connection to another."""
+    failure = None if ending is None else ending.outcome.failure
+    return failure is not None and is_echo(failure)
+
+
 def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Outcome:
     """Return the outcome of a rank that was started.
 
@@ -94,12 +101,20 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     if exit is None or not exit.succeeded:
         by_us = ends.stopped if exit is None else exit.stopped is not None
         failed = ending is not None and ending.final and ending.outcome.state == "failed"
-        if by_us and not failed:  # if the rank has returned, its own report counts
+        if by_us and not (failed and not _obeys(ending, exit)):  # if the rank has returned, its own report counts
             return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
     if _has_served(ending, exit):
         return Outcome(rank, host, "finished")
     return Outcome(rank, host, "finished") if told is None else told
+
+
+def _obeys(ending: Ending | None, exit: RankExited | None) -> bool:
+    """Return whether a rank has called ``sys.exit`` once it was told to stop, as handlers of SIGTERM do."""
+    if ending is None or exit is None or exit.stopped is None:
+        return False
+    failure = ending.outcome.failure
+    return failure is not None and failure.kind == "exit" and ending.moment >= exit.stopped
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:

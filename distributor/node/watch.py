@@ -27,9 +27,9 @@ from distributor.values.plan import NodeOrder
 #: Signals at which the launcher stops its ranks.
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, layout.HURRY_SIGNAL)
 
-#: After a failure, a launcher that has forked a spare (the next attempt's launcher) waits this number of seconds for an
-#: order from the agent before it stops its ranks. The order says whether another attempt follows.
-_ORDER_PATIENCE = 1.0
+#: After a failure, a launcher may wait this number of seconds before it stops its ranks: for the failure that explains
+#: a broken connection or, if it has forked a spare, for the agent's order, which says whether another attempt follows.
+_PATIENCE = 1.0
 
 #: Number of seconds that the thread of torch's elastic agent has to tell the other nodes about a failure, once no rank
 #: of this node is left.
@@ -41,7 +41,7 @@ _IDLE = 3600.0
 
 @dataclass
 class _Rank:
-    """A rank's process. ``succeeded`` is ``None`` while it runs.
+    """A rank's process. ``succeeded`` is ``None`` while it runs. ``echoes``: it has failed because another was lost.
 
     ``stopped`` is the time at which the launcher began to stop the rank, or ``None``. ``released`` is the time at which
     the launcher ended the rank because no other rank needed its service (as a parameter server), or ``None``. A
@@ -52,6 +52,7 @@ class _Rank:
     pid: int
     pidfd: int
     succeeded: bool | None = None
+    echoes: bool = False
     stopped: float | None = None
     released: float | None = None
 
@@ -164,23 +165,21 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, bool | None]:
-        """Wait until a rank fails, a stop begins, or all ranks have ended except serving ones.
+        """Wait until a stop begins, as after a rank's failure, or all ranks have ended except serving ones.
 
         A serving rank, such as a parameter server, only serves other ranks, and runs until :meth:`release`.
 
         Args:
             timeout: maximum number of seconds to wait.
             known: whether the caller already knows that all ranks have ended except serving ones. In that case, wait
-                only for a failure or a stop.
+                only for a stop.
 
         Returns:
             Whether each rank has succeeded, by local rank; ``None`` for running ranks.
         """
         with self._changed:
             serving = self._order.plan.serving_here
-            self._changed.wait_for(
-                lambda: self.stopping or self._failed or not (known or self._running(serving)), timeout
-            )
+            self._changed.wait_for(lambda: self.stopping or not (known or self._running(serving)), timeout)
             return {rank.local_rank: rank.succeeded for rank in self._ranks}
 
     @property
@@ -286,24 +285,23 @@ class Watch:
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         self._tell_started()  # needed here too, since a rank may be killed before it begins
         code = code if rank.released is None else 0
-        early = code == 0 and rank.released is None and self._leaves_early(rank.local_rank)
+        ending = outcomes.read(self._order.slots_fd, rank.local_rank)
+        early = code == 0 and rank.released is None and outcomes.leaves_early(self._order.plan.target, ending)
         exited = messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released, early)
         self._tell(exited)
         with self._changed:
             rank.succeeded = exited.succeeded
+            rank.echoes = code >= 0 and outcomes.echoes(ending)
             self._changed.notify_all()
-
-    def _leaves_early(self, local_rank: int) -> bool:
-        return outcomes.leaves_early(self._order.plan.target, outcomes.read(self._order.slots_fd, local_rank))
 
     def _stop(self) -> None:
         """Send the ranks SIGTERM at the first call, and SIGKILL at the first call after the grace period.
 
         Send no SIGTERM if the agent ends the ranks itself. After a failure, SIGTERM may have to wait; see
-        :meth:`_awaits_order`. Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
+        :meth:`_waits`. Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
         """
         if self._end is None:
-            if self._awaits_order():
+            if self._waits():
                 return
             self._signal_running(None if self._wishes.hurry else signal.SIGTERM)
             self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
@@ -313,16 +311,18 @@ class Watch:
             self._end += _IDLE
             self._signal_running(signal.SIGKILL)
 
-    def _awaits_order(self) -> bool:
-        """Return whether to wait longer for an order from the agent before the ranks get SIGTERM.
+    def _waits(self) -> bool:
+        """Return whether to wait longer, for :data:`_PATIENCE` seconds at most, before the ranks get SIGTERM.
 
-        After a failure, the launcher waits :data:`_ORDER_PATIENCE` seconds for the agent, because another attempt may
-        follow. If one follows, the agent sends the launcher a signal and kills the ranks itself, so the launcher sends
-        them no SIGTERM.
+        If another attempt follows, the agent sends the launcher a signal and kills the ranks itself. If ranks have only
+        lost their connections to another, SIGTERM would hide how that one ends.
         """
-        if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
+        if self._wishes.ordered or not self._begun or self._wishes.release:
             return False
-        self._held = time.monotonic() + _ORDER_PATIENCE if self._held is None else self._held
+        failed = [rank for rank in self._ranks if rank.succeeded is False]
+        if self._order.spare_fd is None and not (failed and all(rank.echoes for rank in failed)):
+            return False
+        self._held = time.monotonic() + _PATIENCE if self._held is None else self._held
         return time.monotonic() < self._held
 
     def _release(self) -> None:

@@ -9,19 +9,8 @@ from textwrap import indent
 from distributor.outcomes import stacks
 from distributor.text import cells
 from distributor.text.wording import count, who
+from distributor.values.echoes import TORCH_KINDS, is_echo
 from distributor.values.outcome import Failure
-
-#: Matches errors that gloo, NCCL, torch's store, JAX and ``runtime.rank0_first`` raise when another rank is lost.
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
-    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat"
-    r"|failed in (the with block|the call)( \(.*\))?; the exception raised there says why",
-    re.IGNORECASE,
-)
-
-
-#: Types of exceptions of torch.distributed.
-_TORCH_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 #: The modules that raise the errors of collectives and rendezvous.
 _COLLECTIVES = (
@@ -29,25 +18,6 @@ _COLLECTIVES = (
     "/torch/distributed/_functional_collectives.py",
     "/torch/distributed/rendezvous.py",
 )
-
-#: Types of exceptions of Python, torch and TensorFlow that always mean the loss of another rank.
-_CONSEQUENCE_KINDS = (
-    "AbortedError",
-    "BrokenPipeError",
-    "ConnectionAbortedError",
-    "ConnectionRefusedError",
-    "ConnectionResetError",
-    "UnavailableError",
-    *_TORCH_KINDS,
-)
-
-#: Types of exceptions of Python and JAX that mean the loss of another rank only if their message says so.
-_RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
-
-#: Matches messages that mean the loss of another rank in exceptions of any type. For example, JAX raises a
-#: ``ValueError`` if a collective of gloo fails.
-_TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
-
 
 #: The prefix that torch puts before each line of an uncaught exception once there is a process group.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
@@ -92,14 +62,6 @@ def is_consequence(failure: Failure) -> bool:
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
-def is_echo(failure: Failure) -> bool:
-    """Return whether the type or message of a rank's exception says that a connection or collective has broken."""
-    if failure.kind in _CONSEQUENCE_KINDS:
-        return True
-    pattern = _CONSEQUENCE if failure.kind in _RUNTIME_KINDS else _TRANSPORT
-    return pattern.search(failure.message) is not None
-
-
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
@@ -109,7 +71,7 @@ def is_infrastructure(failure: Failure) -> bool:
     C++ code, and their traceback ends with the Python line that called this code. If the user's code raised the
     exception, the traceback ends with a ``raise`` statement.
     """
-    if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
+    if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
         return True
     lines = failure.traceback.splitlines()
     frames = [(found["path"], line) for line, text in enumerate(lines) if (found := _FRAME.match(text))]

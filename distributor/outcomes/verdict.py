@@ -25,11 +25,12 @@ from distributor.outcomes.causes import (
     Unfit,
     disagreement,
 )
-from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
+from distributor.outcomes.failures import describe, has_cause, order_failures
 from distributor.outcomes.mishaps import is_final, typed
 from distributor.shipping import payload
 from distributor.text import cells, escapes
 from distributor.text.wording import who
+from distributor.values.echoes import is_echo
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 

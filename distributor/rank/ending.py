@@ -75,10 +75,10 @@ class Account:
         """Record the current time as the time at which the rank's function, script or module begins."""
         self._called = _wall()
 
-    def exited(self, text: str) -> None:
-        """Report that the rank exits with code 1 and a text, as after ``sys.exit(text)``."""
-        message = shortened(f"exited with code 1: {text}", _MESSAGE)
-        self._tell(self._failed("exit", message), _monotonic())
+    def exited(self, code: int, text: str = "") -> None:
+        """Report that the rank exits with a code other than 0, as after ``sys.exit(3)`` or ``sys.exit("text")``."""
+        message = shortened(f"exited with code {code}: {text}" if text else f"exited with code {code}", _MESSAGE)
+        self._tell(self._failed("exit", message, exit_code=code), _monotonic())
 
     def raised(self, error: BaseException) -> str:
         """Report that the user's code has raised an exception, and return what Python prints for it.
@@ -143,9 +143,9 @@ class Account:
             message += ". Return plain data: numbers, strings, a state dict"
         return replace(outcome, state="unreturned", failure=self._failed(kind, message).failure)
 
-    def _failed(self, kind: str, message: str, text: str = "") -> Outcome:
+    def _failed(self, kind: str, message: str, text: str = "", *, exit_code: int = 1) -> Outcome:
         host = self._order.host
-        failure = Failure(self._rank, self._local_rank, host, kind, message, text, exit_code=1, time=_wall())
+        failure = Failure(self._rank, self._local_rank, host, kind, message, text, exit_code=exit_code, time=_wall())
         return Outcome(self._rank, host, "failed", failure, self._called)
 
     def _tell(self, outcome: Outcome, moment: float, value: bytes | None = None, *, final: bool = True) -> None:

@@ -173,11 +173,12 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
         if order.require_group and (framework := company.missed) is not None:
             raise GroupError(alone(framework, order.placement.world_size))
     except SystemExit as stop:
-        if stop.code is not None and not isinstance(stop.code, int):
-            account.exited(str(stop.code))
-            print(stop.code, file=sys.stderr)
-            return 1
-        return stop.code & 0xFF if stop.code is not None else 0
+        code, text = _exit_status(stop)
+        if code:
+            account.exited(code, text)
+        if text:
+            print(text, file=sys.stderr)
+        return code
     except BaseException as error:
         error.__traceback__ = _user_frames(error.__traceback__)
         text = account.raised(error)
@@ -266,10 +267,16 @@ def _returned(order: NodeOrder, local_rank: int) -> Any:
     try:
         return _call(order, local_rank)
     except SystemExit as stop:
-        # The system keeps only the low 8 bits of an exit code.
-        if stop.code is None or (isinstance(stop.code, int) and stop.code & 0xFF == 0):
+        if _exit_status(stop)[0] == 0:
             return None
         raise
+
+
+def _exit_status(stop: SystemExit) -> tuple[int, str]:
+    """Return the exit code for ``sys.exit``, of which the system keeps the low 8 bits, and the text to print."""
+    if stop.code is None or isinstance(stop.code, int):
+        return (stop.code or 0) & 0xFF, ""
+    return 1, str(stop.code)
 
 
 def _call(order: NodeOrder, local_rank: int) -> Any:

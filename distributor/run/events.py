@@ -21,6 +21,7 @@ class Deadline(enum.Enum):
     HALT = "the ranks should have stopped together"
     WIDEN = "there may be slots for more ranks"
     LEAVE = "the cluster may soon end a node"
+    BLAME = "a failure that explains a broken connection should have been reported"
 
 
 # Events.

@@ -24,6 +24,7 @@ class Margins:
         again: time until the scheduler is asked again to end a job that it could not end at once.
         repeat: time after which the order to stop together at a step is repeated, because the order may get lost.
         widen: time between two checks for free slots for more ranks.
+        blame: time for the failure to be reported that explains a broken connection between ranks.
     """
 
     stop: float = 5.0
@@ -39,3 +40,4 @@ class Margins:
     again: float = 0.2
     repeat: float = 0.5
     widen: float = 60.0
+    blame: float = 1.0

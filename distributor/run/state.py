@@ -60,6 +60,7 @@ from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
 from distributor.text.wording import alone, who
 from distributor.values import messages
+from distributor.values.echoes import is_echo
 from distributor.values.job import Job, Status, Step
 from distributor.values.messages import Message
 from distributor.values.outcome import Collected, Failure
@@ -154,6 +155,7 @@ class AttemptState:
         self._job = job
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
+        self._unexplained: tuple[Failure, ...] = ()  # broken connections between ranks, with no cause so far
         self._warned: set[tuple[str, str]] = set()
 
     @property
@@ -319,12 +321,17 @@ class AttemptState:
         return [*actions, Announce(f"run {self._job.label}: {self.nodes}")]
 
     def _on_failed(self, failure: Failure | None, now: float) -> list[Action]:
-        told = RankFailed(() if failure is None else (failure,))
         if failure is None:
-            return self._stop(told, "a rank failed", now)
-        known = self.cause.failures if isinstance(self.cause, (RankFailed, NodeLost)) else ()
-        root = order_failures([*known, failure])[0]
-        return self._stop(told, f"rank {root.rank} failed: {root.message}", now)
+            return self._stop(RankFailed(), "a rank failed", now)
+        if is_echo(failure) and isinstance(self.phase, _ALIVE):
+            self._unexplained += (failure,)
+            return [Arm(Deadline.BLAME, self._margins.blame)] if len(self._unexplained) == 1 else []
+        return self._blame((failure,), now)
+
+    def _blame(self, failures: tuple[Failure, ...], now: float) -> list[Action]:
+        known = self.cause.failures if isinstance(self.cause, (RankFailed, NodeLost)) else self._unexplained
+        root = order_failures([*known, *failures])[0]
+        return self._stop(RankFailed(failures), f"rank {root.rank} failed: {root.message}", now)
 
     def _on_lost(self, lost: Lost, now: float) -> list[Action]:
         nodes = self.nodes
@@ -398,6 +405,7 @@ class AttemptState:
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
+            cause = joined(RankFailed(self._unexplained), cause) if self._unexplained else cause
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
         # End the job only after the ranks' grace period, in which reports about a lost node can still arrive. If no
         # node has ever connected, there is nothing to wait for: end the job at once.
@@ -409,6 +417,8 @@ class AttemptState:
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
         if deadline is Deadline.END:
             return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
+        if deadline is Deadline.BLAME:
+            return self._blame(self._unexplained, now) if isinstance(self.phase, _ALIVE) else []
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
         if deadline in (Deadline.WIDEN, Deadline.LEAVE):

@@ -200,3 +200,19 @@ def leave_while_others(wait: str, code: int = 0) -> int:
                 pass
         time.sleep(600)
     return runtime.attempt()
+
+
+def end_late(how: str) -> None:
+    """Rank 1 closes its group long before it is seen to have failed; the others lose their connections to it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        if how == "_exit":  # without a word
+            time.sleep(0.4)
+            os._exit(3)
+        atexit.register(time.sleep, 1)
+        sys.exit(3)
+    dist.all_reduce(torch.ones(1))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from distributor.channel.rank_slots import Slots
+from distributor.channel.rank_slots import Slot, Slots
+from distributor.node import watch
 from distributor.node.watch import HANDLED, Watch
 from distributor.values import messages
 from distributor.values.job import Function, Script, Target
+from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder, Plan
 
@@ -231,3 +235,40 @@ def test_a_rank_that_is_killed_before_it_begins_was_started() -> None:
     threading.Thread(target=lambda: ranks.await_end(DEADLINE) and ranks.end(), daemon=True).start()
     ranks.run()
     assert [type(each) for each in ranks.told] == [messages.RanksStarted, messages.RankExited]
+
+
+BROKEN = Failure(0, 0, "host-a", "RuntimeError", "RuntimeError: Connection closed by peer")
+
+
+def say(ranks: Ranks, failure: Failure) -> None:
+    """A rank reports why it fails, and leaves."""
+    ending = Ending(Outcome(failure.rank, failure.host, "failed", failure), time.monotonic())
+    Slot(ranks.slots.descriptor, failure.local_rank).write(pickle.dumps(ending))
+    os._exit(1)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_rank_that_has_lost_its_connection_to_another_stops_it_only_after_a_moment(later: bool) -> None:
+    readable, writable = os.pipe()
+    ranks = Ranks(lambda: say(ranks, BROKEN), lambda: os.read(readable, 1) and fail() if later else wait())
+
+    def tell(message: messages.Message) -> None:
+        ranks.told.append(message)
+        if isinstance(message, messages.RankExited) and message.local_rank == 0:
+            os.write(writable, b"1")
+
+    ranks._tell = tell
+    ranks.thread.start()
+    ranks.run()
+    other = ranks.exits()[1]
+    assert (other.code, other.stopped is None) == ((3, True) if later else (-signal.SIGTERM, False))
+    os.close(readable)
+    os.close(writable)
+
+
+def test_a_rank_that_fails_by_itself_stops_the_others_at_once() -> None:
+    ranks = Ranks(lambda: say(ranks, replace(BROKEN, kind="ValueError")), wait)
+    ranks.thread.start()
+    ranks.run()
+    first, other = ranks.exits()[0], ranks.exits()[1]
+    assert other.stopped is not None and other.stopped - first.moment < 0.5 * watch._PATIENCE

@@ -198,3 +198,11 @@ def test_the_first_exceptions_of_a_node_are_kept() -> None:
 
     kept = outcomes.within((failed(0, 3.0), FINISHED, failed(1, 1.0), failed(2, 2.0)), 9)
     assert [each.failure and each.failure.exception for each in kept] == [None, None, bytes(4), bytes(4)]
+
+
+EXITED = Outcome(3, "host-b", "failed", replace(RAISED, kind="exit", message="exited with code 143", traceback=""))
+
+
+@pytest.mark.parametrize(("moment", "state"), [(5.0, "failed"), (6.5, "stopped")])
+def test_a_handler_of_sigterm_may_call_sys_exit(moment: float, state: str) -> None:
+    assert outcome(EXITED, ended(143, by_us=6.0), moment=moment).state == state

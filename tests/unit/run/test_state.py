@@ -487,3 +487,37 @@ def test_a_stop_soon_says_that_no_node_is_reached() -> None:
     assert isinstance(first, Warn) and "its tasks have run for 5 s, but no node" in first.text
     assert isinstance(second, Warn) and "cannot be asked to stop, since no node reaches the driver" in second.text
     assert made.on(Halt(), 9.0) == [second]
+
+
+TOLD_RESET = Heard("b", messages.Failed(RESET))
+
+
+def test_a_broken_connection_waits_for_the_failure_that_explains_it() -> None:
+    made = after(*UP)
+    assert made.on(TOLD_RESET, 2.0) == [Arm(Deadline.BLAME, MARGINS.blame)]
+    assert made.on(Heard("b", messages.Failed(replace(RESET, rank=3))), 2.1) == []
+    assert isinstance(made.phase, Running)
+    assert made.on(FAILED, 2.2)[0] == StopRanks("rank 1 failed: ValueError: no")
+    assert isinstance(made.cause, RankFailed)
+    assert [failure.rank for failure in made.cause.failures] == [2, 3, 1]
+
+
+def test_a_broken_connection_that_nothing_explains_stops_the_ranks() -> None:
+    made = after(*UP, TOLD_RESET)
+    assert made.on(Due(Deadline.BLAME), 3.0)[0] == StopRanks(f"rank 2 failed: {RESET.message}")
+    assert made.cause == RankFailed((RESET,))
+    assert made.on(Due(Deadline.BLAME), 3.0) == []
+
+
+def test_a_killed_rank_explains_a_broken_connection_at_once() -> None:
+    killed = Failure(0, 0, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
+    made = after(*UP, TOLD_RESET, max_restarts=1)
+    assert made.on(Heard("a", messages.Failed(killed)), 2.0)[0] == StopRanks(
+        "rank 0 failed: killed by SIGKILL", hasty=True
+    )
+
+
+def test_a_lost_node_explains_a_broken_connection() -> None:
+    made = after(*UP, TOLD_RESET)
+    made.on(Lost("a", "its agent died"), 2.0)
+    assert isinstance(made.cause, NodeLost) and made.cause.failures == (RESET,)
