@@ -178,8 +178,8 @@ class GroupError(DistributorError):
 class PreemptionError(DistributorError):
     """The run was preempted, and all ranks that call ``runtime.should_stop`` stopped at the same step.
 
-    A run is preempted if a rank that calls ``runtime.should_stop`` gets SIGTERM, or if Spark decommissions an executor.
-    The ranks' return values are dropped, because the training has not finished.
+    A run is preempted if a rank that calls ``runtime.should_stop`` gets SIGTERM, if its node does, or if Spark
+    decommissions an executor. The ranks' return values are dropped, because the training has not finished.
     """
 
 

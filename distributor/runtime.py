@@ -129,8 +129,8 @@ def report(
 def should_stop(step: int) -> bool:
     """Return whether all ranks must stop at this step.
 
-    Ranks must stop in three cases: ``run.stop()`` was called; the run is preempted, which means that a rank gets
-    SIGTERM or that Spark decommissions an executor; or the run can go on with more ranks.
+    Ranks must stop in three cases: ``run.stop()`` was called; the run is preempted, which means that a rank or
+    its node gets SIGTERM or that Spark decommissions an executor; or the run can go on with more ranks.
 
     Call this function on all ranks with the same values of ``step``, each larger than the one before. It returns
     ``True`` on all ranks at the same step. It is not a collective: a rank waits only at the step at which the driver

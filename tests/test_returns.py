@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SMALL, LARGE = 1000, 24 << 20
 
-WARNING = "Spark failed after training had ended, but all results have reached the driver. Spark's reason: "
+WARNING = "Spark failed, but all results have reached the driver. Spark's reason: "
 
 
 def train(size: int, stop: tuple[str, ...], folder: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import victims
 import watch
 from sessions import MASTERS, Make, Sessions
 
@@ -214,15 +216,92 @@ def test_a_preempted_run_goes_on_and_does_not_count_it(
     assert caplog.text.count("starting again in a new job: the run was preempted: rank ") == 3
 
 
-def test_a_node_all_of_whose_processes_get_sigterm_is_lost(make_local: Make) -> None:
-    run = make_local(2).submit(go_together, FOR_EVER)
-    await_steps(run)
-    for process in watch.processes(run.id):
+def load(start_method: str = "fork") -> tuple[int, int | None]:
+    """As ``train``, with batches that other processes load."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    state = {"step": 0}
+    runtime.load_checkpoint(state)
+    begun = state["step"]
+    loader = DataLoader(range(FOR_EVER), num_workers=2, multiprocessing_context=start_method)  # type: ignore[arg-type]
+    for step, _ in enumerate(loader, begun + 1):
+        dist.all_reduce(torch.ones(1))
+        state["step"] = step
+        runtime.report(step=step)
+        if runtime.should_stop(step):
+            runtime.save_checkpoint(state, step, wait=True)
+            return begun, step
+    return begun, None
+
+
+def await_all(run: Run) -> None:
+    """Waits until all ranks train, with all their workers."""
+    watch.until(lambda: {row.rank for row in run.metrics if (row.step or 0) > 10} == set(range(run.num_processes)))
+
+
+def terminate(run: Run, *, with_executor: bool, seed: int) -> None:
+    """Sends SIGTERM to all processes of a node, in any order; with its Python worker and executor, if it has one."""
+    node = victims.node_of(run, with_executor=with_executor)
+    for process in random.Random(seed).sample(node, len(node)):
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    with pytest.raises(NodeLostError):
-        run.result(watch.DEADLINE)
+
+
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("seed", range(2))
+def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
+    run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
+    await_all(run)
+    terminate(run, with_executor=False, seed=seed)
+    await_steps(run, 1)
+    run.stop()
+    (found,) = {*run.results(watch.DEADLINE)}
+    told = run.attempts[0]
+    assert told.reason is not None
+    assert re.match(
+        r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", told.reason
+    )
+    assert found[0] == told.step and found[0] > 0
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, seed: int, tmp_path: Path) -> None:
+    run = TorchDistributor(4, False, False, checkpoints=tmp_path, max_restarts=1).submit(load)
+    await_all(run)
+    terminate(run, with_executor=True, seed=seed)
+    await_steps(run, 1)
+    run.stop()
+    (found,) = {*run.results(watch.DEADLINE)}
+    assert found[0] == run.attempts[0].step and found[0] > 0
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
+
+
+def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
+    await_all(run)
+    terminate(run, with_executor=False, seed=0)
+    await_steps(run, 1)
+    run.stop()
+    found = run.result(watch.DEADLINE)
+    assert found[0] == run.attempts[0].step and found[0] > 0
+
+
+def test_ranks_that_never_ask_are_ended_with_their_node(make_local: Make) -> None:
+    run = make_local(2).submit(time.sleep, 600)
+    watch.until(lambda: run.status is Status.RUNNING)
+    victims.part(run, "agent").terminate()
+    with pytest.raises(
+        NodeLostError, match=r"ranks 0-1 were stopped before they finished: the node on \S+ got SIGTERM"
+    ):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
 
 
 @pytest.mark.slow

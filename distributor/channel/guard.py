@@ -375,7 +375,8 @@ class Guard:
             _check_number("the number of the proposal to which the node replies", told.number)
             _check_number("the highest step that the node reports", max(told.step, 0))
             return
-        self._check_rank(node, told.rank)
+        if told.rank is not None:
+            self._check_rank(node, told.rank)
         if isinstance(told, messages.Halted):
             _check_number("the step at which a rank stops, as its node reports it,", told.step)
 

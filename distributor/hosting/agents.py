@@ -40,7 +40,7 @@ class Agent:
     def kill(self) -> None:
         """Kill the agent with SIGKILL, unless the agent has ended. If the agent has a guard, the guard kills it."""
         if self._child is not None:
-            self._child.terminate()  # the guard kills the agent, and all that the agent leaves behind
+            self._child.send_signal(bootstrap.END_SIGNAL)  # the guard kills the agent, and all that it leaves behind
         elif self._descriptor >= 0:
             processes.kill_by(self._descriptor, self.pid)
 

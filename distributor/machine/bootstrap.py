@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 
 from distributor.machine.processes import stat
@@ -13,6 +14,9 @@ from distributor.values.environment import NODE_ID
 # with. ps shows the current content of that memory, so a process can change what ps shows for it. A fork has its own
 # copy of the memory.
 _ARGUMENTS, _ENVIRONMENT = 45, 47
+
+#: The signal at which a guard kills the agent that it guards.
+END_SIGNAL = signal.SIGRTMIN + 14
 
 
 def overwrite_argument(old: str, new: str) -> None:

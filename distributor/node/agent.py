@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -38,6 +39,10 @@ from distributor.values.job import Job
 from distributor.values.outcome import NodeReport
 from distributor.values.placement import Node, NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Site
+
+#: Number of seconds after its owner's end in which an agent waits for SIGTERM: processes of a machine that shuts down
+#: get it in any order.
+_SIGTERM_WINDOW = 0.2
 
 
 def main(owner_pid: str, *inherited: str) -> None:
@@ -98,6 +103,7 @@ class _Agent:
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
         self._owner_gone = asyncio.Event()
+        self._terminated = False
         most = self._job.recovery.max_restarts if self._job.launch.restarts else 0
         self._restarts = Restarts(most, self._job.attempt)
         self._attempt: Attempt | None = None
@@ -117,6 +123,7 @@ class _Agent:
         folders.remove_stale()
         processes.adopt_orphans()
         loop.add_reader(self._control, self._on_control)
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminated)
         owner, kept, failed = None, None, True
         try:
             try:
@@ -188,7 +195,8 @@ class _Agent:
         Returns:
             What is known about this node, for the plan of the next attempt; ``None`` if there is no next attempt.
         """
-        if not (self._restarts.possible and self._link.is_open):
+        assert self._attempt is not None
+        if self._attempt.terminated or not (self._restarts.possible and self._link.is_open):
             return None
         staging.clear(self._order)
         self._store = network.listen(site.node.address)
@@ -257,6 +265,8 @@ class _Agent:
             number=site.attempt,
         )
         self._attempt = Attempt(assignment, self._launcher, self._link, self._logs, self._notes)
+        if self._terminated:
+            self._attempt.on_terminated()
         return self._attempt
 
     def _follower(self, node: Node) -> Tailing:
@@ -325,12 +335,25 @@ class _Agent:
         if self._attempt is not None and not self._link.is_private:  # local mode watches the driver's process instead
             self._attempt.give_up(f"heard nothing from the driver for {self._job.deadlines.heartbeat_timeout:g} s")
 
+    def _on_terminated(self) -> None:
+        """Let the ranks save and end, since this node got SIGTERM. No attempt follows here."""
+        self._terminated = True
+        self._restarts.end()
+        if self._attempt is not None:
+            self._attempt.on_terminated()
+
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()
         self._restarts.end()
-        succeeded = self._attempt is not None and self._attempt.on_owner_gone()
-        self._link.orphan(succeeded=succeeded)
-        if not succeeded and self._files is not None:
+        if self._attempt is not None and self._attempt.awaits_sigterm:
+            asyncio.get_running_loop().call_later(_SIGTERM_WINDOW, self._become_orphan)
+        else:
+            self._become_orphan()
+
+    def _become_orphan(self) -> None:
+        lives = self._attempt is not None and self._attempt.on_owner_gone()
+        self._link.orphan(lives=lives)
+        if not lives and self._files is not None:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:

@@ -126,6 +126,8 @@ class Attempt:
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
+        #: Whether the node got SIGTERM, and is about to end.
+        self.terminated = False
         #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
@@ -231,6 +233,8 @@ class Attempt:
             if self._assignment.watch:
                 self._activity = activity.Activity(self._ranks.pids)
             self._link.tell(messages.Started())
+        elif isinstance(event, messages.Terminated):
+            self.on_terminated()
         elif isinstance(event, messages.LauncherWarning):
             self._notes.warnings.append(event.text)
             self._link.warn(self._order.host, [event.text])
@@ -286,18 +290,48 @@ class Attempt:
         """Stop the ranks, since the agent's owner, which waited for their results, has ended.
 
         If all ranks of this node have succeeded, stop nothing yet. In this case, the ranks of other nodes have
-        :data:`_OTHERS_PATIENCE` seconds to succeed too.
+        :data:`_OTHERS_PATIENCE` seconds to succeed too. If all ranks of the run are about to stop together, they have
+        the grace period.
 
         Returns:
             Whether the attempt can still succeed, or has succeeded.
         """
         if self._ranks.passed:
             return True
-        if self._has_ended or not self._ranks.succeeded:
+        stops = self.terminated or self._ranks.halting.begun
+        if self._has_ended or self._stopping or not (stops or self._ranks.succeeded):
             self.stop()
             return False
-        asyncio.get_running_loop().call_later(_OTHERS_PATIENCE, self._lose_patience)
+        patience = self._order.grace_period if stops else _OTHERS_PATIENCE
+        asyncio.get_running_loop().call_later(patience, self._lose_patience)
         return True
+
+    def on_terminated(self) -> None:
+        """Let the ranks save and end within the grace period, since this node got SIGTERM.
+
+        If they call ``should_stop``, all ranks of the run stop together. Otherwise, those of this node get SIGTERM.
+        """
+        if self.terminated or self._has_ended:
+            return
+        self.terminated = True
+        if self._stopping:
+            return
+        if self._link.is_open and self._ranks.halting.asks:
+            self._link.tell(messages.Preempted())
+            asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
+        else:
+            self._notes.gave_up = "got SIGTERM"
+            self.stop()
+
+    def _end_terminated(self) -> None:
+        if not (self._ranks.passed or self._has_ended or self._stopping):
+            self._notes.gave_up = f"got SIGTERM, and its ranks had not ended {self._order.grace_period:g} s later"
+            self.stop(grace=False)
+
+    @property
+    def awaits_sigterm(self) -> bool:
+        """Whether it matters if this node is about to get SIGTERM: ranks would stop together."""
+        return not (self.terminated or self._stopping or self._has_ended) and self._ranks.halting.asks
 
     @property
     def _has_ended(self) -> bool:
@@ -310,11 +344,11 @@ class Attempt:
     def _lose_patience(self) -> None:
         """Stop the attempt, unless the ranks of all nodes have succeeded by now.
 
-        This method is called :data:`_OTHERS_PATIENCE` seconds after the agent's owner (the process that started the
-        agent) has ended. From then on, the agent does not wait for other nodes any longer.
+        This method is called some seconds after the agent's owner (the process that started the agent) has ended. From
+        then on, the agent does not wait for other nodes any longer.
         """
         if not (self._ranks.passed or self._has_ended):
-            self._link.orphan(succeeded=False)
+            self._link.orphan(lives=False)
             self.stop()
 
     def stop(self, *, grace: bool = True, hasty: bool = False) -> None:
@@ -342,7 +376,7 @@ class Attempt:
         if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
             serves_others = self._has_no_ranks and self._ranks.started and self._error is None
             if not serves_others:
-                self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else signal.SIGTERM)
+                self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL)
                 for local_rank, pid in () if hasty else unhandled.items():
                     hurry.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()

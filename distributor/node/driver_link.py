@@ -48,7 +48,7 @@ class DriverLink:
         self._nodes: tuple[Node, ...] = ()
         self._uplink: Uplink | None = None
         self._orphaned = asyncio.Event()
-        self._succeeded = False
+        self._lives = False
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -156,14 +156,14 @@ class DriverLink:
         if self._uplink is not None:
             self._uplink.send(message)
 
-    def orphan(self, *, succeeded: bool) -> None:
+    def orphan(self, *, lives: bool) -> None:
         """Record that the agent's owner (the process that started the agent) is gone, and tell the driver.
 
         Args:
-            succeeded: whether all ranks of the node have succeeded. If not, the driver counts the node as lost.
+            lives: whether the node's ranks have succeeded, or are about to. If not, the driver counts the node as lost.
         """
-        self._succeeded = succeeded
-        self.tell(messages.Orphaned(succeeded))
+        self._lives = lives
+        self.tell(messages.Orphaned(lives))
         self._orphaned.set()
 
     @property
@@ -193,7 +193,7 @@ class DriverLink:
         orphaned.cancel()
         while not working.done():
             done, _ = await asyncio.wait({working}, timeout=_ORPHAN_PATIENCE)
-            if not done and not (self._succeeded and self._uplink is not None and self._uplink.is_up):
+            if not done and not (self._lives and self._uplink is not None and self._uplink.is_up):
                 working.cancel()
                 return None
         return working.result()

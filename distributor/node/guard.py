@@ -36,8 +36,9 @@ _PATIENCE = 1.0
 #: Number of seconds that the guard waits for killed processes to end. Processes in uninterruptible sleep may end later.
 _KILL_PATIENCE = 10.0
 
-#: Signals that the guard waits for. At each of them except SIGCHLD, the guard kills the process that it guards.
-_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Signals that the guard waits for. Only at ``END_SIGNAL``, it kills the process that it guards: the others come to all
+#: processes of a machine that shuts down, and an agent handles them itself.
+_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, bootstrap.END_SIGNAL)
 
 
 def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
@@ -113,7 +114,7 @@ class _Guard:
             left = self._strays()
             self._kill(each for pid in left for each in (pid, *processes.descendants(pid)))
             told = signal.sigtimedwait(_AWAITED, _NEXT_ROUND if left else _LOOK)
-            if told is not None and told.si_signo != signal.SIGCHLD:
+            if told is not None and told.si_signo == bootstrap.END_SIGNAL:
                 self._kill([self._charge])
         if self._folder is not None and self._owner is not None and self._owner.gone_for is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

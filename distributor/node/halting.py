@@ -113,6 +113,18 @@ class Halting:
             self._told.add(message)
             self._tell(message)
 
+    @property
+    def asks(self) -> bool:
+        """Whether a rank of the node has called ``should_stop``."""
+        return any(seat.step != NONE for seat in self._seats())
+
+    @property
+    def begun(self) -> bool:
+        """Whether the driver has proposed a step at which all ranks stop, or will, since a rank got SIGTERM."""
+        with suppress(OSError):
+            return self._board.head().proposed != NONE or any(seat.preempted for seat in self._seats())
+        return False
+
     def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
         """Tell the ranks that they are being stopped, through the board (the file that ranks and agent share).
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -161,6 +162,7 @@ class Uploads:
 
 def main(url: str) -> None:
     """Access ``url`` as the agent asks on standard input, until the agent closes this input or ends (entry point)."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends this process, even on a machine that shuts down
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers
     try:

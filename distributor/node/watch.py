@@ -25,7 +25,10 @@ from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
 #: Signals at which the launcher stops its ranks.
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, layout.HURRY_SIGNAL)
+_ORDERS = (layout.STOP_SIGNAL, layout.HURRY_SIGNAL)
+
+#: All signals that the launcher handles. At the others, the agent decides what to do.
+HANDLED = (*_ORDERS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: After a failure, a launcher may wait this number of seconds before it stops its ranks: for the failure that explains
 #: a broken connection or, if it has forked a spare, for the agent's order, which says whether another attempt follows.
@@ -64,7 +67,8 @@ class _Wishes:
     ``begin`` asks the main thread to let the ranks begin, ``release`` to end the ranks that only serve other ranks
     (such as parameter servers), ``stop`` to stop all ranks, and ``over`` to return from :meth:`Watch.run`. ``ordered``
     says that the node's agent has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that
-    the node's agent ends the ranks itself, so that the launcher sends no SIGTERM.
+    the node's agent ends the ranks itself, so that the launcher sends no SIGTERM. ``terminated`` says that the launcher
+    itself got SIGTERM.
     """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -73,6 +77,7 @@ class _Wishes:
     stop: bool = False
     ordered: bool = False
     hurry: bool = False
+    terminated: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
     def wake(self) -> None:
@@ -108,12 +113,15 @@ class Watch:
         limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
-        """Stop the ranks on the signals :data:`HANDLED`. The handler only sets a flag, as it may interrupt any code."""
+        """Handle the signals :data:`HANDLED`. The handler only sets flags, as it may interrupt any code."""
         signal.set_wakeup_fd(self._wishes.pipe[1], warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._note_signal)
 
     def _note_signal(self, number: int, _: Any) -> None:
+        if number not in _ORDERS:
+            self._wishes.terminated = True
+            return
         self._wishes.hurry = self._wishes.hurry or number == layout.HURRY_SIGNAL
         self._wishes.stop = self._wishes.ordered = True
 
@@ -143,6 +151,9 @@ class Watch:
         """
         while not self._wishes.over.is_set():
             self._look()
+            if self._wishes.terminated:
+                self._wishes.terminated = False
+                self._tell(messages.Terminated())
             if self._wishes.begin and not self._begun:
                 self._begin()
             if self._wishes.release and self._running():

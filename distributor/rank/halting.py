@@ -17,6 +17,7 @@ from typing import Any
 
 from distributor.channel.board import NONE, Board, Head
 from distributor.errors import ConfigurationError, StopError
+from distributor.rank import loading
 from distributor.values.checks import as_whole
 
 #: Maximum number of seconds that a rank waits at a proposed step to learn whether all nodes have agreed to the step.
@@ -104,11 +105,12 @@ class Stopper:
             self._board.handle(self._local_rank, handles)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._owner:
-            head = self._board.head()
-            if head.linked and not head.ending:
-                self._board.preempt(self._local_rank)
+        if os.getpid() != self._owner:
+            if loading.is_worker():
                 return
+        elif (head := self._board.head()).linked and not head.ending:
+            self._board.preempt(self._local_rank)
+            return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -32,7 +32,7 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import by_host, halting, lightning, lookups, parting, reports, spark, spawning, trainers
+from distributor.rank import by_host, halting, lightning, loading, lookups, parting, reports, spark, spawning, trainers
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
@@ -91,7 +91,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
     """Drop what this process has inherited from the launcher (its parent), and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
-    for number in (signal.SIGTERM, signal.SIGHUP, layout.HURRY_SIGNAL):
+    for number in (signal.SIGTERM, signal.SIGHUP, layout.STOP_SIGNAL, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # since Spark's JVM blocks SIGQUIT in its child processes
@@ -159,6 +159,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
     spawning.watch(rank)
+    loading.keep_workers()
     trainers.watch()
     company = Company(order.placement.world_size)
     if order.require_group is not False:

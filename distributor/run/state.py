@@ -248,7 +248,7 @@ class AttemptState:
                 return self._stop(Unfit(host, why), f"the node on {host} cannot start", now)
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
-            case messages.Orphaned(succeeded=True):
+            case messages.Orphaned(lives=True):
                 nodes.widowed(node)
             case messages.Orphaned():
                 return self._on_lost(Lost(node, _TASK_ENDED), now)
@@ -382,7 +382,8 @@ class AttemptState:
         agreement = self.agreement
         match told:
             case messages.Preempted():
-                agreement.preempt(f"rank {told.rank} on {self.nodes.host_of(told.rank)} got SIGTERM")
+                at, rank = f"the node on {self.nodes.describe(node)}", told.rank
+                agreement.preempt(f"{at if rank is None else f'rank {rank} on {self.nodes.host_of(rank)}'} got SIGTERM")
                 return self._agree()
             case messages.Reached():
                 return [TellNodes(agreement.order)] if agreement.on_reached(node, told) else []

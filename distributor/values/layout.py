@@ -15,7 +15,11 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
-#: A signal from an agent to its launcher: the agent ends the ranks itself, so the launcher must not send them SIGTERM.
+#: Signals from an agent to its launcher: stop the ranks, with SIGTERM or, if the agent ends them itself, without.
+#: SIGTERM itself also comes from outside, to all processes of a machine that shuts down.
+STOP_SIGNAL = signal.SIGRTMIN + 13
+
+
 HURRY_SIGNAL = signal.SIGRTMIN + 12
 
 

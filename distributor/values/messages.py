@@ -299,9 +299,9 @@ class Reached(Message):
 
 @dataclass(frozen=True)
 class Preempted(Message):
-    """A rank got SIGTERM from outside the run. The rank goes on until all ranks stop together at one step."""
+    """A rank or, without ``rank``, the node got SIGTERM. Its ranks go on until all ranks stop together at one step."""
 
-    rank: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -333,10 +333,10 @@ class Dead(Message):
 class Orphaned(Message):
     """An agent reports that its owner (the Spark task that started it) has ended too early.
 
-    The node counts as lost, unless all its ranks have ``succeeded``.
+    The node counts as lost unless it ``lives`` on, since its ranks have succeeded or are about to stop together.
     """
 
-    succeeded: bool
+    lives: bool
 
 
 @dataclass(frozen=True)
@@ -547,6 +547,11 @@ class RankExited(Message):
 
 
 @dataclass(frozen=True)
+class Terminated(Message):
+    """The launcher got SIGTERM from outside, as all processes of the node may have."""
+
+
+@dataclass(frozen=True)
 class AllPassed(Message):
     """The ranks of all nodes have succeeded: all launchers have reached the exit barrier of torch's elastic agent."""
 
@@ -666,7 +671,7 @@ _KINDS = {
         *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
         *(Reached, Preempted, Halted, Propose, Agree),
         *(Bye, AllFacts, Gather, Proceed, Received, Refused, Offer, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
-        *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
+        *(StartRanks, LauncherReady, RanksStarted, RankExited, Terminated, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),
     )
 }

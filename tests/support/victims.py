@@ -62,6 +62,15 @@ def executor_of(run: Run) -> psutil.Process:
     return next(owner for owner in owners if "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline()))
 
 
+def node_of(run: Run, *, with_executor: bool) -> list[psutil.Process]:
+    """All processes of a node of a run, as systemd finds them: with its executor and all Python workers, if asked."""
+    agent = part(run, "agent")
+    parents = [parent for parent in agent.parents() if watch.part(parent)]
+    executor = executor_of(run) if with_executor else None
+    outside = [] if executor is None else [executor, *executor.children(recursive=True)]
+    return list({*parents, agent, *agent.children(recursive=True), *outside})
+
+
 #: What can be killed of any run, each with what the error says then.
 KILLS: dict[str, tuple[Victim, str]] = {
     "rank": (lambda run: part(run, "launcher").children()[0], RANK),

@@ -151,12 +151,11 @@ class SparkScheduler:
             told = self._barrier.ended(job) or spark_errors.translate(error, job, self._barrier.failed_hosts())
             if isinstance(told, RunCancelledError) and not self._ends:
                 told = mishaps.final(told)  # cancelled in Spark's UI, or by PySpark
-            if (returned := server.returned(_patience(told))) is None:
+            if (returned := server.returned(_patience(told, job))) is None:
                 raise told from None
             why = spark_errors.reason(str(error))
             _log.warning(
-                "run %s: Spark failed after training had ended, but all results have reached the driver. "
-                "Spark's reason: %s",
+                "run %s: Spark failed, but all results have reached the driver. Spark's reason: %s",
                 job.label,
                 why,
             )
@@ -191,9 +190,12 @@ def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collect
     return replace(returned, logs=collected.logs, times=collected.times, files=collected.files)
 
 
-def _patience(error: DistributorError) -> float:
-    """Return for how many seconds to wait for results after an error in Spark; 0 if the job was cancelled."""
-    return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE
+def _patience(error: DistributorError, job: Job) -> float:
+    """Return for how many seconds to wait for results after an error in Spark; 0 if the job was cancelled.
+
+    If a node got SIGTERM, its task may end before its ranks, which then have the grace period to save and stop.
+    """
+    return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE + job.deadlines.grace_period
 
 
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint | None:

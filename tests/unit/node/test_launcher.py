@@ -16,7 +16,7 @@ import pytest
 from distributor.channel.rank_slots import Slot, Slots
 from distributor.node import watch
 from distributor.node.watch import HANDLED, Watch
-from distributor.values import messages
+from distributor.values import layout, messages
 from distributor.values.job import Function, Script, Target
 from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.placement import Node, Placement
@@ -214,7 +214,7 @@ def test_a_signal_stops_the_ranks_whichever_thread_takes_it(masked: bool) -> Non
     def send() -> None:
         while not ranks.told:
             time.sleep(0.01)
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), layout.STOP_SIGNAL)
 
     sender = threading.Thread(target=send)
     ranks.thread.start()
@@ -227,6 +227,25 @@ def test_a_signal_stops_the_ranks_whichever_thread_takes_it(masked: bool) -> Non
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         sender.join(DEADLINE)
     assert ranks.exits()[0].stopped is not None
+
+
+def test_sigterm_from_outside_is_for_the_agent_to_decide_about() -> None:
+    ranks = Ranks(wait)
+    ranks.handle_signals()
+
+    def tell(message: messages.Message) -> None:
+        ranks.told.append(message)
+        if isinstance(message, messages.RanksStarted):
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif isinstance(message, messages.Terminated):
+            assert not ranks.stopping
+            os.kill(os.getpid(), layout.STOP_SIGNAL)
+
+    ranks._tell = tell
+    ranks.thread.start()
+    ranks.run()
+    assert messages.Terminated() in ranks.told
+    assert ranks.exits()[0].code == -signal.SIGTERM
 
 
 def test_a_rank_that_is_killed_before_it_begins_was_started() -> None:

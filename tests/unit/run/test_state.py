@@ -169,7 +169,7 @@ def test_an_attempt_begins_with_its_deadlines() -> None:
     assert state(start_timeout=60.0).begin() == [Arm(Deadline.START, 60.0), Arm(Deadline.REACH, 5.0)]
 
 
-@pytest.mark.parametrize("event", [DIED, Heard("b", messages.Dead()), Heard("b", messages.Orphaned(succeeded=False))])
+@pytest.mark.parametrize("event", [DIED, Heard("b", messages.Dead()), Heard("b", messages.Orphaned(lives=False))])
 def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> None:
     made = after(*UP, beat("b", 1))
     if event is DIED:
@@ -187,18 +187,18 @@ def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> Non
 def test_the_node_that_lost_its_task_first_is_named_too() -> None:
     """Its ranks had succeeded. Spark then ended the task of the other node, whose rank had not."""
     made = after(*UP)
-    assert made.on(Heard("a", messages.Orphaned(succeeded=True)), 7.0) == []
+    assert made.on(Heard("a", messages.Orphaned(lives=True)), 7.0) == []
     assert made.cause is None
-    made.on(Heard("b", messages.Orphaned(succeeded=False)), 7.1)
+    made.on(Heard("b", messages.Orphaned(lives=False)), 7.1)
     assert isinstance(made.cause, NodeLost)
     assert [told.partition(" (")[0] for told in made.cause.nodes] == ["host-a", "host-b"]
 
 
 def test_a_node_without_a_task_that_is_lost_later_is_told_once() -> None:
-    made = after(*UP, Heard("b", messages.Orphaned(succeeded=True)), Heard("b", messages.Orphaned(succeeded=False)))
+    made = after(*UP, Heard("b", messages.Orphaned(lives=True)), Heard("b", messages.Orphaned(lives=False)))
     assert isinstance(made.cause, NodeLost)
     assert len(made.cause.nodes) == 1
-    made = after(*UP, Heard("b", messages.Orphaned(succeeded=True)), Heard("b", messages.Bye()), Lost("a", "gone"))
+    made = after(*UP, Heard("b", messages.Orphaned(lives=True)), Heard("b", messages.Bye()), Lost("a", "gone"))
     assert isinstance(made.cause, NodeLost)
     assert [told.partition(" (")[0] for told in made.cause.nodes] == ["host-a"]
 
@@ -521,3 +521,9 @@ def test_a_lost_node_explains_a_broken_connection() -> None:
     made = after(*UP, TOLD_RESET)
     made.on(Lost("a", "its agent died"), 2.0)
     assert isinstance(made.cause, NodeLost) and made.cause.failures == (RESET,)
+
+
+def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
+    made = after(*UP)
+    assert made.on(Heard("b", Preempted()), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.agreement.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
