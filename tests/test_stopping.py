@@ -6,6 +6,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -291,6 +293,27 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
     run.stop()
     found = run.result(watch.DEADLINE)
     assert found[0] == run.attempts[0].step and found[0] > 0
+
+
+@pytest.mark.slow
+def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None:
+    """In local mode, the driver is a process of the node."""
+    script = tmp_path / "driver.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = {sys.path!r}\nfrom distributor import TorchDistributor\n"
+        "import test_stopping\n"
+        f"run = TorchDistributor(2, True, False, checkpoints={str(tmp_path / 'saved')!r}).submit(test_stopping.load)\n"
+        "test_stopping.await_all(run)\nprint('trains', flush=True)\nrun.result()\n"
+    )
+    for seed in range(2):
+        driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+        assert driver.stdout is not None and driver.stdout.readline() == "trains\n"
+        node = [psutil.Process(driver.pid), *watch.below(driver.pid)]
+        for process in random.Random(seed).sample(node, len(node)):
+            process.terminate()
+        driver.wait(watch.DEADLINE)
+        watch.until(lambda: not any(process.is_running() for process in node[1:]), watch.ORPHAN_DEADLINE)
+        assert len([*tmp_path.glob("saved/step-*/manifest.json")]) == seed + 1
 
 
 def test_ranks_that_never_ask_are_ended_with_their_node(make_local: Make) -> None:

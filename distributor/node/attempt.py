@@ -302,6 +302,8 @@ class Attempt:
         if self._has_ended or self._stopping or not (stops or self._ranks.succeeded):
             self.stop()
             return False
+        if stops and self._is_alone and self._link.is_private:  # the owner was the driver
+            self._ranks.halting.agree_alone()
         patience = self._order.grace_period if stops else _OTHERS_PATIENCE
         asyncio.get_running_loop().call_later(patience, self._lose_patience)
         return True
@@ -316,8 +318,10 @@ class Attempt:
         self.terminated = True
         if self._stopping:
             return
-        if self._link.is_open and self._ranks.halting.asks:
+        if self._ranks.halting.asks and (self._link.is_open or self._is_alone):
             self._link.tell(messages.Preempted())
+            if not self._link.is_open:
+                self._ranks.halting.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
         else:
             self._notes.gave_up = "got SIGTERM"
@@ -336,6 +340,10 @@ class Attempt:
     @property
     def _has_ended(self) -> bool:
         return self._launcher.returncode is not None
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._order.placement.nodes) == 1
 
     @property
     def _has_no_ranks(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from distributor.channel.board import NONE, Board, Seat
 from distributor.values import messages
@@ -49,22 +50,39 @@ class Halting:
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver, as soon as no rank has locked the board (the file that ranks and agent share).
+        """Obey an order from the driver.
 
         An order may arrive twice, or after its attempt has ended. Orders for other attempts are ignored.
         """
-        if order.attempt != self._attempt:
-            return
+        if order.attempt == self._attempt:
+            self._write(partial(self._answer, order))
+
+    def agree_alone(self) -> None:
+        """Stop the ranks at the next step, without the driver. This node must have all ranks of the run."""
+        self._write(self._decide)
+
+    def _write(self, write: Callable[[], Message | None]) -> None:
+        """Call ``write`` as soon as no rank has locked the board, and send the driver what it returns."""
         try:
             with self._board.locked(wait=False):
-                answer = self._answer(order)
+                answer = write()
         except BlockingIOError:
-            asyncio.get_running_loop().call_later(_BUSY, self.on_order, order)
+            asyncio.get_running_loop().call_later(_BUSY, self._write, write)
             return
         except OSError:  # the folder is gone, because the node is ending
             return
         if answer is not None:
             self._send(answer)
+
+    def _decide(self) -> None:
+        step = self._board.head().proposed
+        if step == NONE:
+            step = self._highest() + 1
+            self._board.propose(step)
+        self._board.agree(step)
+
+    def _highest(self) -> int:
+        return max((seat.step for seat in self._board.seats()), default=NONE)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
         """Write the driver's order to the board (the file shared with the ranks). Return an answer if one is due.
@@ -79,7 +97,7 @@ class Halting:
             if head.proposed == order.step:
                 self._board.agree(order.step)
             return None
-        highest = max((seat.step for seat in self._board.seats()), default=NONE)
+        highest = self._highest()
         accepted = highest < order.step or head.proposed == order.step
         if accepted:
             self._board.propose(order.step)
