@@ -122,6 +122,36 @@ def test_a_command_that_is_ended_ends_its_ranks(script: str, tmp_path: Path, sig
     nothing_is_left()
 
 
+SAVING = """
+import time
+from distributor import runtime
+print("trains", flush=True)
+for step in range(1, 10**6):
+    if runtime.should_stop(step):
+        runtime.save_checkpoint({"step": step}, step, wait=True)
+        break
+    time.sleep(0.01)
+"""
+
+
+def test_a_command_that_gets_sigterm_lets_ranks_save(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVING)
+    saved = tmp_path / "saved"
+    process = subprocess.Popen(
+        [*HERE, "--local", "--no-prefix", "--checkpoints", str(saved), str(tmp_path / "train.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2
+    process.terminate()
+    _, err = process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == 143, err
+    assert len([*saved.glob("step-*/manifest.json")]) == 1
+    nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_module_of_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()

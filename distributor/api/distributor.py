@@ -296,7 +296,7 @@ class Distributor:
                 error.__traceback__ = None  # hides the frames of this package
                 raise
             except BaseException as error:
-                self._stop(run)
+                self._stop(run, error)
                 if isinstance(error, KeyboardInterrupt):
                     show_shortly(error)
                     error.__traceback__ = None
@@ -306,15 +306,18 @@ class Distributor:
         """Start a run and return it. If the start is interrupted, stop the run, because the caller gets no handle."""
         try:
             return run.start(notes)
-        except BaseException:
-            self._stop(run)
+        except BaseException as error:
+            self._stop(run, error)
             raise
 
-    def _stop(self, run: Run) -> None:
-        """Stop a run, because Ctrl-C or another exception has interrupted its start or the wait for its end."""
+    def _stop(self, run: Run, error: BaseException) -> None:
+        """Stop a run, because Ctrl-C or a signal handler's exception has interrupted its start or the wait for it."""
         try:
             if not run.withdraw():
-                run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
+                if isinstance(error, KeyboardInterrupt):
+                    run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
+                else:
+                    run.terminate(say_where=True)
                 run.wait(self._options.deadlines.grace_period + _MARGIN)
         except BaseException:
             run.kill()

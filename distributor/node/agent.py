@@ -304,6 +304,9 @@ class _Agent:
 
     def on_order(self, order: messages.Message) -> None:
         """Obey an order from the driver, such as to stop the ranks."""
+        if isinstance(order, messages.Terminate):
+            self._on_terminated()
+            return
         if isinstance(order, messages.Stop) and not order.grace and self._files is not None:
             self._files.give_up()
         if not self._restarts.on_order(order) and self._attempt is not None:

@@ -21,6 +21,7 @@ class Deadline(enum.Enum):
     HALT = "the ranks should have stopped together"
     WIDEN = "there may be slots for more ranks"
     LEAVE = "the cluster may soon end a node"
+    TERMINATE = "the ranks should have saved and ended"
     BLAME = "a failure that explains a broken connection should have been reported"
 
 
@@ -64,6 +65,11 @@ class Kill:
 @dataclass(frozen=True)
 class Halt:
     """The user wants the ranks to save, stop together, and return."""
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """The run must end within the grace period, since its driver got SIGTERM. Ranks may save first."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class JobEnded:
     status: Status
 
 
-Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Leaving | Stood | Returned | JobEnded
+Event = Heard | Lost | Cancel | Kill | Halt | Terminate | Due | Asked | Room | Leaving | Stood | Returned | JobEnded
 
 
 # Actions.

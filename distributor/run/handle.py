@@ -366,6 +366,19 @@ class Run:
         """
         self._supervisor.halt(None if timeout is None else check_seconds("timeout", timeout, 0.0))
 
+    def terminate(self, *, say_where: bool = False) -> None:
+        """End the run as SIGTERM to its nodes does. Returns at once; use ``wait`` to wait for the end.
+
+        Ranks that call ``runtime.should_stop`` stop together at one step, as after :meth:`stop`. Others get SIGTERM.
+        Ranks that have not ended after ``grace_period`` seconds are killed. No other attempt follows.
+
+        Args:
+            say_where: as for :meth:`cancel`.
+        """
+        if say_where:
+            self._supervisor.say_where()
+        self._supervisor.on(events.Terminate())
+
     def kill(self) -> None:
         """Kill all ranks without a grace period, even if a grace period has already begun. Returns at once.
 

@@ -51,6 +51,7 @@ from distributor.run.events import (
     Stood,
     StopRanks,
     TellNodes,
+    Terminate,
     Warn,
 )
 from distributor.run.goodput import Moments
@@ -146,6 +147,8 @@ class AttemptState:
         #: The request to end the run; ``None`` if there is none. It is kept even if the run is already stopping for
         #: another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
+        #: Whether the driver got SIGTERM.
+        self.terminated = False
         #: The agreement of all ranks on a step at which they stop.
         self.agreement = Agreement(number)
         #: Whether the user has been warned that no node reaches the driver, and none has reached it since.
@@ -207,6 +210,8 @@ class AttemptState:
                 return self._on_kill(now)
             case Halt():
                 return self._on_halt()
+            case Terminate():
+                return self._on_terminate(now)
             case Due():
                 return self._on_due(event.deadline, now)
             case Asked(deadline=Deadline.START):
@@ -364,6 +369,12 @@ class AttemptState:
             look = [Arm(Deadline.HALT, self._margins.unreached)]
         return [*look, *(self._cannot_halt("no node reaches") if self.unreached else []), *self._agree()]
 
+    def _on_terminate(self, now: float) -> list[Action]:
+        if not isinstance(self.phase, Running):
+            return self._on_cancel(Cancel("terminated"), now)
+        self.wish, self.terminated = self.wish or Halt(), True
+        return [TellNodes(messages.Terminate()), Arm(Deadline.TERMINATE, self._job.deadlines.grace_period)]
+
     def _cannot_halt(self, which: str) -> list[Action]:
         """If the user has called ``run.stop()``, return a warning that the ranks cannot be asked to stop."""
         told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends the run"
@@ -420,6 +431,8 @@ class AttemptState:
             return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
         if deadline is Deadline.BLAME:
             return self._blame(self._unexplained, now) if isinstance(self.phase, _ALIVE) else []
+        if deadline is Deadline.TERMINATE:
+            return self._on_cancel(Cancel("terminated"), now)
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
         if deadline in (Deadline.WIDEN, Deadline.LEAVE):

@@ -12,7 +12,7 @@ from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.channel.tls import make_peer_key
 from distributor.display.display import Display
-from distributor.errors import PreemptionError
+from distributor.errors import NodeLostError, PreemptionError, RunCancelledError
 from distributor.files.deposits import Deposits, held_now, keep
 from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
@@ -280,7 +280,7 @@ class Supervisor:
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause
-        return verdict(
+        found = verdict(
             cause,
             collected,
             error,
@@ -290,6 +290,9 @@ class Supervisor:
             local=self.submission.scheduler.on_driver,
             preempted=self._preempted(),
         )
+        if self.state.terminated and isinstance(found.error, NodeLostError):  # its ranks were told to end
+            return Verdict(error=RunCancelledError(f"run {self._job.run_id} was cancelled: its driver got SIGTERM"))
+        return found
 
     def _preempted(self) -> Preempted | None:
         """Return why ranks that stopped together were asked to stop; ``None`` if the user has asked them to."""

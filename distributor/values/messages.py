@@ -437,6 +437,11 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
+class Terminate(Message):
+    """The driver, which got SIGTERM, orders a node to do as if it had got SIGTERM itself."""
+
+
+@dataclass(frozen=True)
 class Begin(Message):
     """The driver orders a node to start its ranks again. The ranks of all nodes meet at the port ``port`` of node 0.
 
@@ -670,7 +675,23 @@ _KINDS = {
         *(Copy, Recall),
         *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
         *(Reached, Preempted, Halted, Propose, Agree),
-        *(Bye, AllFacts, Gather, Proceed, Received, Refused, Offer, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
+        *(
+            Bye,
+            AllFacts,
+            Gather,
+            Proceed,
+            Received,
+            Refused,
+            Offer,
+            Welcome,
+            Heard,
+            Farewell,
+            Stop,
+            Terminate,
+            Begin,
+            End,
+            Dump,
+        ),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, Terminated, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),
     )

@@ -36,6 +36,7 @@ from distributor.run.events import (
     Stood,
     StopRanks,
     TellNodes,
+    Terminate,
     Warn,
 )
 from distributor.run.margins import Margins
@@ -527,3 +528,11 @@ def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
     made = after(*UP)
     assert made.on(Heard("b", Preempted()), 2.0)[0] == TellNodes(Propose(1, 0))
     assert made.agreement.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
+
+
+def test_a_driver_that_gets_sigterm_lets_ranks_save_for_the_grace_period() -> None:
+    made = after(*UP, max_restarts=1)
+    assert made.on(Terminate(), 2.0) == [TellNodes(messages.Terminate()), Arm(Deadline.TERMINATE, 10.0)]
+    assert made.wish == Halt()
+    assert made.on(Due(Deadline.TERMINATE), 12.0)[0] == StopRanks("terminated")
+    assert isinstance(after(HELLO_A, Terminate()).cause, Cancelled)
