@@ -17,7 +17,7 @@ from typing import Any
 
 from distributor.channel.board import NONE, Board, Head
 from distributor.errors import ConfigurationError, StopError
-from distributor.rank import loading
+from distributor.rank import dataloaders
 from distributor.values.checks import as_whole
 
 #: Maximum number of seconds that a rank waits at a proposed step to learn whether all nodes have agreed to the step.
@@ -106,7 +106,7 @@ class Stopper:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            if loading.is_worker():
+            if dataloaders.is_worker():
                 return
         elif (head := self._board.head()).linked and not head.ending:
             self._board.preempt(self._local_rank)

@@ -32,7 +32,18 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import by_host, halting, lightning, loading, lookups, parting, reports, spark, spawning, trainers
+from distributor.rank import (
+    by_host,
+    dataloaders,
+    halting,
+    lightning,
+    lookups,
+    parting,
+    reports,
+    spark,
+    spawning,
+    trainers,
+)
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
@@ -159,7 +170,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
     spawning.watch(rank)
-    loading.keep_workers()
+    dataloaders.keep_workers()
     trainers.watch()
     company = Company(order.placement.world_size)
     if order.require_group is not False:

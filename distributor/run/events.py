@@ -68,7 +68,7 @@ class Halt:
 
 
 @dataclass(frozen=True)
-class Terminate:
+class DriverTerminated:
     """The run must end within the grace period, since its driver got SIGTERM. Ranks may save first."""
 
 
@@ -131,7 +131,9 @@ class JobEnded:
     status: Status
 
 
-Event = Heard | Lost | Cancel | Kill | Halt | Terminate | Due | Asked | Room | Leaving | Stood | Returned | JobEnded
+Event = (
+    Heard | Lost | Cancel | Kill | Halt | DriverTerminated | Due | Asked | Room | Leaving | Stood | Returned | JobEnded
+)
 
 
 # Actions.

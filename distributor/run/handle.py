@@ -377,7 +377,7 @@ class Run:
         """
         if say_where:
             self._supervisor.say_where()
-        self._supervisor.on(events.Terminate())
+        self._supervisor.on(events.DriverTerminated())
 
     def kill(self) -> None:
         """Kill all ranks without a grace period, even if a grace period has already begun. Returns at once.

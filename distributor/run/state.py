@@ -36,6 +36,7 @@ from distributor.run.events import (
     AskStacks,
     Cancel,
     Deadline,
+    DriverTerminated,
     Due,
     EndJob,
     Event,
@@ -51,7 +52,6 @@ from distributor.run.events import (
     Stood,
     StopRanks,
     TellNodes,
-    Terminate,
     Warn,
 )
 from distributor.run.goodput import Moments
@@ -210,7 +210,7 @@ class AttemptState:
                 return self._on_kill(now)
             case Halt():
                 return self._on_halt()
-            case Terminate():
+            case DriverTerminated():
                 return self._on_terminate(now)
             case Due():
                 return self._on_due(event.deadline, now)

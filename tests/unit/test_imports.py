@@ -188,7 +188,7 @@ def test_a_room_says_where_it_runs(room):
             "torch",
             {
                 "node/meeting.py",
-                "rank/loading.py",
+                "rank/dataloaders.py",
                 "rank/lookups.py",
                 *(f"checkpoint/{name}.py" for name in ("exchange", "loading", "memory", "peers", "pickles", "plans")),
                 *(f"checkpoint/{name}.py" for name in ("saving", "state", "views")),

@@ -22,6 +22,7 @@ from distributor.run.events import (
     AskStacks,
     Cancel,
     Deadline,
+    DriverTerminated,
     Due,
     EndJob,
     Halt,
@@ -36,7 +37,6 @@ from distributor.run.events import (
     Stood,
     StopRanks,
     TellNodes,
-    Terminate,
     Warn,
 )
 from distributor.run.margins import Margins
@@ -532,7 +532,7 @@ def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
 
 def test_a_driver_that_gets_sigterm_lets_ranks_save_for_the_grace_period() -> None:
     made = after(*UP, max_restarts=1)
-    assert made.on(Terminate(), 2.0) == [TellNodes(messages.Terminate()), Arm(Deadline.TERMINATE, 10.0)]
+    assert made.on(DriverTerminated(), 2.0) == [TellNodes(messages.Terminate()), Arm(Deadline.TERMINATE, 10.0)]
     assert made.wish == Halt()
     assert made.on(Due(Deadline.TERMINATE), 12.0)[0] == StopRanks("terminated")
-    assert isinstance(after(HELLO_A, Terminate()).cause, Cancelled)
+    assert isinstance(after(HELLO_A, DriverTerminated()).cause, Cancelled)

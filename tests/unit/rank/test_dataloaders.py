@@ -9,10 +9,10 @@ import pytest
 
 CODE = """
 import os, signal, sys
-from distributor.rank import loading
+from distributor.rank import dataloaders
 if sys.argv[1] == "shielded":
-    loading.keep_workers()
-    loading.keep_workers()
+    dataloaders.keep_workers()
+    dataloaders.keep_workers()
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
     batches = iter(DataLoader(range(10**6), num_workers=2, multiprocessing_context=sys.argv[2]))
