@@ -13,8 +13,8 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -51,7 +51,8 @@ def dump_function(
         PayloadError: the call cannot be pickled. The error's text names the variable or argument at fault if one is
             found.
     """
-    with _own_modules_by_value() if by_value else nullcontext():
+    own = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
+    with own:
         try:
             return _dumps((function, tuple(args), dict(kwargs)))
         except (Exception, SystemExit) as error:
@@ -218,20 +219,29 @@ class _ChunkReader(io.RawIOBase):
 
 
 @contextmanager
-def _own_modules_by_value() -> Iterator[None]:
-    """Make cloudpickle pickle the user's own modules by value inside the ``with`` block."""
-    with _registry_lock:
+def pickled_by_value(
+    pickler: Any, wanted: Iterable[ModuleType], lock: AbstractContextManager[object]
+) -> Iterator[None]:
+    """Pickle modules by value inside the ``with`` block. Modules that the user has registered stay registered.
+
+    Args:
+        pickler: the package ``cloudpickle``, or PySpark's copy of it.
+        wanted: the modules.
+        lock: guards the pickler's registry, which all threads share.
+    """
+    with lock:
+        already = pickler.list_registry_pickle_by_value()
         registered: list[ModuleType] = []
-        already = set(cloudpickle.list_registry_pickle_by_value())
         try:
-            for module in modules.own_modules():
+            for module in wanted:
                 if module.__name__ not in already:
-                    cloudpickle.register_pickle_by_value(module)
+                    pickler.register_pickle_by_value(module)
                     registered.append(module)
             yield
         finally:
             for module in registered:
-                cloudpickle.unregister_pickle_by_value(module)
+                with suppress(ValueError):  # code of the user, in another thread, has unregistered the module
+                    pickler.unregister_pickle_by_value(module)
 
 
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:

@@ -24,6 +24,7 @@ from distributor.schedulers.spark.rows import Task
 from distributor.schedulers.spark.session import answering, conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
+from distributor.shipping import payload
 from distributor.text import notices
 from distributor.values.job import Job, Step, TaskProfile, warmth
 from distributor.values.options import Resources
@@ -41,6 +42,9 @@ _PATIENCE = 10.0
 
 #: Tasks of a failed run wait for each other for at most the grace period plus this number of seconds.
 _FAILED_MARGIN = 5.0
+
+#: Guards the registry of modules that PySpark's cloudpickle pickles by value. All threads share this registry.
+_task_lock = threading.Lock()
 
 
 class SparkScheduler:
@@ -250,11 +254,8 @@ def _portable_task() -> bytes:
 
     import distributor
 
-    spark_cloudpickle.register_pickle_by_value(distributor)
-    try:
+    with payload.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
         return zlib.compress(spark_cloudpickle.dumps(run_task))
-    finally:
-        spark_cloudpickle.unregister_pickle_by_value(distributor)
 
 
 def _make_task(shipment: Shipment) -> Task:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -327,6 +330,53 @@ def test_progress_tells_whether_tasks_have_started() -> None:
 
 
 # Both
+
+
+def at_once(call: Callable[[], Any], threads: int = 8) -> list[Any]:
+    """What a call returns or raises in each of several threads that make it at the same moment."""
+    barrier, ends = threading.Barrier(threads), []
+
+    def make_call() -> None:
+        barrier.wait()
+        try:
+            ends.append(call())
+        except Exception as error:
+            ends.append(error)
+
+    callers = [threading.Thread(target=make_call) for _ in range(threads)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    return ends
+
+
+LOAD_TASK = """
+import pickle, sys, zlib
+assert pickle.loads(zlib.decompress(sys.stdin.buffer.read())).__name__ == "run_task"
+assert not any(name.partition(".")[0] == "distributor" for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("of_user", [False, True])
+def test_first_runs_at_the_same_moment_pickle_the_task_by_value(of_user: bool) -> None:
+    """And a registration that is the user's own stays."""
+    import pyspark.cloudpickle as spark_cloudpickle
+
+    import distributor
+
+    if of_user:
+        spark_cloudpickle.register_pickle_by_value(distributor)
+    scheduler._portable_task.cache_clear()
+    try:
+        tasks = [*at_once(scheduler._portable_task), scheduler._portable_task()]
+        assert spark_cloudpickle.list_registry_pickle_by_value() == ({"distributor"} if of_user else set())
+    finally:
+        if of_user:
+            spark_cloudpickle.unregister_pickle_by_value(distributor)
+    assert [type(packed) for packed in tasks] == [bytes] * 9
+    for packed in {*tasks}:  # in a folder from which the package cannot be imported
+        subprocess.run([sys.executable, "-c", LOAD_TASK], input=packed, cwd=os.sep, check=True)
 
 
 @pytest.mark.parametrize(("module", "kind"), [("pyspark.sql.session", "Classic"), ("pyspark.sql.connect.x", "Connect")])
