@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import trainings
 import victims
 import watch
+from at_once import at_once
 from sessions import path_without_torch
 
 from distributor import (
@@ -25,6 +27,7 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
+from distributor.schedulers.spark import connect as spark_connect, scheduler as spark_scheduler
 
 pytestmark = pytest.mark.connect
 
@@ -57,6 +60,17 @@ def test_every_rank_takes_part_in_a_collective(capfd: pytest.CaptureFixture[str]
 
 def test_a_server_that_this_process_started_runs_the_drivers_python() -> None:
     assert on_executors(1).run(lambda: sys.executable) == sys.executable
+
+
+def test_first_runs_at_the_same_moment_each_return_their_own_value() -> None:
+    """The session is found from any thread."""
+    spark_scheduler._portable_task.cache_clear()
+    spark_connect._uploaded.clear()
+    runs = [
+        partial(on_executors(1, local_mode=False).run, lambda value, _: value, number, bytes(2 << 20))
+        for number in range(4)
+    ]
+    assert at_once(*runs) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("fails", [False, True])

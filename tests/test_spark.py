@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import psutil
 import pytest
 import trainings
 import watch
+from at_once import at_once
 from sessions import Sessions
 
 from distributor import (
@@ -35,6 +37,7 @@ from distributor import (
 from distributor.channel.server import ChannelServer
 from distributor.schedulers.spark import scheduler as spark_scheduler
 from distributor.schedulers.spark.session import context_for_tasks
+from distributor.shipping import package
 
 pytestmark = pytest.mark.spark
 
@@ -61,6 +64,13 @@ def test_the_session_is_found_from_any_thread(one_jvm: Any) -> None:
     thread.start()
     thread.join(watch.DEADLINE)
     assert results == [3.0]
+
+
+def test_first_runs_at_the_same_moment_each_return_their_own_value(spark: Any) -> None:
+    spark_scheduler._portable_task.cache_clear()
+    package.package_zip.cache_clear()
+    runs = [partial(on_executors(1).run, lambda value: value, number) for number in range(4)]
+    assert at_once(*runs) == [0, 1, 2, 3]
 
 
 def test_no_session_is_an_error() -> None:

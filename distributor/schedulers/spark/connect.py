@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -41,8 +42,16 @@ _INLINE = 1 << 20
 #: If Spark has placed a query's tasks badly, the query is submitted again after this number of seconds.
 _PLACE_AGAIN = 1.0
 
-#: Names of the files that each session has already uploaded.
-_uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+
+@dataclass
+class _Uploads:
+    """The names of the files that a session has already uploaded. The runs of a session upload one file at a time."""
+
+    names: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_uploaded: WeakKeyDictionary[SparkSession, _Uploads] = WeakKeyDictionary()
 
 
 class ConnectSession:
@@ -161,17 +170,21 @@ class ConnectSession:
         several copies of it.
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
-        uploaded = _uploaded.setdefault(self._session, set())
-        if name not in uploaded:
-            self._held_up = Step(f"sending {size(len(content))} to the Spark Connect server")
-            with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
-                path = os.path.join(folder, name)
-                with open(path, "wb") as file:
-                    file.write(content)
-                cast(Any, self._session).addArtifacts(path, file=True)
-            self._held_up = None
-            uploaded.add(name)
+        uploaded = _uploaded.setdefault(self._session, _Uploads())
+        self._held_up = Step(f"sending {size(len(content))} to the Spark Connect server")
+        with uploaded.lock:  # Spark refuses a file while it receives the same file from another run
+            if name not in uploaded.names:
+                self._send(name, content)
+                uploaded.names.add(name)
+        self._held_up = None
         return name
+
+    def _send(self, name: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
+            path = os.path.join(folder, name)
+            with open(path, "wb") as file:
+                file.write(content)
+            cast(Any, self._session).addArtifacts(path, file=True)
 
     def _submit(self, job: Job, task: Task) -> Iterable[bytes]:
         """Run the query to its end. Return the rows of its tasks (``bytes`` of reports and results)."""

@@ -44,6 +44,7 @@ def active_session() -> SparkSession | None:
     Never create a session.
     """
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
 
     try:
         active = SparkSession.getActiveSession()
@@ -51,8 +52,9 @@ def active_session() -> SparkSession | None:
         active = None
     if active is not None and is_connect(active):
         return active
-    # The active session belongs to the thread, the default session to the process.
-    classic = active or SparkSession._instantiatedSession
+    # The active session belongs to the thread, the default session to the process. In a process that has started a
+    # Connect server, the classic default session is the server's own.
+    classic = active or (None if is_remote() else SparkSession._instantiatedSession)
     if classic is not None and classic.sparkContext._jsc is not None:
         return classic
     # Importing pyspark.sql.connect also imports pandas and grpc. A process with a Connect session has imported all of

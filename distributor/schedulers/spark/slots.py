@@ -381,14 +381,14 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
     """Return Spark's resource profile for the CPUs and GPUs of a task. A session's profile is made once and reused."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
+    if is_connect(session):  # PySpark uses the thread's active session, as late as when the profile is first used
+        type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
     made = _profiles.setdefault(session, {})
     if task not in made:
-        if is_connect(session):  # PySpark uses the thread's active session
-            type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:
             requests = requests.resource(GPU, task.gpus)
-        made[task] = ResourceProfileBuilder().require(requests).build
+        made.setdefault(task, ResourceProfileBuilder().require(requests).build)
     return made[task]
 
 

@@ -1,6 +1,9 @@
 """What each Spark task of a run hosts and is to have, by what is asked and what the cluster has."""
 
+import threading
+
 import pytest
+from at_once import at_once
 from jobs import make_job
 
 from distributor.errors import ConfigurationError, ResourceError
@@ -231,3 +234,25 @@ def test_room_on_other_hosts_does_not_count_the_jobs_own_tasks(monkeypatch: pyte
     assert room(("b",), {"a:1": 1, "b:1": 1}) == 2
     there[2] = slots.Executor("c:1", 1, 1)
     assert room(("b",), {"a:1": 1, "b:1": 1}) == 1
+
+
+def test_first_runs_at_the_same_moment_share_a_profile(monkeypatch):
+    """Spark Connect gives it a number later, through the session that is then active in the thread."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    active = threading.local()
+
+    class SparkSession:
+        __module__ = "pyspark.sql.connect.session"
+
+        @classmethod
+        def _set_default_and_active_session(cls, session):
+            active.session = session
+
+    session = SparkSession()
+
+    def use():
+        return slots.profile(session, TaskProfile(2)), active.session
+
+    made = at_once(*[use] * 8)
+    assert {each for each, _ in made} == {slots.profile(session, TaskProfile(2))}
+    assert {each for _, each in made} == {session}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import watch
+from at_once import at_once
 from jobs import changed, make_job
 
 from distributor.channel.intake import Intake
@@ -332,25 +333,6 @@ def test_progress_tells_whether_tasks_have_started() -> None:
 # Both
 
 
-def at_once(call: Callable[[], Any], threads: int = 8) -> list[Any]:
-    """What a call returns or raises in each of several threads that make it at the same moment."""
-    barrier, ends = threading.Barrier(threads), []
-
-    def make_call() -> None:
-        barrier.wait()
-        try:
-            ends.append(call())
-        except Exception as error:
-            ends.append(error)
-
-    callers = [threading.Thread(target=make_call) for _ in range(threads)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    return ends
-
-
 LOAD_TASK = """
 import pickle, sys, zlib
 assert pickle.loads(zlib.decompress(sys.stdin.buffer.read())).__name__ == "run_task"
@@ -369,7 +351,7 @@ def test_first_runs_at_the_same_moment_pickle_the_task_by_value(of_user: bool) -
         spark_cloudpickle.register_pickle_by_value(distributor)
     scheduler._portable_task.cache_clear()
     try:
-        tasks = [*at_once(scheduler._portable_task), scheduler._portable_task()]
+        tasks = [*at_once(*[scheduler._portable_task] * 8), scheduler._portable_task()]
         assert spark_cloudpickle.list_registry_pickle_by_value() == ({"distributor"} if of_user else set())
     finally:
         if of_user:
