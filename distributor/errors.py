@@ -96,7 +96,7 @@ class StartError(DistributorError):
     """The run could not start: for example, executors did not come up in time, or nodes cannot import torch.
 
     This error also ends a run that has started, if the driver or a node then lacks something that it needs to go on,
-    such as disk space.
+    such as disk space or Spark's JVM, or if the driver itself fails.
     """
 
 
@@ -192,7 +192,7 @@ class StopError(DistributorError):
 
 
 class NodeLostError(TrainingError):
-    """A node was lost before its ranks had ended, or the Spark job failed for another reason.
+    """A node was lost before its ranks had ended, or Spark aborted the job for another reason.
 
     A node is a Spark executor or, in local mode, this machine. It counts as lost if its agent (the process that watches
     the ranks), its Python worker or its executor ended, or if it was cut off from the driver.

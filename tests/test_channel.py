@@ -205,6 +205,32 @@ def test_heartbeats_are_heard_and_answered(served: tuple[Listener, ChannelServer
     assert listener.heard(messages.Beat)[0] == ("node-a", messages.Beat(1))
 
 
+def test_a_listener_that_fails_loses_no_node(
+    served: tuple[Listener, ChannelServer, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a handler of the user's log raised an exception: the fault is the driver's."""
+    listener, server, endpoint = served
+    server._loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+    failures: list[Exception] = []
+    heard = listener.on_message
+
+    def on_message(name: str, message: messages.Message) -> None:
+        heard(name, message)
+        raise ValueError("of the driver")
+
+    monkeypatch.setattr(listener, "on_message", on_message)
+
+    async def scene() -> None:
+        async with node(endpoint) as a:
+            await until(lambda: len(a.offsets) > 3)
+            await a.uplink.close()
+            assert len(a.writers) == 1
+
+    play(scene())
+    assert {str(failure) for failure in failures} == {"of the driver"}
+    assert listener.lost == []
+
+
 def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
     listener, server, endpoint = served
 

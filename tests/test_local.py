@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import multiprocessing
 import os
@@ -26,6 +27,8 @@ from jobs import make_job
 from sessions import Make
 
 from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
+from distributor.channel import control
+from distributor.hosting.host_node import HostedNode
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
@@ -33,6 +36,7 @@ from distributor.run.submission import Submission
 from distributor.schedulers.local import LocalScheduler
 from distributor.shipping.payload import dump_function
 from distributor.values.job import Function
+from distributor.values.plan import AgentOrder
 
 
 @pytest.mark.slow
@@ -49,6 +53,27 @@ def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: obj
         secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all", launch=Torchrun()
     )
     return Run(job, LocalScheduler(nodes)).start()
+
+
+def test_a_failure_of_the_driver_itself_is_no_lost_node(
+    make_local: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Even if it ends the driver's nodes."""
+
+    def converse(node: HostedNode, order: AgentOrder) -> None:
+        assert node._line is not None
+        control.send(node._line, vars(order))
+        watch.until(lambda: run.status is Status.RUNNING)
+        assert node._agent is not None
+        node._agent.kill()
+        watch.until(lambda: run.status is Status.STOPPING)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(HostedNode, "converse", converse)
+    run = make_local(1).submit(trainings.wait_for, str(tmp_path / "never"))
+    with pytest.raises(StartError, match="^this process has too many open files"):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
 
 
 def test_several_nodes_on_one_machine_make_one_world() -> None:

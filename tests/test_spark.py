@@ -73,6 +73,15 @@ def test_first_runs_at_the_same_moment_each_return_their_own_value(spark: Any) -
     assert at_once(*runs) == [0, 1, 2, 3]
 
 
+def test_a_failure_of_the_driver_itself_is_no_lost_node(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bytes:
+        raise ValueError("our fault")
+
+    monkeypatch.setattr(spark_scheduler, "_portable_task", fail)
+    with pytest.raises(StartError, match="^ValueError: our fault$"):
+        on_executors(1, max_restarts=1).run(trainings.rank)
+
+
 def test_no_session_is_an_error() -> None:
     code = """
         import sys
@@ -540,7 +549,7 @@ WITHOUT_JVM = """
     import trainings
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-    from distributor import ConfigurationError, NodeLostError, Status, TorchDistributor
+    from distributor import ConfigurationError, StartError, Status, TorchDistributor
     SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").getOrCreate()
     run = TorchDistributor(1, False, False, progress=False, grace_period=1).submit(trainings.wait_for, sys.argv[2])
     while run.status is not Status.RUNNING:
@@ -548,7 +557,7 @@ WITHOUT_JVM = """
     SparkContext._gateway.proc.kill()
     try:
         run.result(90)
-    except NodeLostError as error:
+    except StartError as error:
         print("run:", error)
     for local_mode in (None, False, True):
         try:

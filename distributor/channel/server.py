@@ -377,7 +377,7 @@ class ChannelServer:
             case messages.Importing():
                 self._guard.check_importing(message)
                 self.reached = True
-                self._listener.on_message(message.node, message)  # sent before the node's agent has connected
+                self._tell(self._listener.on_message, message.node, message)  # the node's agent has not connected yet
             case messages.Value() if self._standing.stop is not None:
                 self._send(writer, self._standing.stop)
             case messages.Value():
@@ -414,11 +414,11 @@ class ChannelServer:
             peer.heard = self._loop.time()
             if self._guard.passes(node, message):
                 if isinstance(message, outcome.Log):
-                    self._listener.on_log(message)
+                    self._tell(self._listener.on_log, message)
                 elif isinstance(message, messages.Finished):
                     self.returns.note(node, message)
                 else:
-                    self._listener.on_message(node, message)
+                    self._tell(self._listener.on_message, node, message)
             if isinstance(message, messages.Beat):
                 self._send(writer, messages.Heard(self._listener.offsets(node)))
                 await writer.drain()  # do not keep writing to a node that never reads
@@ -429,6 +429,15 @@ class ChannelServer:
             turn += 1
             if turn % _TURN == 0:
                 await asyncio.sleep(0)
+
+    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call the listener. If it raises an exception, the driver has failed, and not the node."""
+        try:
+            call(*arguments)
+        except Exception as error:  # such as an exception of a handler of the user's log, which may raise another one
+            with suppress(Exception):
+                told = "the driver failed to take a message of a node"
+                self._loop.call_exception_handler({"message": told, "exception": error})
 
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -507,7 +516,7 @@ class ChannelServer:
         if before is not None:
             before.stay()
             before.writer.close()
-        self._listener.on_message(node, message)
+        self._tell(self._listener.on_message, node, message)
         self._send(writer, messages.Welcome(self._listener.offsets(node)))
         for order in (self._standing.next, self._standing.stop):
             if order is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TypeVar
 
-from distributor.errors import DistributorError, NodeLostError, RunCancelledError, StartError
+from distributor.errors import DistributorError, RunCancelledError, StartError
 
 E = TypeVar("E", bound=DistributorError)
 
@@ -26,11 +26,6 @@ _NO_THREAD = (
 )
 
 
-def is_known(error: BaseException) -> bool:
-    """Return whether an error says by itself what this machine or process lacks."""
-    return (isinstance(error, OSError) and error.errno in {*_NUMBERS, errno.ENOENT}) or _is_no_thread(error)
-
-
 def typed(error: BaseException) -> DistributorError:
     """Return an error of this package for any error that ended a run on the driver.
 
@@ -47,9 +42,20 @@ def typed(error: BaseException) -> DistributorError:
         told = f"{_NO_THREAD} ({error})"
     elif isinstance(error, FileNotFoundError):
         told = f"a file or folder is gone: {error}"
-    ours = StartError(told)
+    ours = mishap(StartError(told))
     ours.__cause__ = error
     return ours
+
+
+def mishap(error: E) -> E:
+    """Mark an error as a failure of the driver itself, which the loss of nodes does not explain."""
+    error._mishap = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_mishap(error: BaseException) -> bool:
+    """Return whether an error says that the driver itself has failed."""
+    return getattr(error, "_mishap", False)
 
 
 def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
@@ -58,12 +64,14 @@ def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
     return final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
 
 
-def jvm_ended(run_id: str) -> NodeLostError:
+def jvm_ended(run_id: str) -> StartError:
     """Return the error of a run whose Spark driver's JVM has ended."""
     return final(
-        NodeLostError(
-            f"run {run_id} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: see "
-            "the driver's log), which also ended the executors. Restart Python or the notebook's kernel"
+        mishap(
+            StartError(
+                f"run {run_id} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
+                "see the driver's log), which also ended the executors. Restart Python or the notebook's kernel"
+            )
         )
     )
 

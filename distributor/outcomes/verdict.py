@@ -26,7 +26,7 @@ from distributor.outcomes.causes import (
     disagreement,
 )
 from distributor.outcomes.failures import describe, has_cause, order_failures
-from distributor.outcomes.mishaps import is_final, typed
+from distributor.outcomes.mishaps import is_final, is_mishap, typed
 from distributor.shipping import payload
 from distributor.text import cells, escapes
 from distributor.text.wording import who
@@ -109,9 +109,10 @@ def verdict(
         except BaseException as raised:
             error = raised
     assert error is not None
+    error = typed(error)
     with suppress(Exception):  # a node may have sent invalid data: keep the error
         error = _best(cause, error, advise, local)
-    return Verdict(error=typed(error))
+    return Verdict(error=error)
 
 
 def _judged(
@@ -152,14 +153,15 @@ def _is_whole(collected: Collected, world_size: int) -> bool:
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:
     """Return the exception that best explains a run that ended with ``error``."""
-    if isinstance(error, _TRUE):
+    failed = cause is not None and has_cause(cause.failures)
+    if isinstance(error, _TRUE) and not (failed and is_mishap(error)):
         return error
     if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
         return error
     if cause is None:
         return error
     # A rank's failure that was reported during the run explains more than the later loss of its node or job.
-    if cause.failures and (isinstance(cause, RankFailed) or has_cause(cause.failures)):
+    if cause.failures and (isinstance(cause, RankFailed) or failed):
         return training_error(cause.failures, advise)
     return node_lost(cause.nodes, local) if isinstance(cause, NodeLost) and not is_final(error) else error
 

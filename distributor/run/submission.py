@@ -76,7 +76,7 @@ class Submission:
         Raises:
             ConfigurationError: the launch path (the way to start ranks, such as torchrun's) refuses every number of
                 ranks that the user and the free slots allow.
-            RunCancelledError, NodeLostError: the session in which the job would run has ended.
+            RunCancelledError, StartError: the session in which the job would run has ended.
         """
         if self._resize is None or self.job.widths is None:
             return

@@ -72,7 +72,7 @@ class Scheduler(Protocol):
                 sockets that are already connected to nodes.
 
         Raises:
-            StartError: the ranks could not be started.
+            StartError: the ranks could not be started, or the driver itself failed.
             RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
             NodeLostError: a node and its results were lost.
             ResourceError: the cluster's resources turned out to be too few for the job.
@@ -99,7 +99,7 @@ class Scheduler(Protocol):
         method may raise any exception, so callers must handle any.
 
         Raises:
-            RunCancelledError, NodeLostError: the session in which the job would run has ended.
+            RunCancelledError, StartError: the session in which the job would run has ended.
         """
 
     @property

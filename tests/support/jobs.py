@@ -47,3 +47,9 @@ def changed(job: Job, **given: Any) -> Job:
         if asked:
             given[group] = replace(getattr(job, group), **asked)
     return replace(job, **given)
+
+
+class SparkError(Exception):
+    """What Spark raises on the driver."""
+
+    __module__ = "py4j.protocol"

@@ -16,16 +16,25 @@ from distributor.errors import (
 from distributor.outcomes import mishaps
 from distributor.values.job import Job
 
+#: The packages whose exceptions come from Spark. The driver's own code raises all others.
+_SPARKS = ("py4j", "pyspark", "grpc")
+
+#: What Spark says of a job whose tasks its driver could not send to any executor.
+#: Source: https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/scheduler/DAGScheduler.scala
+_NOT_SENT = r"Task serialization failed|Task not serializable|exceeds max allowed"
+
 
 def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
     """Return an exception of this package for an exception of Spark, with the reason in one line and no Java stack.
 
+    Exceptions that the driver's own code raised become a ``StartError``.
+
     Args:
-        error: the exception that Spark raised.
+        error: the exception that ended the job.
         job: the job that Spark should have run.
         hosts: the hosts where the job's tasks have failed, if known.
     """
-    if mishaps.is_known(error):
+    if type(error).__module__.partition(".")[0] not in _SPARKS:
         return mishaps.typed(error)
     text = str(error)
     where = f" on {', '.join(hosts)}" if hosts else ""
@@ -52,7 +61,9 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
             f"the Spark job failed{where}: {mismatch} Choose another Python before the session starts (PYSPARK_PYTHON, "
             "spark.pyspark.python)"
         )
-    return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
+    if "Job aborted" in text and not re.search(_NOT_SENT, text):
+        return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
+    return mishaps.mishap(StartError(f"Spark failed{where}: {reason(text)}"))
 
 
 def is_lost_worker(error: Exception) -> bool:

@@ -156,7 +156,7 @@ class SparkScheduler:
             if isinstance(told, RunCancelledError) and not self._ends:
                 told = mishaps.final(told)  # cancelled in Spark's UI, or by PySpark
             if (returned := server.returned(_patience(told, job))) is None:
-                raise told from None
+                raise told from told.__cause__  # not from Spark's exception, with its Java stack
             why = spark_errors.reason(str(error))
             _log.warning(
                 "run %s: Spark failed, but all results have reached the driver. Spark's reason: %s",

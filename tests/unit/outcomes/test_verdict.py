@@ -28,7 +28,8 @@ from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
 RESET = Failure(0, 0, "host-b", "RuntimeError", "RuntimeError: Connection reset by peer")
 LOST = NodeLost(("host-b",))
-BROKEN = RuntimeError("the job has ended")
+BROKEN = RuntimeError("no such thread")
+ENDED_BY_US = errors.RunCancelledError("by us")
 
 
 def report(*outcomes: Outcome, error: tuple[str, str] | None = None) -> Collected:
@@ -79,25 +80,29 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (LOST, ENDED, None, errors.NodeLostError, "lost the node on host-b"),  # they were stopped, and ended with 0
         (LOST, replace(FINE, lost_hosts=("host-b",)), None, errors.NodeLostError, "lost the node on host-b"),
         (None, STOPPED, None, errors.NodeLostError, "ranks 0-1 were stopped before they finished"),
-        (None, None, BROKEN, errors.StartError, "RuntimeError: the job has ended"),
+        (None, None, BROKEN, errors.StartError, "RuntimeError: no such thread"),
         (None, None, SystemExit(3), errors.StartError, "SystemExit: 3"),
         (RankFailed((ERROR,)), FAILED, None, errors.TrainingError, "ValueError: no"),
         (RankFailed((ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
-        (RankFailed(), None, BROKEN, errors.StartError, "the job has ended"),
+        (RankFailed(), None, BROKEN, errors.StartError, "no such thread"),
+        (RankFailed((RESET,)), None, BROKEN, errors.StartError, "no such thread"),
         (RankFailed((ERROR,)), None, errors.StartError("no torch"), errors.StartError, "no torch"),
         (RankFailed((RESET,)), BEREFT, None, errors.CompanionError, "the companion store"),
         (LOST, FAILED, None, errors.TrainingError, "ValueError: no"),  # the failure is the cause of the loss
         (LOST, ECHOED, None, errors.NodeLostError, "lost the node on host-b"),  # and this one its consequence
         (LOST, STOPPED, None, errors.NodeLostError, "lost the node on host-b"),
-        (LOST, None, BROKEN, errors.NodeLostError, "lost the node on host-b"),
+        (NodeLost(("host-b",), (ERROR,)), None, ENDED_BY_US, errors.TrainingError, "ValueError: no"),
+        (NodeLost(("host-b",), (RESET,)), None, ENDED_BY_US, errors.NodeLostError, "lost the node on host-b"),
+        # The driver itself fails: it loses its nodes too. A rank that had failed before explains more.
+        (LOST, None, BROKEN, errors.StartError, "RuntimeError: no such thread"),
+        (NodeLost(("host-b",), (RESET,)), None, BROKEN, errors.StartError, "RuntimeError: no such thread"),
         (NodeLost(("host-b",), (ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
-        (NodeLost(("host-b",), (RESET,)), None, BROKEN, errors.NodeLostError, "lost the node on host-b"),
         (RankFailed((ERROR,)), None, errors.RunCancelledError("by Spark"), errors.TrainingError, "ValueError: no"),
         (None, None, errors.RunCancelledError("by Spark"), errors.RunCancelledError, "by Spark"),
         # What nodes ran on has ended: their loss explains no more. A rank that had failed before does.
         (LOST, None, mishaps.context_stopped("3f2a", True), errors.RunCancelledError, "stopped by spark.stop()"),
-        (LOST, None, mishaps.jvm_ended("3f2a"), errors.NodeLostError, "Spark's JVM on the driver ended"),
-        (LOST, None, errors.RunCancelledError("by us"), errors.NodeLostError, "lost the node on host-b"),
+        (LOST, None, mishaps.jvm_ended("3f2a"), errors.StartError, "Spark's JVM on the driver ended"),
+        (LOST, None, ENDED_BY_US, errors.NodeLostError, "lost the node on host-b"),
         (RankFailed((ERROR,)), None, mishaps.jvm_ended("3f2a"), errors.TrainingError, "ValueError: no"),
     ],
 )
@@ -122,10 +127,10 @@ def test_the_error(
     ],
 )
 def test_local_mode_does_not_speak_of_spark(cause: Any, collected: Collected | None) -> None:
-    told = verdict(cause, collected, BROKEN, run_id="3f2a", world_size=2, local=True).error
+    told = verdict(cause, collected, ENDED_BY_US, run_id="3f2a", world_size=2, local=True).error
     assert isinstance(told, errors.NodeLostError)
     assert not any(word in str(told) for word in ("Spark", "executor", "worker"))
-    assert "executor" in str(decide(cause, collected, BROKEN).error)
+    assert "executor" in str(decide(cause, collected, ENDED_BY_US).error)
 
 
 def test_an_error_passes_on_no_escape_sequence_but_colours() -> None:

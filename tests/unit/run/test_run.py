@@ -351,7 +351,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
         run._supervisor.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
         run._supervisor.on_message("a", messages.Failed(failure))
-        scheduler.error = RuntimeError("the job has ended")
+        scheduler.error = RunCancelledError("the job has ended")
     run._supervisor.on_lost("b", "its agent died")
     scheduler.ended.set()
     with pytest.raises(TrainingError) as caught:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import pickle
 
 import pytest
-from jobs import make_job
+from jobs import SparkError, make_job
+from pyspark.errors import PySparkRuntimeError
 
 from distributor.errors import NodeLostError, ResultError, StartError
+from distributor.outcomes import mishaps
 from distributor.schedulers.spark import errors
 
 BARRIER = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -42,7 +45,7 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
     limit = "spark.driver.maxResultSize (1024.0 MiB)"
     said = f"Total size of serialized results of 9 tasks (1032.0 MiB) is bigger than {limit}"
     job = make_job("r1", 2)
-    told = errors.translate(Exception(said), job)
+    told = errors.translate(SparkError(said), job)
     assert isinstance(told, ResultError)
     assert str(told).startswith("the return values (1032.0 MiB) are larger than spark.driver.maxResultSize allows")
     assert all(word in str(told) for word in ("driver_ports=", "raise spark.driver.maxResultSize", "return its path"))
@@ -54,10 +57,30 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/gone"), "a file or folder is gone"),
         (RuntimeError("can't start new thread"), "no further thread can be started"),
+        (ConnectionResetError(104, "reset"), "ConnectionResetError: [Errno 104] reset"),
+        (ValueError("it is not registered for pickle by value"), "ValueError: it is not registered"),
+        (pickle.PicklingError("Could not serialize object"), "PicklingError: Could not serialize object"),
+        (RuntimeError("cannot schedule new futures after shutdown"), "RuntimeError: cannot schedule new futures"),
+        (InterruptedError(4, "Interrupted system call"), "InterruptedError: [Errno 4] Interrupted"),
+        (PySparkRuntimeError("There is no active session"), "Spark failed: There is no active session"),
+        (SparkError("java.lang.OutOfMemoryError: Java heap space"), "Spark failed: Java heap space"),
+        (SparkError("UNAVAILABLE: failed to connect to all addresses"), "Spark failed: UNAVAILABLE: failed"),
+        (
+            SparkError("Job aborted due to stage failure: Task serialization failed: java.lang.OutOfMemoryError"),
+            "Spark failed: Job aborted due to stage failure: Task serialization failed",
+        ),
     ],
 )
-def test_what_the_driver_itself_lacks_is_no_lost_node(error: Exception, text: str) -> None:
+def test_a_failure_of_the_driver_itself_is_no_lost_node(error: Exception, text: str) -> None:
     told = errors.translate(error, make_job("r1", 2))
-    assert isinstance(told, StartError)
+    assert type(told) is StartError
     assert str(told).startswith(text)
-    assert isinstance(errors.translate(ConnectionResetError(104, "reset"), make_job("r1", 2)), NodeLostError)
+    assert mishaps.is_mishap(told)
+
+
+@pytest.mark.parametrize("why", ["ExecutorLostFailure (executor 1 exited)", "no reason that is known here"])
+def test_a_job_that_spark_gives_up_is_a_lost_node(why: str) -> None:
+    told = errors.translate(SparkError(BARRIER.format(why=why)), make_job("r1", 2), ["host-b"])
+    assert type(told) is NodeLostError
+    assert str(told).startswith("the Spark job of run r1 failed on host-b: Job aborted due to stage failure")
+    assert why.partition(" ")[0] in str(told)

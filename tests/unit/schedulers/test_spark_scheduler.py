@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import watch
 from at_once import at_once
-from jobs import changed, make_job
+from jobs import SparkError, changed, make_job
 
 from distributor.channel.intake import Intake
 from distributor.errors import ConfigurationError, RunCancelledError, StartError
@@ -433,10 +433,26 @@ def test_what_somebody_else_has_cancelled_is_final(own: bool, monkeypatch: pytes
     def run(*_: Any) -> Collected:
         if own:
             made.cancel()
-        raise RuntimeError("Job 3 cancelled as part of cancellation of all jobs")
+        raise SparkError("Job 3 cancelled as part of cancellation of all jobs")
 
     monkeypatch.setattr(made, "_run", run)
     server: Any = SimpleNamespace(returned=lambda patience: None, forget_returned=lambda: None)
     with pytest.raises(RunCancelledError) as caught:
         made.run(JOB, server)
     assert is_final(caught.value) is not own
+
+
+def test_an_error_of_the_driver_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
+    made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
+    made._barrier = SimpleNamespace(ended=lambda job: None, failed_hosts=list)  # type: ignore[assignment]
+    own = ValueError("our fault")
+
+    def run(*_: Any) -> Collected:
+        raise own
+
+    monkeypatch.setattr(made, "_run", run)
+    server: Any = SimpleNamespace(returned=lambda patience: None, forget_returned=lambda: None)
+    with pytest.raises(StartError, match="^ValueError: our fault$") as caught:
+        made.run(JOB, server)
+    assert caught.value.__cause__ is own
