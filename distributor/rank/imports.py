@@ -28,7 +28,8 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                self._then(module)
+                if module.__name__ == self._name:  # all modules of a zip have the same loader
+                    self._then(module)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
