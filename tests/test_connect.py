@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sessions import path_without_torch
 
 from distributor import (
     DeepspeedTorchDistributor,
+    PayloadError,
     ResourceError,
     RunCancelledError,
     Status,
@@ -71,6 +72,12 @@ def test_first_runs_at_the_same_moment_each_return_their_own_value() -> None:
         for number in range(4)
     ]
     assert at_once(*runs) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("of", [lambda df: df, lambda df: [df.sparkSession], lambda df: {"by": df.groupBy("id")}])
+def test_sessions_and_dataframes_are_refused_before_anything_starts(session: Any, of: Callable[[Any], Any]) -> None:
+    with pytest.raises(PayloadError, match=r"argument 1 is a .* lives on the driver only\. .*\(df\.write\.parquet\)"):
+        on_executors(1).run(len, of(session.range(3)))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from sessions import Sessions
 from distributor import (
     ConfigurationError,
     NodeLostError,
+    PayloadError,
     ResourceError,
     ResultError,
     Run,
@@ -95,6 +98,86 @@ def test_no_session_is_an_error() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
     )
     assert "there is no active Spark session: create one first" in ended.stderr
+
+
+def of_closure(value: Any) -> Any:
+    return lambda: value
+
+
+def of_helper(value: Any) -> Any:
+    def helper() -> Any:
+        return value
+
+    return lambda: helper()
+
+
+def of_class(value: Any) -> Any:
+    class Trainer:
+        held = value
+
+        def __call__(self) -> None: ...
+
+    return Trainer()
+
+
+class Holder:
+    """An object of the user's."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def train(self) -> None: ...
+
+
+def take(*args: Any, **kwargs: Any) -> None: ...
+
+
+#: Ways by which an object gets into a function, and what the error says of each.
+ROUTES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "closure": (of_closure, "the variable 'value' that it uses is a {kind}"),
+    "helper": (of_helper, "the variable 'helper' that it uses is a builtins.function"),
+    "class": (of_class, "a {kind} that it uses"),
+    "method": (lambda value: Holder(value).train, "the Holder object it is bound to is a .*Holder"),
+    "default": (lambda value: eval("lambda value=value: value", {"value": value}), "the default of its argument 'va"),
+    "global": (lambda value: eval("lambda: value", {"value": value}), "the global 'value' that it uses is a {kind}"),
+    "partial": (lambda value: partial(take, value), "argument 1 of the partial is a {kind}"),
+    "argument": (lambda value: (take, value), "argument 1 is a {kind}"),
+    "list": (lambda value: (take, [{"a": value}]), "argument 1 is a builtins.list"),
+    "attribute": (lambda value: (take, 1, Holder(Holder(value))), "argument 2 is a .*Holder"),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda spark: spark.accumulator(0), r"pyspark\.accumulators\.Accumulator", r"counts in .* runtime\.report"),
+        (lambda spark: spark.broadcast([1]), r"pyspark\.\S*broadcast\.Broadcast", r"can be read .* \(b\.value\)"),
+        (
+            lambda spark: spark.parallelize([1]),
+            r"pyspark\.\S*rdd\.RDD",
+            r"lives on the driver .* \(df\.write\.parquet\)",
+        ),
+    ],
+    ids=["accumulator", "broadcast", "rdd"],
+)
+def test_sparks_objects_are_refused_before_anything_starts(
+    one_jvm: Any, route: str, make: Callable[[Any], Any], kind: str, words: str
+) -> None:
+    into, told = ROUTES[route]
+    value = make(one_jvm.sparkContext)
+    function, *args = into(value) if isinstance(into(value), tuple) else (into(value),)
+    with pytest.raises(PayloadError, match=told.format(kind=kind)) as caught:
+        on_executors(1).run(function, *args)
+    assert re.search(f"since (it|the {kind} in it) {words}|a {kind} that it uses {words}", str(caught.value))
+    assert [*one_jvm.sparkContext._pickled_broadcast_vars] == []  # which the thread's next Spark job would send
+
+
+def test_sparks_files_are_not_for_ranks(one_jvm: Any) -> None:
+    from pyspark import SparkFiles
+
+    with pytest.raises(TrainingError, match=r"RuntimeError: SparkFiles works in Spark's own .* as working_dir=\. "):
+        on_executors(1).run(SparkFiles.get, "data.txt")
 
 
 def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:

@@ -1,6 +1,7 @@
-"""Refuse a classic Spark session inside a rank, because each rank would start its own JVM and do the same work.
+"""Refuse what Spark cannot do inside a rank, and say what to do instead.
 
-A rank may create a Spark Connect session, because such a session starts no JVM.
+A rank gets no classic Spark session, because each rank would start its own JVM and do the same work. A rank may create
+a Spark Connect session, because such a session starts no JVM.
 """
 
 from __future__ import annotations
@@ -25,14 +26,24 @@ _TEXT = (
     f'have its own JVM, pass env={{"{_ALLOW}": "1"}}'
 )
 
+#: The module of ``SparkFiles`` in PySpark 4, and in PySpark 3.5.
+_FILES = ("pyspark.core.files", "pyspark.files")
+
+_NO_FILES = (
+    "SparkFiles works in Spark's own tasks only: pass the file's folder as working_dir=. Ranks then find the file in "
+    "their current directory"
+)
+
 
 def refuse() -> None:
-    """Make pyspark raise an error where it would start a JVM in this process.
+    """Make pyspark raise an error where it would start a JVM in this process, or look for Spark's files.
 
-    Do nothing if the user has set ``DISTRIBUTOR_ALLOW_SPARK`` to ``1``.
+    A JVM may start if the user has set ``DISTRIBUTOR_ALLOW_SPARK`` to ``1``.
     """
     if os.environ.get(_ALLOW) != "1":
         on_import(_GATEWAY, _replace)
+    for name in _FILES:
+        on_import(name, _replace_files)
 
 
 def _replace(_gateway: ModuleType) -> None:
@@ -48,3 +59,16 @@ def _replace(_gateway: ModuleType) -> None:
 
 def _launch_gateway(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(_TEXT)
+
+
+def _replace_files(module: ModuleType) -> None:
+    """Make ``SparkFiles`` raise an error that says what to do, unless this process has a Spark context of its own."""
+    files: Any = module.SparkFiles
+    inherited = files.getRootDirectory
+
+    def root_directory(_: type) -> Any:
+        if files._is_running_on_worker or files._sc is not None:
+            return inherited()
+        raise RuntimeError(_NO_FILES)
+
+    files.getRootDirectory = classmethod(root_directory)

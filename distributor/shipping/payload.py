@@ -23,6 +23,7 @@ import cloudpickle
 from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
 from distributor.shipping.guarded import guarded
+from distributor.shipping.spark_objects import DRIVER_ONLY, RefusedError, refused
 
 _PROTOCOL = 5
 
@@ -56,23 +57,34 @@ def dump_function(
         try:
             return _dumps((function, tuple(args), dict(kwargs)))
         except (Exception, SystemExit) as error:
-            label, value = _find_culprit(function, args, kwargs)
-            told = f"{name_of(function)} cannot be pickled for the ranks"
-            if type(value).__module__.startswith("pyspark."):
-                raise PayloadError(
-                    f"{told}: {label}, since it lives on the driver only. Ranks read data from files or shared "
-                    "storage: write a DataFrame there (df.write.parquet), or pass small data (df.toPandas())"
-                ) from error
-            raise PayloadError(
-                told
-                + (f": {label}" if label else "")
-                + f" ({_one_line(error)}). Create such objects inside the function, or pass data to create them from."
-            ) from error
+            raise PayloadError(_why_not(function, args, kwargs, error)) from error
+
+
+def _why_not(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], raised: BaseException
+) -> str:
+    """Return why a call cannot be pickled, and what to do. ``raised`` is what pickling the call has raised."""
+    told = f"{name_of(function)} cannot be pickled for the ranks"
+    label, value, error = _find_culprit(function, args, kwargs) or ("", None, raised)
+    is_sparks = type(value).__module__.startswith(("pyspark.", "py4j."))
+    if isinstance(error, RefusedError):
+        inner = f"{type(error.value).__module__}.{type(error.value).__qualname__}"
+        if not label:
+            return f"{told}: a {inner} that it uses {error.refusal.why}. {error.refusal.instead}"
+        which = "it" if is_sparks else f"the {inner} in it"
+        return f"{told}: {label}, since {which} {error.refusal.why}. {error.refusal.instead}"
+    if is_sparks:
+        return f"{told}: {label}, since it {DRIVER_ONLY.why}. {DRIVER_ONLY.instead}"
+    return (
+        told
+        + (f": {label}" if label else "")
+        + f" ({_one_line(error)}). Create such objects inside the function, or pass data to create them from."
+    )
 
 
 def _dumps(what: Any) -> bytes:
     file = io.BytesIO()
-    _CallPickler(file, protocol=_PROTOCOL).dump(what)
+    _CallPickler(file).dump(what)
     return file.getvalue()
 
 
@@ -162,7 +174,14 @@ def _is_special(obj: Any) -> bool:
 
 
 class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, protocol=_PROTOCOL)
+        self._refusals = refused()
+        self._refused = tuple(self._refusals)
+
     def reducer_override(self, obj: Any) -> Any:
+        if issubclass(type(obj), self._refused):  # isinstance would ask the object's own __class__
+            raise RefusedError(obj, next(self._refusals[kind] for kind in type(obj).__mro__ if kind in self._refusals))
         # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)
@@ -244,10 +263,13 @@ def pickled_by_value(
                     pickler.unregister_pickle_by_value(module)
 
 
-def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+def _find_culprit(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, Any, BaseException] | None:
     """Find the first variable, global, default or argument of a call that cannot be pickled.
 
-    Return its description (for an error text) and its value; ``""`` and ``None`` if everything can be pickled.
+    Return its description (for an error text), its value, and what pickling it raises; ``None`` if everything can be
+    pickled.
     """
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
@@ -279,21 +301,23 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     candidates += [(f"argument {index}", value) for index, value in enumerate(args, start=1)]
     candidates += [(f"argument '{name}'", value) for name, value in kwargs.items()]
     for label, value in candidates:
-        if not _pickles(value):
+        if (error := _pickling_error(value)) is not None:
             if isinstance(value, ModuleType):
-                inside = [name for name, held in vars(value).items() if name != "__builtins__" and not _pickles(held)]
-                names = ", ".join(inside)
-                return f"{label} is a module of yours, and some of its variables cannot be pickled ({names})", value
-            return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled", value
-    return "", None
+                held = {name: held for name, held in vars(value).items() if name != "__builtins__"}
+                names = ", ".join(name for name in held if _pickling_error(held[name]) is not None)
+                label = f"{label} is a module of yours, and some of its variables cannot be pickled ({names})"
+            else:
+                label = f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
+            return label, value, error
+    return None
 
 
-def _pickles(value: Any) -> bool:
+def _pickling_error(value: Any) -> BaseException | None:
     try:
         _dumps(value)
-    except (Exception, SystemExit):
-        return False
-    return True
+    except (Exception, SystemExit) as error:
+        return error
+    return None
 
 
 def _one_line(error: BaseException) -> str:

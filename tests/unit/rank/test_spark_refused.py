@@ -42,3 +42,28 @@ def test_a_session_in_a_rank(before: str, module: str, name: str, code: str, all
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=root, check=False)
     assert done.stdout.startswith("started" if allowed else TEXT), done.stderr
     assert allowed or 'pass env={"DISTRIBUTOR_ALLOW_SPARK": "1"}' in done.stdout
+
+
+FILES = """
+{before}
+from distributor.rank import spark
+spark.refuse()
+from pyspark import SparkFiles
+try:
+    SparkFiles.{call}
+except RuntimeError as error:
+    print(error)
+SparkFiles._is_running_on_worker, SparkFiles._root_directory = True, "/files"
+print(SparkFiles.{call})
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import pyspark.sql"])
+@pytest.mark.parametrize(("call", "path"), [("get('a.txt')", "/files/a.txt"), ("getRootDirectory()", "/files")])
+def test_sparks_files_in_a_rank(before: str, call: str, path: str) -> None:
+    """What has Spark's files, such as a context of the rank's own, still gets them."""
+    command = [sys.executable, "-c", FILES.format(before=before, call=call)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
+    told, found = done.stdout.splitlines()
+    assert told.startswith("SparkFiles works in Spark's own tasks only") and "working_dir=" in told
+    assert found == path

@@ -243,6 +243,37 @@ def test_what_cannot_be_pickled_is_named(user, function, args, kwargs, words):
         assert word in str(caught.value)
 
 
+def accumulator():
+    return pytest.importorskip("pyspark").accumulators.Accumulator(-1, 0, None)
+
+
+def test_the_reason_is_that_of_the_object_that_is_named():
+    def count(lock=threading.Lock(), *, seen=accumulator()):
+        return lock, seen
+
+    with pytest.raises(PayloadError, match="argument 'lock' is a _thread.lock, which") as caught:
+        payload.dump_function(count, (), {})
+    assert "cannot pickle '_thread.lock' object" in str(caught.value)
+
+
+def test_a_module_with_an_object_of_spark_is_named_with_its_variable(tmp_path, monkeypatch):
+    (tmp_path / "user_module_counts.py").write_text("FACTOR = 10\nseen = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("user_module_counts")
+    module.seen = accumulator()
+    try:
+        with pytest.raises(PayloadError, match=r"a module of yours, .* cannot be pickled \(seen\), since ") as caught:
+            payload.dump_function(closure_over(module), (), {})
+    finally:
+        del sys.modules["user_module_counts"]
+    assert "the pyspark.accumulators.Accumulator in it counts in Spark's own tasks only. Return" in str(caught.value)
+
+
+def test_a_process_without_spark_refuses_nothing():
+    code = "from distributor.shipping.spark_objects import refused; assert not refused()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [
