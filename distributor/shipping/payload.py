@@ -271,6 +271,20 @@ def _find_culprit(
     Return its description (for an error text), its value, and what pickling it raises; ``None`` if everything can be
     pickled.
     """
+    for label, value in _candidates(function, args, kwargs):
+        if (error := _pickling_error(value)) is not None:
+            if isinstance(value, ModuleType):
+                held = {name: held for name, held in vars(value).items() if name != "__builtins__"}
+                names = ", ".join(name for name in held if _pickling_error(held[name]) is not None)
+                label = f"{label} is a module of yours, and some of its variables cannot be pickled ({names})"
+            else:
+                label = f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
+            return label, value, error
+    return None
+
+
+def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the variables, globals, defaults and arguments of a call, each with its description for an error text."""
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -300,16 +314,7 @@ def _find_culprit(
         candidates.append((f"the {type(bound_to).__qualname__} object it is bound to", bound_to))
     candidates += [(f"argument {index}", value) for index, value in enumerate(args, start=1)]
     candidates += [(f"argument '{name}'", value) for name, value in kwargs.items()]
-    for label, value in candidates:
-        if (error := _pickling_error(value)) is not None:
-            if isinstance(value, ModuleType):
-                held = {name: held for name, held in vars(value).items() if name != "__builtins__"}
-                names = ", ".join(name for name in held if _pickling_error(held[name]) is not None)
-                label = f"{label} is a module of yours, and some of its variables cannot be pickled ({names})"
-            else:
-                label = f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
-            return label, value, error
-    return None
+    return candidates
 
 
 def _pickling_error(value: Any) -> BaseException | None:
