@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 from jobs import SparkError, make_job
-from pyspark.errors import PySparkRuntimeError
 
 from distributor.errors import NodeLostError, ResultError, StartError
 from distributor.outcomes import mishaps
@@ -62,7 +61,7 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
         (pickle.PicklingError("Could not serialize object"), "PicklingError: Could not serialize object"),
         (RuntimeError("cannot schedule new futures after shutdown"), "RuntimeError: cannot schedule new futures"),
         (InterruptedError(4, "Interrupted system call"), "InterruptedError: [Errno 4] Interrupted"),
-        (PySparkRuntimeError("There is no active session"), "Spark failed: There is no active session"),
+        (SparkError("There is no active session"), "Spark failed: There is no active session"),
         (SparkError("java.lang.OutOfMemoryError: Java heap space"), "Spark failed: Java heap space"),
         (SparkError("UNAVAILABLE: failed to connect to all addresses"), "Spark failed: UNAVAILABLE: failed"),
         (
