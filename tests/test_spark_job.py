@@ -329,14 +329,21 @@ def test_a_row_that_never_comes(courier: Courier) -> None:
 # Spark's settings for its network
 
 
+ENCRYPTED = {
+    "spark.authenticate": "true",
+    "spark.authenticate.secret": "s3cret",
+    "spark.network.crypto.enabled": "true",
+}
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         (["spark.ssl.enabled"], "spark.ssl.enabled is true"),
-        (["spark.authenticate"], "spark.authenticate is true"),
+        (["spark.network.crypto.enabled", "spark.authenticate"], "spark.network.crypto.enabled is true"),
         (
-            ["spark.network.crypto.enabled", "spark.authenticate"],
-            "spark.network.crypto.enabled and spark.authenticate are true",
+            ["spark.network.crypto.enabled", "spark.authenticate", "spark.authenticate.enableSaslEncryption"],
+            "spark.network.crypto.enabled and spark.authenticate.enableSaslEncryption are true",
         ),
     ],
 )
@@ -358,17 +365,26 @@ def test_encryption_may_be_asked_for_while_the_session_runs(sessions: Sessions) 
         session.conf.unset("spark.ssl.enabled")
 
 
+def test_authentication_alone_is_told_once(sessions: Sessions, caplog: pytest.LogCaptureFixture) -> None:
+    sessions.get("local[2]", **{"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"})
+    with caplog.at_level(logging.WARNING, "distributor"):
+        assert on_executors(2).run(trainings.all_reduce) == 3.0
+        assert on_executors(2).run(trainings.all_reduce) == 3.0
+    assert caplog.text.count("spark.authenticate is true") == 1
+    assert "NOT authenticated: NCCL's and gloo's" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["session", "context"])
 def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
     key = "pytorch.spark.distributor.ignoreSsl"
-    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    settings = ENCRYPTED
     session = sessions.get("local[2]", **settings, **({key: "true"} if where == "context" else {}))
     if where == "session":
         session.conf.set(key, "true")
     with caplog.at_level(logging.WARNING, "distributor"):
         assert on_executors(2).run(trainings.all_reduce) == 3.0
-    assert caplog.text.count("spark.authenticate is true") == 1
+    assert caplog.text.count("spark.network.crypto.enabled is true") == 1
     assert "gradients" in caplog.text
 
 
@@ -378,7 +394,7 @@ def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
     from distributor.values.job import Script
 
     job = make_job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())
-    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    settings = ENCRYPTED
     session = sessions.get("local[2]", **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     with pytest.raises(ConfigurationError, match=r"set deepspeed\.spark\.distributor\.ignoreSsl"):
         SparkScheduler(session).check(job)
@@ -389,7 +405,7 @@ def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
 @pytest.mark.slow
 def test_reports_do_not_leave_an_executor_in_the_clear(sessions: Sessions) -> None:
     """With encryption asked for, and no task to spare: the failure is told as data."""
-    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    settings = ENCRYPTED
     session = sessions.get(ONE_TASK_EACH, **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     run = on_executors(2).submit(fail_everywhere)
     with pytest.raises(TrainingError) as caught:

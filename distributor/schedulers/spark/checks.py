@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError
-from distributor.schedulers.spark.session import conf, is_cluster, is_true
+from distributor.schedulers.spark.session import conf, is_cluster, is_connect, is_true
 from distributor.text import notices
 from distributor.values.job import Job
 
@@ -15,12 +16,26 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: Settings that request encryption or authentication of network traffic. They do not apply to torch's traffic.
-_ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
+#: Settings that request encryption of network traffic. They do not apply to torch's traffic.
+_ENCRYPTION = (
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
+
+_UNAUTHENTICATED = (
+    "spark.authenticate is true, but ranks ignore this. NOT authenticated: NCCL's and gloo's connections between ranks "
+    "(gradients, parameters) and torch's rendezvous store, so whoever can reach their ports can join. Authenticated: "
+    "log lines and orders between nodes and driver (TLS and a token)"
+)
+
+#: The warnings that each Spark context or Connect session has had.
+_warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def encryption(session: SparkSession) -> list[str]:
-    """Return the names of the settings that request encryption or authentication and are true in a session."""
+    """Return the names of the settings that request encryption and are true in a session."""
     # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value. So
     # this code also reads the session's current value.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
@@ -32,24 +47,35 @@ def check_encryption(session: SparkSession, job: Job) -> None:
 
     The full name of ``ignoreSsl`` is ``pytorch.spark.distributor.ignoreSsl`` or, for DeepSpeed,
     ``deepspeed.spark.distributor.ignoreSsl``. If this setting is true although other settings request encryption, log a
-    warning.
+    warning. If the session requests authentication alone, log a warning once a session.
 
     Raises:
         ConfigurationError: a setting requests encryption, and ``ignoreSsl`` does not allow unencrypted traffic.
     """
     settings = encryption(session)
     if not settings:
+        if is_true(conf(session, "spark.authenticate")):
+            _warn_once(session, _UNAUTHENTICATED)
         return
     accept = f"{'deepspeed' if job.launch.name == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
     told = (
         f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks ignore this. NOT encrypted: "
         "NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. Encrypted: log "
         "lines and orders between nodes and driver (TLS). For everything that goes through Spark (the function, "
-        "results), Spark's settings apply; spark.authenticate alone encrypts nothing"
+        "results), Spark's settings apply"
     )
     if not is_true(session.conf.get(accept, "false")):
         raise ConfigurationError(f"{told}. To accept this, set {accept} to true in the Spark configuration")
     _log.warning("%s; accepted by %s", told, accept)
+
+
+def _warn_once(session: SparkSession, text: str) -> None:
+    """Log a warning, unless the session has had it."""
+    # PySpark makes new objects for one classic session, but only one for its context.
+    had = _warned.setdefault(session if is_connect(session) else session.sparkContext, set())
+    if text not in had:
+        had.add(text)
+        _log.warning("%s", text)
 
 
 def check_barrier_mode(session: SparkSession) -> None:

@@ -19,12 +19,12 @@ from at_once import at_once
 from jobs import SparkError, changed, make_job
 
 from distributor.channel.intake import Intake
-from distributor.errors import ConfigurationError, RunCancelledError, StartError
+from distributor.errors import RunCancelledError, StartError
 from distributor.launch import Jax, TensorFlow
 from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes.mishaps import is_final
-from distributor.schedulers.spark import checks, classic, connect, scheduler, task
+from distributor.schedulers.spark import classic, connect, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.rows import CROWDED
@@ -390,37 +390,6 @@ def test_tasks_state_the_versions_of_what_the_launch_path_needs(
         facts = task._facts(context, "host:1", "127.0.0.1", [listener], shipment)
     assert facts["versions"].keys() == {"Python", "torch", *([package] if package else [])}
     assert all(facts["versions"][name].startswith("1.2 of") for name in facts["versions"].keys() - {"Python"})
-
-
-class Settings:
-    """A classic session that has settings only."""
-
-    def __init__(self, master: str, **settings: str) -> None:
-        self.conf = self.sparkContext = self
-        self._conf = {name.replace("_", "."): value for name, value in settings.items()}
-        self.master = master
-
-    def get(self, key: str, default: str | None = None) -> str | None:
-        return self._conf.get(key, default)
-
-
-def test_encryption_is_refused_unless_it_is_forgone(caplog: pytest.LogCaptureFixture) -> None:
-    plain, asked = Settings("local[2]", spark_authenticate="false"), {"spark_authenticate": " True "}
-    checks.check_encryption(plain, JOB)
-    with pytest.raises(ConfigurationError, match=r"^spark.authenticate is true, .* set pytorch\.spark\.distributor"):
-        checks.check_encryption(Settings("local[2]", **asked), JOB)
-    assert caplog.text == ""
-    forgone = Settings("local[2]", **asked, pytorch_spark_distributor_ignoreSsl="true")
-    checks.check_encryption(forgone, JOB)
-    assert "accepted by pytorch.spark.distributor.ignoreSsl" in caplog.text
-
-
-def test_barrier_mode_rules_out_dynamic_allocation() -> None:
-    dynamic = {"spark_dynamicAllocation_enabled": "true"}
-    with pytest.raises(ConfigurationError, match="SPARK-24942"):
-        checks.check_barrier_mode(Settings("spark://a:7077", **dynamic))
-    checks.check_barrier_mode(Settings("local[2]", **dynamic))
-    checks.check_barrier_mode(Settings("spark://a:7077"))
 
 
 @pytest.mark.parametrize("own", [False, True])
