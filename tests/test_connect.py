@@ -20,6 +20,7 @@ from at_once import at_once
 from sessions import path_without_torch
 
 from distributor import (
+    ConfigurationError,
     DeepspeedTorchDistributor,
     PayloadError,
     ResourceError,
@@ -78,6 +79,22 @@ def test_first_runs_at_the_same_moment_each_return_their_own_value() -> None:
 def test_sessions_and_dataframes_are_refused_before_anything_starts(session: Any, of: Callable[[Any], Any]) -> None:
     with pytest.raises(PayloadError, match=r"argument 1 is a .* lives on the driver only\. .*\(df\.write\.parquet\)"):
         on_executors(1).run(len, of(session.range(3)))
+
+
+def test_a_python_worker_that_spark_would_kill_is_not_started(session: Any) -> None:
+    """The settings may be the session's own, beside those of the server."""
+    names = [f"spark.sql.execution.pyspark.udf.{name}" for name in ("killOnIdleTimeout", "idleTimeoutSeconds")]
+    for name, value in zip(names, ("true", "5"), strict=True):
+        session.conf.set(name, value)
+    try:
+        if session.version < "4.1":
+            assert on_executors(1).run(trainings.rank) == 0
+            return
+        with pytest.raises(ConfigurationError, match=rf"^{names[0]} is true and {names[1]} is 5: .* Set {names[0]} to"):
+            on_executors(1).run(trainings.rank)
+    finally:
+        for name in names:
+            session.conf.unset(name)
 
 
 @pytest.mark.parametrize("fails", [False, True])

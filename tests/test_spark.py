@@ -449,6 +449,19 @@ def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(s
     assert on_executors().run(trainings.all_reduce) == 3.0
 
 
+def test_a_python_worker_that_spark_would_kill_is_not_started(sessions: Sessions) -> None:
+    """It is idle while ranks train."""
+    idle = {"spark.python.worker.killOnIdleTimeout": "true", "spark.python.worker.idleTimeoutSeconds": "5s"}
+    session = sessions.get("local[2]", **idle)
+    if session.version < "4.1":
+        assert on_executors().run(trainings.all_reduce) == 3.0
+        return
+    with pytest.raises(
+        ConfigurationError, match=r"killOnIdleTimeout is true and .*idleTimeoutSeconds is 5s: Spark kills"
+    ):
+        on_executors().run(trainings.rank)
+
+
 @pytest.mark.slow
 def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
     sessions.get("local[4]", **{"spark.task.cpus": "2"})

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError
-from distributor.schedulers.spark.session import conf, is_cluster, is_connect, is_true
+from distributor.schedulers.spark import hazards
+from distributor.schedulers.spark.hazards import Answer, Where, is_true
+from distributor.schedulers.spark.session import conf, is_cluster, is_connect
 from distributor.text import notices
 from distributor.values.job import Job
 
@@ -78,14 +80,16 @@ def _warn_once(session: SparkSession, text: str) -> None:
         _log.warning("%s", text)
 
 
-def check_barrier_mode(session: SparkSession) -> None:
-    """Check that the session can run barrier tasks.
+def check_hazards(session: SparkSession) -> None:
+    """Check the settings that end or starve a long task: see :mod:`distributor.schedulers.spark.hazards`.
+
+    Log a warning, once a session, for those that may be meant.
 
     Raises:
-        ConfigurationError: dynamic allocation of executors is on, which Spark does not support for barrier stages.
+        ConfigurationError: a setting rules out barrier mode or long tasks.
     """
-    if is_cluster(session) and is_true(conf(session, "spark.dynamicAllocation.enabled")):
-        raise ConfigurationError(
-            "spark.dynamicAllocation.enabled is true, but Spark's barrier mode supports it only on local[...] masters "
-            "(SPARK-24942): set it to false, and spark.executor.instances to the number of executors to train on"
-        )
+    wheres = [Where.ALL, *([Where.EXECUTORS] * is_cluster(session)), *([Where.CONNECT] * is_connect(session))]
+    for found in hazards.find(str(session.version), wheres, lambda name: conf(session, name)):
+        if found.hazard.answer is Answer.REFUSE:
+            raise ConfigurationError(found.text)
+        _warn_once(session, found.text)

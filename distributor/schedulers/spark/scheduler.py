@@ -103,14 +103,14 @@ class SparkScheduler:
         """Check the job for every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: a setting of the session rules out barrier mode; or a setting requests encryption, and
+            ConfigurationError: a setting of the session rules out long barrier tasks; or one requests encryption, and
                 no other setting (``ignoreSsl``) allows unencrypted traffic between ranks; or the session cannot be
                 used.
             ResourceError: the job needs more slots than the cluster can ever have.
         """
         with answering():
             checks.check_encryption(self._session, job)
-            checks.check_barrier_mode(self._session)
+            checks.check_hazards(self._session)
             spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
 

@@ -231,11 +231,6 @@ def set_connect_python(session: SparkSession) -> None:
         session.conf.set(_CONNECT_PYTHON, python)
 
 
-def is_true(setting: Any) -> bool:
-    """Return whether Spark interprets a setting's value as true."""
-    return str(setting).strip().lower() == "true"
-
-
 @contextmanager
 def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.

@@ -16,10 +16,10 @@ JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
 class Settings:
     """A classic session that has settings only."""
 
-    def __init__(self, master: str, **settings: str) -> None:
+    def __init__(self, master: str, version: str = "4.3.0", **settings: str) -> None:
         self.conf = self.sparkContext = self
         self._conf = {name.replace("_", "."): value for name, value in settings.items()}
-        self.master = master
+        self.master, self.version = master, version
 
     def get(self, key: str, default: str | None = None) -> str | None:
         return self._conf.get(key, default)
@@ -62,9 +62,116 @@ def test_authentication_alone_is_a_warning_once_a_session(caplog: pytest.LogCapt
     assert len(caplog.messages) == 2
 
 
-def test_barrier_mode_rules_out_dynamic_allocation() -> None:
-    dynamic = {"spark_dynamicAllocation_enabled": "true"}
-    with pytest.raises(ConfigurationError, match="SPARK-24942"):
-        checks.check_barrier_mode(Settings("spark://a:7077", **dynamic))
-    checks.check_barrier_mode(Settings("local[2]", **dynamic))
-    checks.check_barrier_mode(Settings("spark://a:7077"))
+# Settings that end or starve a long task
+
+IDLE = {"spark_python_worker_killOnIdleTimeout": "true", "spark_python_worker_idleTimeoutSeconds": "5m"}
+IDLE_OF_SESSION = {
+    "spark_sql_execution_pyspark_udf_killOnIdleTimeout": "true",
+    "spark_sql_execution_pyspark_udf_idleTimeoutSeconds": "300",
+}
+DYNAMIC = {"spark_dynamicAllocation_enabled": "true"}
+SILENT = {"spark_connect_progress_reportInterval": "-1"}
+KILLS = {"spark_excludeOnFailure_enabled": "true", "spark_excludeOnFailure_killExcludedExecutors": "true"}
+DRIVER = {"spark_driver_timeout": "60min", "spark_plugins": "a.B,org.apache.spark.deploy.DriverTimeoutPlugin"}
+CLUSTER, CONNECT = "spark://a:7077", "sc://a"
+
+
+class Remote(Settings):
+    """A session of a Spark Connect server that has settings only."""
+
+
+Remote.__module__ = "pyspark.sql.connect.session"
+
+
+def session(master: str, version: str = "4.3.0", **settings: str) -> Settings:
+    return (Remote if master == CONNECT else Settings)(master, version, **settings)
+
+
+def connect_timeout(text: str) -> dict[str, str]:
+    return {"spark_connect_session_manager_defaultSessionTimeout": text}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "words"),
+    [
+        (CLUSTER, DYNAMIC, ["spark.dynamicAllocation.enabled is true: ", "SPARK-24942", "Set it to false"]),
+        (
+            "local[2]",
+            IDLE,
+            [
+                "spark.python.worker.killOnIdleTimeout is true and spark.python.worker.idleTimeoutSeconds is 5m: ",
+                "Set spark.python.worker.killOnIdleTimeout to false",
+            ],
+        ),
+        (
+            CONNECT,
+            IDLE,
+            [
+                "spark.python.worker.killOnIdleTimeout is true and ",
+                "Set spark.sql.execution.pyspark.udf.killOnIdleTimeout to false",
+            ],
+        ),
+        (
+            CONNECT,
+            {**IDLE, **IDLE_OF_SESSION},
+            ["spark.sql.execution.pyspark.udf.killOnIdleTimeout is true and ", "idleTimeoutSeconds is 300: "],
+        ),
+        (
+            CONNECT,
+            {**SILENT, **connect_timeout("2m")},
+            ["defaultSessionTimeout is 2m and spark.connect.progress.reportInterval is -1: ", "on the server"],
+        ),
+        (CONNECT, connect_timeout("1000"), ["defaultSessionTimeout is 1000: "]),
+    ],
+)
+def test_what_ends_a_long_task_is_refused(master: str, settings: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        checks.check_hazards(session(master, **settings))
+    assert all(word in str(refused.value) for word in words)
+    assert str(refused.value).startswith("spark.")
+
+
+@pytest.mark.parametrize(
+    ("master", "version", "settings"),
+    [
+        (CLUSTER, "4.3.0", {}),
+        (CONNECT, "4.3.0", {}),
+        ("local[2]", "4.3.0", DYNAMIC),
+        ("local[2]", "4.3.0", KILLS),
+        # Spark 3.5 and 4.0 do not know the setting.
+        (CLUSTER, "3.5.9", IDLE),
+        (CONNECT, "4.0.2", IDLE_OF_SESSION),
+        (CLUSTER, "4.3.0", {**IDLE, "spark_python_worker_idleTimeoutSeconds": "0"}),
+        (CLUSTER, "4.3.0", {**IDLE, "spark_python_worker_idleTimeoutSeconds": "no number"}),
+        (CLUSTER, "4.3.0", {**IDLE, "spark_python_worker_killOnIdleTimeout": "false"}),
+        (CLUSTER, "4.3.0", IDLE_OF_SESSION),  # settings of Spark SQL, which runs no tasks of a classic session's run
+        (CONNECT, "4.3.0", {**IDLE, "spark_sql_execution_pyspark_udf_killOnIdleTimeout": "false"}),
+        (CONNECT, "4.3.0", SILENT),
+        (CONNECT, "4.3.0", connect_timeout("10s")),
+        (CONNECT, "4.3.0", {**SILENT, **connect_timeout("-1")}),
+        (CLUSTER, "4.3.0", {**DRIVER, "spark_plugins": "a.B"}),
+        (CLUSTER, "4.3.0", {**DRIVER, "spark_driver_timeout": "0"}),
+    ],
+)
+def test_what_does_no_harm_is_allowed(
+    master: str, version: str, settings: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    checks.check_hazards(session(master, version, **settings))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (KILLS, ["killExcludedExecutors is true and spark.excludeOnFailure.enabled is true: Spark ends an executor"]),
+        (DRIVER, ["spark.driver.timeout is 60min and spark.plugins is ", "Spark ends the driver"]),
+    ],
+)
+def test_what_may_end_a_long_task_is_a_warning_once_a_session(
+    settings: dict[str, str], words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    once = session(CLUSTER, **settings)
+    for _ in range(2):
+        checks.check_hazards(once)
+    (warning,) = caplog.messages
+    assert all(word in warning for word in words)

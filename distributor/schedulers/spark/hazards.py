@@ -1,0 +1,181 @@
+"""Spark's own settings that end or starve a long task: a table with one row for the settings that do harm together."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Returns the value of a setting; ``None`` if it is not set.
+Read = Callable[[str], str | None]
+
+#: Settings that a session of Spark Connect may set for itself, by the names of the server's settings.
+_OF_SESSION = {
+    "spark.python.worker.killOnIdleTimeout": "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+    "spark.python.worker.idleTimeoutSeconds": "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+}
+
+#: Number of seconds of each of Spark's units of time.
+#: Source: https://github.com/apache/spark/blob/v4.0.0/common/utils/src/main/java/org/apache/spark/network/util/JavaUtils.java
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Where(enum.Enum):
+    """The sessions in which settings do harm."""
+
+    ALL = enum.auto()
+    EXECUTORS = enum.auto()  # all but local[...] masters
+    CONNECT = enum.auto()
+
+
+class Answer(enum.Enum):
+    """What to do before a run starts."""
+
+    REFUSE = enum.auto()
+    WARN = enum.auto()
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Settings that do harm together.
+
+    Attributes:
+        settings: the names of the settings.
+        harms: whether their values, ``None`` for a setting that is not set, do harm.
+        effect: what Spark does then.
+        remedy: what to do, with ``{0}`` for the name of the first setting.
+        answer: what to do before a run starts.
+        where: in which sessions the settings do harm.
+        since: the first version of Spark that has the settings.
+    """
+
+    settings: tuple[str, ...]
+    harms: Callable[..., bool]
+    effect: str
+    remedy: str
+    answer: Answer = Answer.REFUSE
+    where: Where = Where.ALL
+    since: tuple[int, int] = (3, 5)
+
+
+def is_true(setting: Any) -> bool:
+    """Return whether Spark interprets a setting's value as true."""
+    return str(setting).strip().lower() == "true"
+
+
+def seconds(value: str | None, unit: str, unset: float) -> float:
+    """Return the number of seconds that a setting says, or ``unset`` if it is not set or is no time.
+
+    >>> seconds("5m", "s", 0.0), seconds("1000", "ms", 0.0), seconds(None, "s", 7.0)
+    (300.0, 1.0, 7.0)
+    """
+    match = re.fullmatch(r"(-?\d+)\s*([a-z]*)", (value or "").strip().lower())
+    if match is None or (match[2] or unit) not in _UNITS:
+        return unset
+    return int(match[1]) * _UNITS[match[2] or unit]
+
+
+def _closes_session(timeout: str | None, interval: str | None, stream: str | None) -> bool:
+    """Return whether the calls of a client that waits for a query are too rare for the session to stay open.
+
+    The client calls the server after each report of progress, and when the server ends a stream of responses.
+    """
+    limit, progress, longest = (
+        seconds(timeout, "ms", 3600.0),
+        seconds(interval, "ms", 2.0),
+        seconds(stream, "ms", 120.0),
+    )
+    calls = [gap for gap in (progress, longest) if gap > 0]
+    return limit >= 0 and min(calls, default=float("inf")) >= limit
+
+
+HAZARDS = (
+    Hazard(
+        ("spark.dynamicAllocation.enabled",),
+        is_true,
+        "Spark's barrier mode supports it only on local[...] masters (SPARK-24942)",
+        "Set it to false, and spark.executor.instances to the number of executors to train on",
+        where=Where.EXECUTORS,
+    ),
+    Hazard(
+        ("spark.python.worker.killOnIdleTimeout", "spark.python.worker.idleTimeoutSeconds"),
+        lambda kill, idle: is_true(kill) and seconds(idle, "s", 0.0) >= 1,
+        "Spark kills the Python worker of a task, and with it the ranks, if the worker sends nothing for that long, as "
+        "while ranks train",
+        "Set {0} to false",
+        since=(4, 1),
+    ),
+    Hazard(
+        (
+            "spark.connect.session.manager.defaultSessionTimeout",
+            "spark.connect.progress.reportInterval",
+            "spark.connect.execute.reattachable.senderMaxStreamDuration",
+        ),
+        _closes_session,
+        "Spark closes a session that makes no call for that long, and a client makes too few while it waits for a run",
+        "Raise {0} on the server",
+        where=Where.CONNECT,
+        since=(4, 0),
+    ),
+    Hazard(
+        (
+            "spark.excludeOnFailure.killExcludedExecutors",
+            "spark.excludeOnFailure.enabled",
+            "spark.excludeOnFailure.application.enabled",
+        ),
+        lambda kill, *enabled: is_true(kill) and any(map(is_true, enabled)),
+        "Spark ends an executor, with the ranks on it, once tasks of other jobs have failed there",
+        "Set {0} to false, or run the other jobs in another application",
+        answer=Answer.WARN,
+        where=Where.EXECUTORS,
+    ),
+    Hazard(
+        ("spark.driver.timeout", "spark.plugins"),
+        lambda limit, plugins: seconds(limit, "min", 0.0) > 0 and "DriverTimeoutPlugin" in (plugins or ""),
+        "Spark ends the driver, and with it every run, that long after the driver's start",
+        "Raise {0}, or leave out the plugin, if runs take longer",
+        answer=Answer.WARN,
+        since=(4, 0),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A hazard of a session, and the sentences that explain it."""
+
+    hazard: Hazard
+    text: str
+
+
+def find(version: str, wheres: Sequence[Where], read: Read, table: Sequence[Hazard] = HAZARDS) -> list[Found]:
+    """Return the hazards of a session.
+
+    Args:
+        version: the version of Spark that runs.
+        wheres: the kinds of the session.
+        read: reads one of its settings.
+        table: the hazards to look for.
+    """
+    running = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    remote = Where.CONNECT in wheres
+    rows = [hazard for hazard in table if hazard.where in wheres and running >= hazard.since]
+    given = [(row, [_in_force(name, read, remote) for name in row.settings]) for row in rows]
+    return [Found(row, _text(row, values, remote)) for row, values in given if row.harms(*(each[1] for each in values))]
+
+
+def _in_force(name: str, read: Read, remote: bool) -> tuple[str, str | None]:
+    """Return the name and the value of a setting, or of the session's own setting that replaces it."""
+    own = _OF_SESSION.get(name) if remote else None
+    if own is not None and (value := read(own)) is not None:
+        return own, value
+    return name, read(name)
+
+
+def _text(hazard: Hazard, values: Sequence[tuple[str, str | None]], remote: bool) -> str:
+    given = " and ".join(f"{name} is {value.strip()}" for name, value in values if value is not None)
+    first = hazard.settings[0]
+    remedy = hazard.remedy.format(_OF_SESSION.get(first, first) if remote else first)
+    return f"{given}: {hazard.effect}. {remedy}"
