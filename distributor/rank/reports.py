@@ -17,6 +17,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.machine.own_file import OwnFile
+from distributor.text import notices
 from distributor.text.wording import size
 from distributor.values.checks import as_number, as_whole
 from distributor.values.reports import (
@@ -24,10 +25,12 @@ from distributor.values.reports import (
     Committed,
     Report,
     Spent,
+    Warned,
     is_number,
     pack,
     pack_committed,
     pack_spent,
+    pack_warned,
     room,
 )
 
@@ -88,6 +91,13 @@ class Writer:
             with self._lock:
                 self._write(pack_spent(Spent(self._attempt, what, seconds)))
 
+    def warned(self, text: str) -> bool:
+        """Write a warning. Return whether it was written, which it is not in a fork of the rank or on a full disk."""
+        if os.getpid() != self._owner:
+            return False
+        with self._lock:
+            return self._write(pack_warned(Warned(self._attempt, text)))
+
     def finish(self) -> None:
         """Write the last report even if :meth:`add` has left it out to save space: it shows how training has ended."""
         with self._lock:
@@ -95,18 +105,19 @@ class Writer:
                 self._write(pack(self._left_out))
                 self._left_out = None
 
-    def _write(self, line: bytes) -> None:
-        """Append a line to the file of reports. If the disk is full, the report is lost, and training goes on."""
+    def _write(self, line: bytes) -> bool:
+        """Append a line to the file of reports. Return ``False`` if the disk is full: the report is lost."""
         data = b"\n" + line if self._torn else line
         try:
             done = os.write(self._file.descriptor(), data)
         except OSError:
-            return
+            return False
         self._torn = done < len(data)
         self._written += done
         if self._written > self._room:
             self._stage += 1
             self._written //= 2
+        return not self._torn
 
 
 _writer: Writer | None = None
@@ -155,6 +166,17 @@ def committed(step: int, path: str) -> None:
     """Tell the driver that a checkpoint has been committed, if this process is a rank."""
     if _writer is not None:
         _writer.committed(step, path)
+
+
+def warn(text: str) -> None:
+    """Warn the user, on the driver if this process is a rank, even if the driver does not show this rank's lines.
+
+    Outside a run, one of several ranks logs the warning.
+    """
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
+    sent = _writer is not None and _writer.warned(text)
+    if not sent and (_writer is not None or os.environ.get("RANK", "0") == "0"):
+        notices.logger.warning("%s", text)
 
 
 @contextmanager

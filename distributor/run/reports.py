@@ -8,17 +8,18 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributor.run.ended import EndedAttempt
 from distributor.run.goodput import Course, Goodput
 from distributor.run.metrics import Metrics, Row
+from distributor.text import escapes
 from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent
+from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent, Warned
 
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
@@ -34,6 +35,9 @@ News = Row | Committed | EndedAttempt
 
 #: Maximum number of items that wait for callbacks. If there are more, the oldest are dropped.
 _MOST_NEW = 100_000
+
+#: Maximum number of different warnings of ranks that are shown.
+_MOST_WARNINGS = 100
 
 #: The driver's limit for a rank's reports, as a multiple of the rank's own limit. Driver and rank count bytes
 #: differently.
@@ -95,24 +99,26 @@ class Reports:
         #: The last committed checkpoint that ranks have reported; ``None`` if there is none.
         self.last_committed: Committed | None = None
         self._told = False  # whether the warning about dropped reports was given
+        self._warned: set[Warned] = set()  # the warnings that ranks have sent
         self._lock = threading.Lock()
 
-    def take(self, log: Log) -> str | None:
-        """Take a piece of a rank's reports, and skip the bytes that have already arrived.
+    def take(self, log: Log) -> list[str]:
+        """Take a piece of a rank's reports, and skip the bytes that have already arrived. Return warnings for the user.
 
-        Return a warning the first time that a rank has made too many reports to keep all of them; otherwise ``None``.
+        These are the ranks' own warnings, each text once in each attempt, and, the first time that a rank has made too
+        many reports to keep all of them, a warning that says so.
         """
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
             if not data:
-                return None
+                return []
             stream.offset = log.offset + len(log.data)
             *lines, begun = (stream.begun + data).split(b"\n")
             stream.begun = begun[: LONGEST + 1]
             for line in lines:
                 self._add(log.rank, line)
-            return self._warning(log.rank)
+            return [*self._new_warnings(log.rank, lines), *self._too_many(log.rank)]
 
     def _add(self, rank: int, line: bytes) -> None:
         if len(line) > LONGEST:
@@ -207,11 +213,20 @@ class Reports:
             if rank <= known[0] if known is not None else len(self._newest) < _MOST_NAMES:
                 self._newest[name] = (rank, value)
 
-    def _warning(self, rank: int) -> str | None:
+    def _new_warnings(self, rank: int, lines: Iterable[bytes]) -> Iterator[str]:
+        for line in lines:
+            warned = reports.parse_warned(line) if len(line) <= LONGEST else None
+            if warned is None or warned.attempt >= self._attempts or len(self._warned) >= _MOST_WARNINGS:
+                continue
+            if warned not in self._warned:
+                self._warned.add(warned)
+                yield f"rank {rank}: {escapes.plain(warned.text)}"
+
+    def _too_many(self, rank: int) -> Iterator[str]:
         if self._told or not any(kept.stage for (_, other), kept in self._kept.items() if other == rank):
-            return None
+            return
         self._told = True
-        return (
+        yield (
             f"rank {rank} has reported more than {size(self._room // _SLACK)}: only every second report is kept, "
             "then every fourth, and so on; run.metrics.dropped counts the dropped reports. Report less often"
         )

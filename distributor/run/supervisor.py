@@ -398,7 +398,8 @@ class Supervisor:
     def on_log(self, log: Log) -> None:
         if log.stream != REPORTS:
             self._display.logs.take(log)
-        elif (warning := self.reports.take(log)) is not None:
+            return
+        for warning in self.reports.take(log):
             _log.warning("run %s: %s", self._job.label, warning)
 
     def offsets(self, node: str) -> tuple[Offset, ...]:

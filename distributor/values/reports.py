@@ -200,6 +200,41 @@ def parse_spent(line: bytes) -> Spent | None:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """A warning of a rank that the driver shows, whichever ranks' lines it shows."""
+
+    attempt: int
+    text: str
+
+
+#: The first element of a line (a JSON list) with a warning, and the maximum number of characters of its text.
+_WARNED, _LONGEST_WARNING = "warning", 4000
+
+
+def pack_warned(told: Warned) -> bytes:
+    """Return a warning as a line.
+
+    >>> pack_warned(Warned(0, "step 3 is damaged"))
+    b'["warning",0,"step 3 is damaged"]\\n'
+    """
+    return _encode([_WARNED, told.attempt, told.text[:_LONGEST_WARNING]]).encode() + b"\n"
+
+
+def parse_warned(line: bytes) -> Warned | None:
+    """Return the warning in a line; ``None`` if the line is about something else.
+
+    >>> parse_warned(pack_warned(Warned(0, "step 3 is damaged"))).text
+    'step 3 is damaged'
+    """
+    found = _elements(line, _WARNED, 2)
+    if found is None:
+        return None
+    attempt, text = found
+    whole = type(attempt) is int and 0 <= attempt < _LARGEST
+    return Warned(attempt, text) if whole and type(text) is str and len(text) <= _LONGEST_WARNING else None
+
+
+@dataclass(frozen=True)
 class Progress:
     """The progress of training, according to the lowest rank that reports steps.
 

@@ -12,7 +12,7 @@ from distributor.run.metrics import Metrics, Row
 from distributor.run.reports import Reports
 from distributor.values import reports as form
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import Progress, Report, pack
+from distributor.values.reports import Progress, Report, Warned, pack
 
 
 def made(number: int, stage: int = 0, attempt: int = 0, **values: float) -> bytes:
@@ -80,15 +80,29 @@ def test_a_line_without_end_takes_bounded_memory() -> None:
 
 def test_a_later_stage_thins_out_what_is_there() -> None:
     reports, data = Reports(1, 1), b"".join(made(number) for number in range(8))
-    assert reports.take(Log(0, REPORTS, 0, data)) is None
+    assert reports.take(Log(0, REPORTS, 0, data)) == []
     later = b"".join(made(number, stage=2) for number in (8, 12))
-    warning = reports.take(Log(0, REPORTS, len(data), later))
-    assert warning is not None and warning.startswith("rank 0 has reported more than 8.0 MiB: ")
+    (warning,) = reports.take(Log(0, REPORTS, len(data), later))
+    assert warning.startswith("rank 0 has reported more than 8.0 MiB: ")
     assert [row.step for row in reports.metrics] == [0, 4, 8, 12]
     assert reports.metrics.dropped == 9
     last = made(15, stage=2)  # the last one of a rank, which no other follows
-    assert reports.take(Log(0, REPORTS, len(data + later), last)) is None
+    assert reports.take(Log(0, REPORTS, len(data + later), last)) == []
     assert [row.step for row in reports.metrics] == [0, 4, 8, 12, 15]
+
+
+def test_a_warning_of_ranks_is_shown_once_in_each_attempt() -> None:
+    reports = Reports(2, 2)
+    lines = [form.pack_warned(Warned(attempt, text)) for attempt in (0, 1, 2) for text in ("a \x1b[31mred", "b")]
+    data = b"".join(lines) + b'["warning",0,5]\n["warning",-1,"c"]\n' + made(0, loss=1.0)
+    shown = ["rank 1: a red", "rank 1: b"] * 2  # there is no third attempt
+    assert reports.take(Log(1, REPORTS, 0, data)) == shown
+    assert reports.take(Log(1, REPORTS, 0, data)) == reports.take(Log(0, REPORTS, 0, data)) == []
+    many = b"".join(form.pack_warned(Warned(0, f"{number} {'é' * 70_000}")) for number in range(1000))
+    kept = reports.take(Log(1, REPORTS, len(data), many))
+    assert len(kept) < 100
+    assert all(len(text) < 5000 for text in kept)
+    assert len(reports.metrics) == 2
 
 
 def test_whoever_has_the_token_fills_no_memory() -> None:
