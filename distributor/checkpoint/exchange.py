@@ -10,9 +10,10 @@ from __future__ import annotations
 import atexit
 import os
 import time
+import traceback
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
@@ -40,6 +41,12 @@ _ENDED = "ended/{}"
 
 #: The key of the text with which a rank says that it has failed in a call: the call's key, and the rank.
 _HAS_FAILED = "failed/{}/{}"
+
+#: The end of the error of a rank that waits for another rank, which has failed.
+_SEE = "the exception raised there says why"
+
+#: Maximum number of characters of an error in the text of another rank's error.
+_LONGEST = 1000
 
 #: Each message begins with one of these bytes: the first if a value follows, the second if the text of rank 0's
 #: ``ConfigurationError`` follows, the third if a rank has failed, and the text of a ``RuntimeError`` follows.
@@ -166,6 +173,26 @@ class Exchange:
         if self._store is not None:
             self._send(key, [_REFUSED + why.encode()])
         raise ConfigurationError(why)
+
+    @contextmanager
+    def taking_part(self, call: str, what: str, where: str = "in the call") -> Iterator[None]:
+        """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this call.
+
+        Any exception counts as a failure, including ``KeyboardInterrupt``.
+
+        Args:
+            call: identifies the call, as for :meth:`fail`.
+            what: the user's call, which errors quote.
+            where: where this rank fails, for the error of the ranks that wait for it.
+        """
+        try:
+            yield
+        except BaseException as error:
+            # Lines of code come before the text of a SyntaxError, and notes come after the text of any error.
+            text = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
+            told = text.partition("\n")[0][:_LONGEST]
+            self.fail(call, f"{what}: {who([self.rank])} failed {where} ({told}); {_SEE}")
+            raise
 
     def fail(self, call: str, why: str) -> None:
         """Say that this rank has failed in a call of the user, so that no other rank waits for it there.

@@ -18,7 +18,6 @@ from distributor.errors import ConfigurationError
 @contextmanager
 def checkpoint_folder(step: int) -> Iterator[Path]:
     """Yield an empty folder for this rank's files; see :func:`distributor.runtime.checkpoint_folder`."""
-    publishing.check_step("checkpoint_folder", step)
     session = current("checkpoint_folder")
     save = publishing.begin(session, "checkpoint_folder", step)
     with publishing.taking_part(session, save, "in the with block"):

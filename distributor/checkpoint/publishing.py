@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -21,13 +20,6 @@ _log = notices.logger
 #: A function that rank 0 calls with the reports of all ranks before the commit. It writes further files of the
 #: checkpoint, and returns their sizes and digests.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
-
-
-#: The end of the error of a rank that waits for another rank, which has failed.
-_SEE = "the exception raised there says why"
-
-#: Maximum number of characters of an error in the text of another rank's error.
-_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -50,44 +42,42 @@ class Save:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def check_step(call: str, step: int) -> None:
-    """Check the step of the training that a user has passed to a call such as ``save_checkpoint``.
-
-    Raises:
-        ConfigurationError: ``step`` is not a whole number of at least 0.
-    """
+def _check_step(call: str, step: int) -> None:
     if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
         raise ConfigurationError(f"{call}: step must be a whole number of at least 0, not {step!r}")
 
 
 def begin(session: Session, call: str, step: int) -> Save:
-    """Return the description of the next save, with a new key and the name of a new folder."""
-    key = session.next_key()
+    """Return the description of the next save, with a new key and the name of a new folder.
+
+    Raises:
+        ConfigurationError: ``step`` is not a whole number of at least 0.
+    """
+    key, what = session.next_key(), f"{call}(step={step!r})"
+    with session.exchange.taking_part(key, what):
+        _check_step(call, step)
     folder = session.new_folder(int(step), key)
     return Save(f"{call}(step={step})", int(step), key, folder, _numbers(reports.latest()))
 
 
 @contextmanager
-def taking_part(session: Session, save: Save, where: str) -> Iterator[None]:
+def taking_part(session: Session, save: Save, where: str = "in the call") -> Iterator[None]:
     """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this save.
 
-    Any exception counts as a failure, including ``KeyboardInterrupt``. Rank 0 removes the files of the save before its
-    next commit, when no rank writes them any more.
+    Rank 0 removes the files of the save before its next commit, when no rank writes them any more.
 
     Args:
         session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
         save: describes the save.
         where: where this rank fails, for the error of the ranks that wait for it.
     """
-    exchange = session.exchange
-    try:
-        yield
-    except BaseException as error:
-        if exchange.rank == 0:
-            session.unfinished.append(save.folder)
-        what = traceback.format_exception_only(error)[-1].partition("\n")[0][:_LONGEST]
-        exchange.fail(save.key, f"{save.what}: {who([exchange.rank])} failed {where} ({what}); {_SEE}")
-        raise
+    with session.exchange.taking_part(save.key, save.what, where):
+        try:
+            yield
+        except BaseException:
+            if session.exchange.rank == 0:
+                session.unfinished.append(save.folder)
+            raise
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:

@@ -18,13 +18,9 @@ from distributor.checkpoint.records import Shard
 from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session, current
 from distributor.checkpoint.views import Room
-from distributor.errors import ConfigurationError
 from distributor.text import notices
 
 _log = notices.logger
-
-#: Where a rank fails that raises an error in ``save_checkpoint``, for the error of the other ranks.
-_WHERE = "in the call"
 
 #: The name of the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint.
 METADATA = ".metadata"
@@ -61,15 +57,10 @@ _kept: _Kept | None = None
 
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
     """Save the state of the training; see :func:`distributor.runtime.save_checkpoint`."""
-    if not isinstance(state, Mapping):
-        raise ConfigurationError(
-            "save_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
-            f"{type(state).__name__}"
-        )
-    publishing.check_step("save_checkpoint", step)
     session = current("save_checkpoint")
     save = publishing.begin(session, "save_checkpoint", step)
-    with publishing.taking_part(session, save, _WHERE):
+    with publishing.taking_part(session, save):
+        states.check("save_checkpoint", state)
         found = states.collect(state)
         objects = states.pack_objects(found.objects)
         session.finish()
@@ -113,7 +104,7 @@ class _Task:
         A background thread calls this method while training goes on.
         """
         try:
-            with publishing.taking_part(self.kept.session, self.save, _WHERE):
+            with publishing.taking_part(self.kept.session, self.save):
                 self.run()
         except Exception as error:
             _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)

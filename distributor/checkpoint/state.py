@@ -67,6 +67,19 @@ def objects_file(rank: int) -> str:
     return f"objects-{rank}.pt"
 
 
+def check(call: str, state: Any) -> None:
+    """Check what a user has passed to ``call`` as the state of training.
+
+    Raises:
+        ConfigurationError: it is not a dict.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            f"{call}: state must be a dict such as {{'model': model, 'optimizer': optimizer}}, not "
+            f"{type(state).__name__}"
+        )
+
+
 def collect(entries: Mapping[str, Any]) -> State:
     """Return the state of the entries that a user saves, such as models and optimizers. Tensors are not copied.
 

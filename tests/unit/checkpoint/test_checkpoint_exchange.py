@@ -160,6 +160,29 @@ def test_a_rank_that_has_failed_in_a_call_is_waited_for_by_nobody(failing: int, 
     assert answers(ranks(call, call, call)) == [b"x"] * 3
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("1 +", "SyntaxError: invalid syntax"), ("raise ValueError('boom\\nand more')", "ValueError: boom")],
+)
+def test_the_reason_of_a_rank_that_fails_is_its_error(ranks: Any, code: str, why: str) -> None:
+    """And neither the code of a syntax error nor a note."""
+
+    def fail(exchange: Exchange) -> None:
+        with exchange.taking_part("1", "load"):
+            try:
+                exec(code)
+            except Exception as error:
+                error.add_note("see the manual")
+                raise
+
+    one, other = ranks(lambda each: each.gather("1/1", b"", "load"), fail)
+    with pytest.raises((ValueError, SyntaxError)):
+        other.result(60)
+    with pytest.raises(RuntimeError) as raised:
+        one.result(60)
+    assert str(raised.value) == f"load: rank 1 failed in the call ({why}); the exception raised there says why"
+
+
 @pytest.mark.parametrize("failing", range(2))
 def test_what_a_rank_has_sent_before_it_fails_counts(failing: int, ranks: Any) -> None:
     def call(exchange: Exchange) -> list[bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distributor.checkpoint import exchange as exchanges, folder as folders, loading
+from distributor.checkpoint import exchange as exchanges, folder as folders, loading, saving
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.folder import checkpoint_folder
 from distributor.checkpoint.session import Session
@@ -128,6 +128,33 @@ def test_who_writes_for_long_is_waited_for(
         future.result(LIMIT)
     assert ranks.steps == [1]
     assert "checkpoint_folder(step=1) waits for rank 0: it may still be writing or reading, or waiting" in caplog.text
+
+
+def test_who_makes_a_wrong_call_and_goes_on_is_waited_for_by_nobody(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call is in step."""
+    monkeypatch.setattr(saving, "current", ranks.current)
+    may_end = threading.Barrier(2)
+
+    def call(folder_step: Any, state: Any) -> tuple[str, str]:
+        told = []
+        for wrong in (save(nothing, folder_step), lambda: saving.save_checkpoint(state, 2, wait=True)):
+            with pytest.raises((ConfigurationError, RuntimeError)) as raised:
+                wrong()
+            told.append(str(raised.value))
+        save(nothing, 3)()
+        may_end.wait(LIMIT)
+        return told[0], told[1]
+
+    one, other = ranks.run(lambda: call(1, {"value": 1}), lambda: call("one", ["value"]))
+    step, state = "step must be a whole number of at least 0, not 'one'", "state must be a dict such as "
+    for found, own in zip(one.result(LIMIT), other.result(LIMIT), strict=True):
+        assert own in found
+        assert found.endswith("; the exception raised there says why")
+    assert [step in one.result()[0], state in one.result()[1]] == [True, True]
+    assert "checkpoint_folder(step='one'): rank 1 failed in the call (" in one.result()[0]
+    assert ranks.steps == [3]
 
 
 def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
