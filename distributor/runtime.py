@@ -206,8 +206,8 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     unless a newer checkpoint was committed.
 
     All ranks must call this function together. The number of ranks and the way in which modules are split may have
-    changed since the save. A checkpoint with missing or damaged files is skipped, with a warning if all files are there
-    and have the right sizes.
+    changed since the save. A checkpoint with files that are missing, damaged or cannot be read is skipped. A warning on
+    the driver says which checkpoint was skipped, why, and which one was loaded instead.
 
     Args:
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
@@ -219,7 +219,8 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
             functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
             uses FullyShardedDataParallel, or the checkpoint belongs to another model or to an optimizer of other
             parameters, contains objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
-        OSError: the folder or URL of checkpoints cannot be read.
+        OSError: the folder or URL of checkpoints cannot be read; or no checkpoint can be loaded, but some may be whole.
+        RuntimeError: another rank has failed in this call; the error quotes that rank's error.
 
     Example:
         >>> step = load_checkpoint({"model": model, "optimizer": optimizer}) or 0  # doctest: +SKIP
@@ -263,7 +264,8 @@ def latest_checkpoint() -> Checkpoint | None:
     """Return the last committed (complete) checkpoint that still has all its files; ``None`` if there is none.
 
     Any rank may call this function, without waiting for others. At the beginning of an attempt, all ranks get the same
-    checkpoint. If ``checkpoints=`` is a URL, the checkpoint's files are downloaded.
+    checkpoint. If ``checkpoints=`` is a URL, the checkpoint's files are downloaded. If newer checkpoints are skipped, a
+    warning on the driver says which, and why.
 
     Returns:
         A checkpoint with the attributes ``step``, ``path`` (the folder with its files, which must not be changed) and
@@ -271,7 +273,8 @@ def latest_checkpoint() -> Checkpoint | None:
 
     Raises:
         ConfigurationError: the run has no ``checkpoints=``.
-        OSError: the folder or URL of checkpoints cannot be read, or the checkpoint was removed during the run.
+        OSError: the folder or URL of checkpoints cannot be read, the checkpoint was removed during the run, or no
+            checkpoint can be loaded, but some may be whole.
 
     Example:
         >>> if (last := latest_checkpoint()) is not None:  # doctest: +SKIP

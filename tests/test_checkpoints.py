@@ -184,14 +184,14 @@ def test_one_node_has_no_other_for_copies(make_local: Make, tmp_path: Path, capf
 
 
 def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
-    make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The place has the step before."""
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(lose_memory)
     assert run.results(watch.DEADLINE) == [1, 1]
-    told = "the state of step 2 in memory cannot be read (it is gone): another one is tried"
-    assert capfd.readouterr().err.count(told) == 1
+    assert "load_checkpoint loads step-1-" in caplog.text
+    assert caplog.text.count("and passes over the state of step 2 in memory (it is gone)") == 1
 
 
 def lose_memory() -> int | None:
@@ -674,7 +674,11 @@ def test_wrong_checkpoints_are_refused_before_anything_starts() -> None:
         Checkpoints("saved", memory=2)  # type: ignore[arg-type]
 
 
-def test_a_damaged_checkpoint_is_passed_over(make_local: Make, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which one is loaded in its place, and why, is told once."""
+
     def save(step: int) -> int | None:
         from distributor import runtime
 
@@ -692,9 +696,103 @@ def test_a_damaged_checkpoint_is_passed_over(make_local: Make, tmp_path: Path) -
 
         return runtime.load_checkpoint({"value": 0})
 
-    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], None):
+    for damaged, why in (
+        (data[:-1] + bytes([data[-1] ^ 1]), "has other bytes than were saved \\(rank .\\)"),
+        (data[:-1], f"has {len(data) - 1} bytes instead of {len(data)}"),
+        (None, "is missing"),
+    ):
         path.unlink() if damaged is None else path.write_bytes(damaged)
+        caplog.clear()
         assert distributor.submit(load).results() == [1, 1]
+        told = f"rank 0: load_checkpoint loads step-1-.* and passes over {path.parent.name} \\(objects-1.pt {why}\\)"
+        assert len(re.findall(told, caplog.text)) == 1
+
+
+def test_files_that_cannot_be_read_cost_their_own_checkpoints(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver's user is told, even if no lines of ranks are shown."""
+    distributor = make_local(2, checkpoints=Checkpoints(str(tmp_path), keep=None), logs="none")
+    distributor.run(checkpointed.save_steps, 4)
+    for step in (1, 4):
+        (path,) = tmp_path.glob(f"step-{step}-*/manifest.json")
+        stores.unreadable(path)
+    (path,) = tmp_path.glob("step-3-*/manifest.json")
+    for folder in (path, tmp_path / "index-1.json"):
+        folder.unlink()
+        folder.mkdir()
+    assert distributor.submit(checkpointed.load_value).results() == [2, 2]
+    (told,) = [record.getMessage() for record in caplog.records if "passes over" in record.getMessage()]
+    assert re.search(
+        r"^run .*: rank 0: load_checkpoint loads step-2-\S+ and passes over index-1.json \(.* a direc", told
+    )
+    assert len(re.findall(r"step-[14]-\S+ \(manifest.json cannot be read: \[Errno 5\] Input/output error", told)) == 2
+    assert len(re.findall(r"step-3-\S+ \(manifest.json cannot be read: \[Errno 21\] Is a directory", told)) == 1
+    distributor.run(checkpointed.save_steps, 1)
+    assert distributor.submit(checkpointed.load_value).results() == [1, 1]
+    assert len(list(tmp_path.glob("step-*"))) == 5
+
+
+def fail_in_loads() -> list[str]:
+    """One rank fails in each of several loads, and catches the error, as the others do. What each of them says."""
+    from distributor import runtime
+    from distributor.checkpoint import loading
+    from distributor.machine.places import Folder
+
+    class Fails:
+        def load_state_dict(self, _: Any) -> None:
+            raise ValueError("boom")
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": 1}
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    found, real = list[str](), (Folder.folders, loading._Loading.read)
+    runtime.save_checkpoint({"value": Fails()}, 1, wait=True)
+    for rank, kind in ((0, "list"), (1, "type"), (1, "restore"), (0, "restore"), (1, "read"), (1, "interrupt")):
+        fails = runtime.rank() == rank
+        state: Any = {"value": Fails() if fails and kind == "restore" else 0}
+        if fails and kind == "list":
+            Folder.folders = fail  # type: ignore[method-assign]
+        elif fails and kind == "type":
+            state = ["value"]
+        elif fails and kind == "read":
+            loading._Loading.read = fail  # type: ignore[method-assign]
+        elif fails and kind == "interrupt":
+            state = Interrupted()
+        try:
+            runtime.load_checkpoint(state)
+        except (Exception, KeyboardInterrupt) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        Folder.folders, loading._Loading.read = real  # type: ignore[method-assign]
+        assert runtime.load_checkpoint({"value": 0}) == 1
+    return found
+
+
+class Interrupted(dict[str, Any]):
+    """A state whose user presses Ctrl-C."""
+
+    def items(self) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_a_load_that_fails_in_one_rank_fails_in_all(make_local: Make, tmp_path: Path) -> None:
+    """Each of them with that rank's reason, and the next load is in step."""
+    failed = [*make_local(3, checkpoints=tmp_path).submit(fail_in_loads).results(watch.DEADLINE)]
+    told = [
+        (0, r"OSError: \[Errno 5\] Input/output error"),
+        (1, "(distributor.errors.)?ConfigurationError: load_checkpoint: state must be a dict such as .*, not list"),
+        (1, "ValueError: boom"),
+        (0, "ValueError: boom"),
+        (0, r"OSError: no checkpoint in .* can be loaded: step-1-\S+ \(\[Errno 5\] Input/output error \(rank 1\)\)"),
+        (1, "KeyboardInterrupt"),
+    ]
+    for number, (failing, why) in enumerate(told):
+        for rank, own in enumerate(failed):
+            text = f"RuntimeError: load_checkpoint: rank {failing} failed in the call \\({why}\\); the exception raised"
+            assert re.match(why if rank == failing else text, own[number])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")

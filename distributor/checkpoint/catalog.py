@@ -11,6 +11,7 @@ from distributor.checkpoint import records
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Shard
 from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.sealed import DamagedError
 
 #: A checkpoint's folder without a manifest holds no committed checkpoint. If nothing in it has changed for this number
 #: of seconds, the run that wrote it counts as ended, and the next commit removes the folder.
@@ -44,49 +45,148 @@ class Catalog:
         self._checkpoints = checkpoints
         self._sole = sole
         self._known: list[Manifest] | None = None  # committed, the newest first; None until they are read
-        self._sequence = 0
+        self._unread: dict[str, OSError] = {}  # why a folder's manifest, or an index, cannot be read
+        self._passed: dict[str, OSError] = {}  # why checkpoints with a manifest could not be loaded
+        self._spare = INDEX[0]  # the file to which the next index is written
         self._number = 0  # number of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
-        """Read the manifests (records) of all committed checkpoints, the newest first. Other files are not checked."""
-        index = self._read_index()
+        """Read the manifests (records) of all committed checkpoints, the newest first. Other files are not checked.
+
+        Leave out those that cannot be read; :meth:`latest` says why.
+
+        Raises:
+            OSError: the folders cannot be listed.
+        """
         listed = [name for name, _ in self._place.folders()]
-        found = [manifest for folder in {*index.folders, *listed} if (manifest := self.read(folder)) is not None]
-        self._sequence = max(self._sequence, index.sequence)
+        self._unread = {}
+        indexes = self._read_indexes()
+        named = indexes[0].folders if indexes else ()
+        found: list[Manifest] = []
+        for folder in dict.fromkeys([*(name for each in indexes for name in each.folders), *listed]):
+            if records.origin_of(folder) is None:
+                continue
+            try:
+                manifest = self.read(folder)
+            except OSError as error:
+                self._unread[folder] = error
+                continue
+            if manifest is not None:
+                found.append(manifest)
+            elif folder in named and not found:  # it was committed, and the newer ones are gone too
+                self._unread[folder] = DamagedError(f"{MANIFEST} is missing")
         self._known = sorted(found, key=lambda each: each.number, reverse=True)
+        # A checkpoint that cannot be read now has a number, too, and the next one must get a larger number.
+        newest = max([*(each.sequence for each in indexes), *(each.number for each in found)], default=0)
+        self._number = max(self._number, newest + len(self._unread))
         return list(self._known)
 
     def read(self, folder: str) -> Manifest | None:
-        """Return the manifest (record) of a folder's checkpoint; ``None`` if the checkpoint is not committed."""
-        data = self._place.read(f"{folder}/{MANIFEST}")
+        """Return the manifest (record) of a folder's checkpoint; ``None`` if it has none, so is not committed.
+
+        Raises:
+            DamagedError: the manifest is damaged.
+            OSError: the manifest cannot be read.
+        """
+        data = self._fetch(f"{folder}/{MANIFEST}", MANIFEST)
         manifest = None if data is None else records.read_manifest(data)
-        return manifest if manifest is not None and manifest.folder == folder else None
+        if manifest is not None and manifest.folder != folder:
+            raise DamagedError(f"{MANIFEST} is that of {manifest.folder}")
+        return manifest
 
-    def _read_index(self) -> Index:
-        found = [Index(0, ())]
+    def is_committed(self, folder: str) -> bool:
+        """Return whether a folder has a complete manifest.
+
+        Raises:
+            OSError: the manifest cannot be read.
+        """
+        try:
+            return self.read(folder) is not None
+        except DamagedError:
+            return False
+
+    def _fetch(self, path: str, name: str) -> bytes | None:
+        try:
+            return self._place.read(path)
+        except OSError as error:
+            raise OSError(f"{name} cannot be read: {error}") from error
+
+    def _read_indexes(self) -> list[Index]:
+        """Read both files of the index, the newest first. Leave out files that are missing or cannot be read."""
+        found: dict[str, Index] = {}
         for name in INDEX:
-            data = self._place.read(name)
-            index = None if data is None else records.read_index(data)
-            if index is not None:
-                found.append(index)
-        return max(found, key=lambda each: each.sequence)
+            try:
+                data = self._fetch(name, name)
+                if data is not None:
+                    found[name] = records.read_index(data, name)
+            except OSError as error:
+                self._unread[name] = error
+        newest = sorted(found, key=lambda name: found[name].sequence, reverse=True)
+        self._spare = self._other(newest[0]) if newest else INDEX[0]
+        return [found[name] for name in newest]
 
-    def is_whole(self, manifest: Manifest) -> bool:
-        """Return whether all files of a checkpoint exist and have the sizes that its manifest (its record) states."""
-        return all(self._place.size(f"{manifest.folder}/{shard.name}") == shard.size for shard in manifest.shards)
+    def _other(self, name: str) -> str:
+        """Return the file for the index that comes after the one in ``name``: the same if the other cannot be read."""
+        other = INDEX[1 - INDEX.index(name)]
+        return name if self._is_hidden(other) else other
 
-    def latest(self) -> Manifest | None:
-        """Return the newest committed checkpoint that has all its files; ``None`` if there is none."""
-        return next((each for each in self.committed() if self.is_whole(each)), None)
+    def _is_hidden(self, name: str) -> bool:
+        """Return whether a record cannot be read now, but may be whole."""
+        return name in self._unread and not isinstance(self._unread[name], DamagedError)
 
-    def best(self) -> Manifest | None:
-        """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
+    def problem(self, manifest: Manifest) -> OSError | None:
+        """Return why a checkpoint lacks a file, or which file has another size; ``None`` if it has all files.
+
+        If a file cannot be looked at, return this error.
+        """
+        for shard in manifest.shards:
+            try:
+                size = self._place.size(f"{manifest.folder}/{shard.name}")
+            except OSError as error:
+                return OSError(f"{shard.name} cannot be read: {error}")
+            if size != shard.size:
+                is_there = f"has {size} bytes instead of {shard.size}"
+                return DamagedError(f"{shard.name} {'is missing' if size is None else is_there}")
+        return None
+
+    def latest(self, passed: dict[str, OSError]) -> Manifest | None:
+        """Return the newest committed checkpoint that has all its files; ``None`` if there is none.
+
+        Args:
+            passed: why checkpoints cannot be loaded, by folder. They are skipped, and further ones are added.
+
+        Raises:
+            OSError: the folders cannot be listed; or no checkpoint can be loaded, and some may be whole.
+        """
+        return self._first(self.committed(), passed)
+
+    def best(self, passed: dict[str, OSError]) -> Manifest | None:
+        """Return the checkpoint with the best value of the metric in ``Checkpoints(best=...)``, like :meth:`latest`.
 
         Return ``None`` if ``best=`` names no metric, or if no complete checkpoint (one with all its files) has a value
         of this metric.
         """
-        whole = [each for each in self.committed() if self.is_whole(each)]
-        return records.best(whole, self._checkpoints)
+        if self._checkpoints.best is None:
+            return None
+        return self._first(records.by_metric(self.committed(), self._checkpoints), passed)
+
+    def _first(self, ranked: Sequence[Manifest], passed: dict[str, OSError]) -> Manifest | None:
+        passed |= self._unread
+        found = None
+        for each in ranked:
+            if each.folder in passed:
+                continue
+            problem = self.problem(each)
+            if problem is None:
+                found = each
+                break
+            passed[each.folder] = problem
+        self._passed |= passed
+        if found is not None:
+            self._passed.pop(found.folder, None)
+        elif not all(isinstance(error, DamagedError) for error in passed.values()):
+            raise OSError(f"no checkpoint in {self._checkpoints.dir!r} can be loaded: {records.described(passed)}")
+        return found
 
     def commit(self, draft: Draft) -> Manifest:
         """Commit a checkpoint. Then remove checkpoints that ``keep=`` and ``best=`` do not protect, and abandoned ones.
@@ -96,7 +196,7 @@ class Catalog:
                 checkpoint may have a manifest already, so the caller must call :meth:`discard`.
         """
         known = self.committed() if self._known is None else self._known
-        self._number = 1 + max([self._number, *(each.number for each in known)])  # not the number of a failed commit
+        self._number += 1  # a commit that fails uses up its number
         manifest = Manifest(
             folder=draft.folder,
             number=self._number,
@@ -109,30 +209,31 @@ class Catalog:
         )
         self._place.write(f"{draft.folder}/{MANIFEST}", records.pack(manifest))
         known = [manifest, *known]
-        removed = records.surplus(known, self._checkpoints)
+        removed = records.surplus(known, self._checkpoints, self._passed)
         stay = [each for each in known if each not in removed]
-        self._write_index(stay)
+        hidden = [name for name in self._unread if name not in INDEX and self._is_hidden(name)]
+        self._write_index([*(each.folder for each in stay), *hidden])
         self._known = stay
+        self._remove([each.folder for each in removed])
         with suppress(OSError):  # a later commit removes what remains
-            self._remove([each.folder for each in removed])
             self._remove(self._abandoned(draft.origin))
         return manifest
 
-    def _write_index(self, stay: Sequence[Manifest]) -> None:
-        index = Index(self._sequence + 1, tuple(each.folder for each in stay))
-        self._place.write(INDEX[index.sequence % 2], records.pack(index))
-        self._sequence = index.sequence
+    def _write_index(self, folders: Sequence[str]) -> None:
+        self._place.write(self._spare, records.pack(Index(self._number, tuple(folders))))
+        self._spare = self._other(self._spare)
 
     def _remove(self, folders: Sequence[str]) -> None:
         """Remove checkpoints. Each manifest (record) is removed first, so that no manifest names a missing file."""
         for folder in folders:
-            self._place.remove_file(f"{folder}/{MANIFEST}")
-            self._place.remove_folder(folder)
+            with suppress(OSError):  # a later commit removes what remains
+                self._place.remove_file(f"{folder}/{MANIFEST}")
+                self._place.remove_folder(folder)
 
     def _abandoned(self, origin: str) -> list[str]:
         """Return the folders of uncommitted checkpoints that no run will commit, as far as can be known."""
         assert self._known is not None
-        known, before = {each.folder for each in self._known}, time.time() - _ABANDONED
+        known, before = {*(each.folder for each in self._known), *self._unread}, time.time() - _ABANDONED
         run = origin.rpartition("-")[0]
         earlier = [f"{run}-{attempt}" for attempt in range(int(origin.rpartition("-")[2]))]
         found = []
@@ -142,11 +243,11 @@ class Catalog:
                 continue
             of_another = self._sole and maker.rpartition("-")[0] != run
             is_over = of_another or maker in earlier or (changed is not None and changed < before)
-            if is_over and self._place.read(f"{folder}/{MANIFEST}") is None:
-                found.append(folder)
+            with suppress(OSError):  # what cannot be read may be committed
+                if is_over and self._place.read(f"{folder}/{MANIFEST}") is None:
+                    found.append(folder)
         return found
 
     def discard(self, folder: str) -> None:
         """Remove a checkpoint that could not be committed."""
-        with suppress(OSError):
-            self._remove([folder])
+        self._remove([folder])

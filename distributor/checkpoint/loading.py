@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -18,15 +19,20 @@ from distributor.checkpoint import pickles, recalling, shards, state as states
 from distributor.checkpoint.generations import is_newer
 from distributor.checkpoint.memory import Held, Memory, kept_by
 from distributor.checkpoint.recalling import InMemory, Kept
-from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
+from distributor.checkpoint.records import Manifest, Shard, described, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
 from distributor.checkpoint.state import State
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
-from distributor.text import notices
+from distributor.rank import reports
+from distributor.text.wording import who
+from distributor.values.sealed import DamagedError
 
-_log = notices.logger
+#: The user's call in which all ranks take part.
+_WHAT = "load_checkpoint"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,11 @@ def latest_checkpoint() -> Checkpoint | None:
     folder = session.last or (_agreed(session) if in_run(os.environ) else _newest(session))
     if folder is None:
         return None
-    manifest = session.catalog.read(folder)
+    try:
+        manifest = session.catalog.read(folder)
+    except OSError as error:
+        where = session.settings.checkpoints.dir
+        raise OSError(f"checkpoint {folder!r} in {where!r} cannot be loaded: {error}") from error
     if manifest is None:
         raise OSError(
             f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}: do not remove checkpoints "
@@ -78,7 +88,7 @@ def _agreed(session: Session) -> str | None:
 
 
 def _newest(session: Session) -> str | None:
-    found = next(_candidates(session, []), None)
+    found = _find(session, "latest_checkpoint", session.catalog.latest)
     return None if found is None else found.folder
 
 
@@ -86,15 +96,33 @@ def best_checkpoint() -> Checkpoint | None:
     """Return the best committed checkpoint; see :func:`distributor.runtime.best_checkpoint`."""
     session = current("best_checkpoint", together=False)
     session.finish()
-    found = session.catalog.best()
+    found = _find(session, "best_checkpoint", session.catalog.best)
     return None if found is None else _here(session, found)
 
 
-def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
-    """Yield the committed checkpoints that have all their files, the newest first. Skip the folders in ``refused``."""
-    for each in session.catalog.committed():
-        if each.folder not in refused and session.catalog.is_whole(each):
-            yield each
+def _find(session: Session, call: str, choose: Callable[[dict[str, OSError]], Manifest | None]) -> Manifest | None:
+    """Return the first checkpoint whose files are there or, if it is kept at a URL, can be downloaded to this machine.
+
+    Args:
+        session: what this process uses to load checkpoints.
+        call: the user's call, which the warning about other checkpoints quotes.
+        choose: returns the next checkpoint, as :meth:`Catalog.latest` does.
+    """
+    passed: dict[str, OSError] = {}
+    while (found := choose(passed)) is not None:
+        try:
+            _here(session, found)
+            break
+        except OSError as error:
+            passed[found.folder] = error
+    _tell_passed(call, passed, "finds no checkpoint" if found is None else f"returns {found.folder}")
+    return found
+
+
+def _tell_passed(call: str, passed: Mapping[str, OSError], what: str) -> None:
+    """Warn the user of checkpoints that could not be loaded, if any. ``what`` says what the call does instead."""
+    if passed:
+        reports.warn(f"{call} {what} and passes over {described(passed)}")
 
 
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
@@ -120,7 +148,8 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     run, each process downloads the shard for itself.
 
     Raises:
-        OSError: the file cannot be downloaded, or its bytes differ from the saved ones.
+        DamagedError: the downloaded bytes differ from the saved ones.
+        OSError: the file cannot be downloaded.
     """
     target = _folder(session, manifest) / shard.name
     if session.place.root is not None:
@@ -131,88 +160,132 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     with locked(_folder(session, manifest).with_name(f"{beside}.lock")):
         if not target.exists():
             part = _folder(session, manifest).with_name(f"{beside}.part")
-            session.place.download(f"{manifest.folder}/{shard.name}", str(part))
-            if not shards.is_intact(part, shard):
-                raise OSError(f"{shard.name!r} of {manifest.folder!r} is not what was saved: its digest differs")
+            try:
+                session.place.download(f"{manifest.folder}/{shard.name}", str(part))
+            except OSError as error:
+                raise OSError(f"{shard.name} cannot be downloaded: {error}") from error
+            shards.check(part, shard)
             os.replace(part, target)
     return target
 
 
 def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     """Load the last committed checkpoint; see :func:`distributor.runtime.load_checkpoint`."""
-    if not isinstance(state, Mapping):
-        raise ConfigurationError(
-            "load_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
-            f"{type(state).__name__}"
-        )
-    session = current("load_checkpoint")
-    session.finish()
-    memory, refused = kept_by(session), list[str]()
-    while (manifest := _choose(session, memory, refused)) is not None:
-        if isinstance(manifest, InMemory):
-            assert memory is not None
-            if (held := _recall(session, memory, manifest)) is not None:
-                states.restore(state, _from_memory(held, state, weights_only=weights_only))
-                return manifest.step
-            memory = None  # it cannot be read: a committed checkpoint is loaded instead
-            continue
-        loading = _Loading(session, manifest)
-        if _all_intact(session, manifest, loading):
-            states.restore(state, loading.read(state, weights_only=weights_only))
-            return manifest.step
-        refused.append(manifest.folder)
-    return None
+    session = current(_WHAT)
+    call = _Call(session)
+    with session.exchange.taking_part(call.key, _WHAT):
+        states.check(_WHAT, state)
+        session.finish()
+        memory, passed = kept_by(session), dict[str, OSError]()
+        while (chosen := _choose(call, memory, passed)) is not None:
+            name = chosen.folder if isinstance(chosen, Manifest) else f"the state of step {chosen.step} in memory"
+            found: State | OSError | None = _check(call, chosen)
+            if found is None:
+                call.tell(passed, f"loads {name}")
+                found = _read(call, chosen, memory, state, weights_only=weights_only)
+            if isinstance(found, State):
+                states.restore(state, found)
+                call.ask(b"", lambda _: [b""], patient=True)  # no rank goes on unless all have loaded their state
+                return chosen.step
+            passed[name] = found
+            memory = memory if isinstance(chosen, Manifest) else None  # a committed checkpoint is loaded instead
+        call.tell(passed, "finds no checkpoint")
+        return None
 
 
-def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | InMemory | None:
+class _Call:
+    """A call of ``load_checkpoint``: lets the ranks exchange values."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.key = session.next_key()
+        self._count = 0
+        self._who = f" ({who([session.exchange.rank])})" if session.exchange.world_size > 1 else ""
+
+    def ask(self, own: bytes, answer: Callable[[list[bytes]], list[bytes]], *, patient: bool = False) -> bytes:
+        """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
+        self._count += 1
+        key, exchange = f"{self.key}/{self._count}", self.session.exchange
+        told = exchange.gather(key, own, _WHAT, patient=patient)
+        return exchange.share(key, answer(told) if exchange.rank == 0 else [], _WHAT, patient=patient)
+
+    def tell(self, passed: Mapping[str, OSError], what: str) -> None:
+        """On rank 0, warn the user of checkpoints that could not be loaded, if any."""
+        if self.session.exchange.rank == 0:
+            _tell_passed(_WHAT, passed, what)
+
+    def attempt(self, read: Callable[[], T]) -> T | OSError:
+        """Return what ``read`` returns; the same error on all ranks if it raises an ``OSError`` on any."""
+        try:
+            found: T | OSError = read()
+        except OSError as error:
+            found = error
+        own = b""
+        if isinstance(found, OSError):
+            own = json.dumps([isinstance(found, DamagedError), f"{found}{self._who}"]).encode()
+        answer = self.ask(own, lambda told: [next(filter(None, told), b"")], patient=True)  # reading may take long
+        if not answer:
+            return found
+        is_damaged, text = json.loads(answer)
+        return DamagedError(text) if is_damaged else OSError(text)
+
+
+def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> Manifest | InMemory | None:
     """Return what all ranks load (a committed checkpoint, or a state in memory); ``None`` if there is neither.
 
-    Rank 0 chooses what to load, and tells the other ranks.
+    Rank 0 chooses what to load, tells the other ranks, and adds to ``passed`` why newer checkpoints cannot be loaded.
     """
-    key, what = session.next_key(), "load_checkpoint"
-    told = session.exchange.gather(f"{key}/1", recalling.tell(memory), what)
-    answers = [b""]
-    if session.exchange.rank == 0:
+
+    def answer(told: list[bytes]) -> list[bytes]:
         kept = recalling.agree(told)
-        found = _committed(session, refused, kept)
+        found = _committed(call.session, passed, kept)
         if kept is not None and is_newer(kept.checkpoint, None if found is None else found.folder):
-            answers = kept.answers
-        elif found is not None:
-            answers = [pack(found)]
-    chosen = session.exchange.share(f"{key}/1", answers, what)
-    return recalling.read_answer(chosen) or read_manifest(chosen)
+            return kept.answers
+        return [b"" if found is None else pack(found)]
+
+    chosen = call.ask(recalling.tell(memory), answer)
+    return recalling.read_answer(chosen) or (read_manifest(chosen) if chosen else None)
 
 
-def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
-    """Read this rank's state from memory, and return the state; ``None`` if any rank cannot read its own state."""
-    held, problem = None, b""
-    try:
-        held = memory.read(chosen.checkpoint, chosen.sources, chosen.seats)
-    except OSError as error:
-        problem = str(error).encode()
-    return None if _any_problem(session, problem, f"the state of step {chosen.step} in memory cannot be read") else held
+def _committed(session: Session, passed: dict[str, OSError], kept: Kept | None) -> Manifest | None:
+    """Return the last committed checkpoint that is not in ``passed``; ``None`` if there is none.
 
-
-def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:
-    """Return the last committed checkpoint that is not in ``refused``; ``None`` if there is none.
-
-    If the folder or URL of checkpoints cannot be read, but all ranks have a state in memory, log a warning and return
-    ``None``.
+    If the folder or URL of checkpoints cannot be read, but all ranks have a state in memory, return ``None``.
 
     Raises:
         OSError: the folder or URL cannot be read, and not all ranks have a state in memory.
     """
     try:
-        return next(_candidates(session, refused), None)
+        return session.catalog.latest(passed)
     except OSError as error:
         if kept is None:
             raise
-        _log.warning(
-            "load_checkpoint loads the state that is kept in memory, since the folder or URL of checkpoints= cannot "
-            "be read: %s",
-            error,
-        )
+        if not passed:
+            passed[session.settings.checkpoints.dir] = error
         return None
+
+
+def _check(call: _Call, chosen: Manifest | InMemory) -> OSError | None:
+    """Return why a file of the chosen checkpoint cannot be loaded, the same on all ranks. Each rank checks some files.
+
+    Return ``None`` for a state in memory, whose bytes are not checked.
+    """
+    if isinstance(chosen, InMemory):
+        return None
+    loading, exchange = _Loading(call.session, chosen), call.session.exchange
+    return call.attempt(lambda: loading.check(chosen.shards[exchange.rank :: exchange.world_size]))
+
+
+def _read(
+    call: _Call, chosen: Manifest | InMemory, memory: Memory | None, state: Mapping[str, Any], *, weights_only: bool
+) -> State | OSError:
+    """Read this rank's state; return an error instead if any rank cannot read its own."""
+    if isinstance(chosen, InMemory):
+        assert memory is not None
+        held = call.attempt(lambda: memory.read(chosen.checkpoint, chosen.sources, chosen.seats))
+        return held if isinstance(held, OSError) else _from_memory(held, state, weights_only=weights_only)
+    loading = _Loading(call.session, chosen)
+    return call.attempt(lambda: loading.read(state, weights_only=weights_only))
 
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
@@ -233,24 +306,6 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
     return State(tensors, objects)
 
 
-def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:
-    """Return whether all files of a checkpoint have the saved bytes. Each rank checks some of them."""
-    exchange = session.exchange
-    bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
-    own = bad.encode(errors="backslashreplace")  # a file's name may be none in UTF-8
-    return not _any_problem(session, own, f"checkpoint {manifest.folder} is damaged or cannot be read")
-
-
-def _any_problem(session: Session, own: bytes, what: str) -> bool:
-    """Return whether any rank cannot read its part of a checkpoint. If so, rank 0 logs a warning."""
-    key, call, exchange = session.next_key(), "load_checkpoint", session.exchange
-    told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take a long time
-    answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
-    if answer and exchange.rank == 0:
-        _log.warning("%s (%s): another one is tried, if there is one", what, answer.decode())
-    return bool(answer)
-
-
 class _Loading:
     """Loads one checkpoint.
 
@@ -264,16 +319,16 @@ class _Loading:
         self._manifest = manifest
         self._shards = {shard.name: shard for shard in manifest.shards}
 
-    def damaged(self, some: Iterable[Shard]) -> str:
-        """Return the name of the first shard (file) that is damaged or unreadable, and why; ``""`` if there is none."""
+    def check(self, some: Iterable[Shard]) -> None:
+        """Check that shards (files) have the saved bytes.
+
+        Raises:
+            OSError: a file is damaged or cannot be read.
+        """
         for shard in some:
-            try:
-                path = _fetch(self._session, self._manifest, shard)
-            except Exception as error:  # any error: the other ranks wait for this result
-                return f"{shard.name}: {error}"
-            if self._session.place.root is not None and not shards.is_intact(path, shard):
-                return f"{shard.name}: its digest differs"
-        return ""
+            path = _fetch(self._session, self._manifest, shard)
+            if self._session.place.root is not None:
+                shards.check(path, shard)
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
         """Read this rank's state from the checkpoint. A module's values are read into the module's existing tensors.

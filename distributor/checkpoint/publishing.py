@@ -168,5 +168,5 @@ def _remove_unfinished(session: Session) -> None:
     while session.unfinished:
         folder = session.unfinished.pop()
         with suppress(OSError):  # a later commit removes what remains
-            if session.catalog.read(folder) is None:
+            if not session.catalog.is_committed(folder):
                 session.catalog.discard(folder)

@@ -12,17 +12,22 @@ only in part. Checkpoints can therefore be kept in a storage system without atom
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
-from distributor.values.sealed import seal, unseal
+from distributor.values.sealed import DamagedError
 
 #: The name of a checkpoint's manifest in its folder, and the names of the two files of the index.
 MANIFEST = "manifest.json"
 INDEX = ("index-0.json", "index-1.json")
+
+#: Maximum number of checkpoints that a message describes.
+_DESCRIBED = 8
 
 _FOLDER = re.compile(r"step-(?P<step>\d+)-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
 
@@ -82,24 +87,49 @@ def pack(record: Manifest | Index) -> bytes:
     >>> pack(Index(1, ("a",))).splitlines()[0]
     b'{"format": 1, "sequence": 1, "folders": ["a"]}'
     """
-    return seal(record)
+    return sealed.seal(record)
 
 
-def read_manifest(data: bytes) -> Manifest | None:
-    """Return a checkpoint's manifest from the bytes of its file; ``None`` if they are not a complete manifest."""
+def read_manifest(data: bytes) -> Manifest:
+    """Return a checkpoint's manifest from the bytes of its file.
 
-    def build(told: dict[str, Any]) -> Manifest:
-        return Manifest(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
-
-    found = unseal(data, build)
-    if found is not None and any(".." in shard.name.split("/") or shard.name[:1] == "/" for shard in found.shards):
-        return None  # the file would be outside the checkpoint's folder
+    Raises:
+        DamagedError: the bytes are not a complete manifest.
+        OSError: a newer version of this package has written them.
+    """
+    found = sealed.read(data, _manifest, MANIFEST)
+    if any(".." in shard.name.split("/") or shard.name[:1] == "/" or "\0" in shard.name for shard in found.shards):
+        raise DamagedError(f"{MANIFEST} names a file outside the checkpoint's folder")
     return found
 
 
-def read_index(data: bytes) -> Index | None:
-    """Return the index of committed checkpoints from the bytes of a file; ``None`` if they are not a complete index."""
-    return unseal(data, lambda told: Index(told["sequence"], tuple(told["folders"])))
+def _manifest(told: dict[str, Any]) -> Manifest:
+    shards = tuple(Shard(**shard) for shard in told["shards"])
+    found = Manifest(**{**told, "shards": shards})
+    texts = (found.folder, found.origin, *(text for shard in shards for text in (shard.name, shard.digest)))
+    counts = (found.number, found.step, found.world_size, *(shard.size for shard in shards))
+    numbers = (found.time, *found.metrics.values())
+    for values, kind in ((texts, str), (counts, int), (numbers, (int, float))):
+        if not all(isinstance(value, kind) for value in values):
+            raise TypeError("a value has another type")
+    return found
+
+
+def read_index(data: bytes, name: str) -> Index:
+    """Return the index of committed checkpoints from the bytes of a file, whose name errors quote.
+
+    Raises:
+        DamagedError: the bytes are not a complete index.
+        OSError: a newer version of this package has written them.
+    """
+    return sealed.read(data, _index, name)
+
+
+def _index(told: dict[str, Any]) -> Index:
+    found = Index(told["sequence"], tuple(told["folders"]))
+    if not isinstance(found.sequence, int) or not all(isinstance(folder, str) for folder in found.folders):
+        raise TypeError("a value has another type")
+    return found
 
 
 def folder_name(step: int, origin: str, count: int) -> str:
@@ -154,31 +184,49 @@ def order_of(name: str) -> tuple[int, int]:
     return int(found["attempt"]), int(found["count"])
 
 
-def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
+def surplus(
+    committed: Iterable[Manifest], checkpoints: Checkpoints, passed: Mapping[str, OSError] | None = None
+) -> list[Manifest]:
     """Return the checkpoints to remove: all except the newest ones and the best one.
 
-    ``checkpoints.keep`` says how many of the newest checkpoints stay. If it is ``None``, all checkpoints stay.
+    Args:
+        committed: all committed checkpoints.
+        checkpoints: says which checkpoints stay. If ``checkpoints.keep`` is ``None``, all checkpoints stay.
+        passed: why checkpoints could not be loaded, by folder. They do not count among those that stay. Those that are
+            damaged are removed once they are older than these; the others may be readable again later.
     """
+    passed = passed or {}
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
-    if checkpoints.keep is None:
+    good = [each for each in newest_first if each.folder not in passed]
+    if checkpoints.keep is None or len(good) <= checkpoints.keep:
         return []
-    kept = best(newest_first, checkpoints)
-    return [each for each in newest_first[checkpoints.keep :] if each is not kept]
+    oldest, kept = good[checkpoints.keep - 1].number, by_metric(good, checkpoints)[:1]
+    return [
+        each
+        for each in newest_first
+        if each.number < oldest
+        and each not in kept
+        and (each.folder not in passed or isinstance(passed[each.folder], DamagedError))
+    ]
 
 
-def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | None:
-    """Return the checkpoint with the best value of the metric in ``checkpoints.best``; ``None`` if none has a value.
+def by_metric(committed: Sequence[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
+    """Return the checkpoints that have a value of the metric in ``checkpoints.best``, the best first.
 
-    If several checkpoints have the same best value, return the newest of them, which is the first in ``committed``.
+    Checkpoints with the same value stay in the order of ``committed``, in which the newest is the first.
     """
-    found: Manifest | None = None
     if checkpoints.best is None:
-        return None
-    name = checkpoints.best[0]
-    for each in committed:
-        value = each.metrics.get(name)
-        if value is None or value != value:  # missing, or NaN
-            continue
-        if found is None or checkpoints.is_better(value, found.metrics[name]):
-            found = each
-    return found
+        return []
+    name, which = checkpoints.best
+    found = [each for each in committed if not math.isnan(each.metrics.get(name, math.nan))]
+    return sorted(found, key=lambda each: each.metrics[name], reverse=which == "max")
+
+
+def described(passed: Mapping[str, OSError]) -> str:
+    """Return in words why checkpoints cannot be loaded, by folder.
+
+    >>> described({"step-2-3f-0-2": OSError("model.pt is missing")})
+    'step-2-3f-0-2 (model.pt is missing)'
+    """
+    told = [f"{name} ({error})" for name, error in passed.items()]
+    return ", ".join(told[:_DESCRIBED] + ([f"{len(told) - _DESCRIBED} more"] if len(told) > _DESCRIBED else []))

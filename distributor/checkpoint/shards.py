@@ -14,6 +14,7 @@ from pathlib import Path
 from distributor.checkpoint.records import MANIFEST, Shard
 from distributor.errors import ConfigurationError
 from distributor.text.wording import who
+from distributor.values.sealed import DamagedError
 
 #: Number of bytes to read at a time.
 _PIECE = 4 << 20
@@ -195,15 +196,21 @@ class MeasuredFile:
             return self._size > self._read
 
 
-def is_intact(path: Path, shard: Shard) -> bool:
-    """Return whether a file has the size and digest that its checkpoint's manifest states."""
+def check(path: Path, shard: Shard) -> None:
+    """Check that a file has the size and digest that its checkpoint's manifest states.
+
+    Raises:
+        DamagedError: the file has another size or digest.
+        OSError: the file cannot be read.
+    """
     try:
-        if os.stat(path).st_size != shard.size:
-            return False
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == shard.digest
-    except OSError:
-        return False
+            is_intact = os.fstat(file.fileno()).st_size == shard.size
+            is_intact = is_intact and hashlib.file_digest(file, "sha256").hexdigest() == shard.digest
+    except OSError as error:
+        raise OSError(f"{shard.name} cannot be read: {error}") from error
+    if not is_intact:
+        raise DamagedError(f"{shard.name} has other bytes than were saved")
 
 
 def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shard, ...]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -101,17 +103,24 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         try:
-            return os.stat(self._path / name).st_size
+            found = os.stat(self._path / name)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path / name))
+        return found.st_size
 
     def folders(self) -> list[tuple[str, float | None]]:
         found: list[tuple[str, float | None]] = []
         with suppress(FileNotFoundError), os.scandir(self._path) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):
+                try:
                     if entry.is_dir(follow_symlinks=False):
                         found.append((entry.name, _changed(entry.path)))
+                except FileNotFoundError:
+                    continue
+                except OSError:  # whoever reads its files will learn why
+                    found.append((entry.name, None))
         return found
 
     def upload(self, source: str, name: str) -> None:
@@ -137,9 +146,18 @@ class Folder:
 
 
 def _changed(path: str) -> float:
-    """Return the time of the last change of a folder or of anything in it, in seconds since the epoch."""
+    """Return the time of the last change of a folder or of anything in it, in seconds since the epoch.
+
+    Raises:
+        OSError: a file or folder cannot be looked at.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
     newest = os.stat(path).st_mtime
-    for folder, _, names in os.walk(path):
+    for folder, _, names in os.walk(path, onerror=fail):
         for name in names:
             with suppress(FileNotFoundError):
                 newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
@@ -159,6 +177,9 @@ def sync_folder(path: Path) -> None:
 class Url:
     """A place at a URL. A call that fails is tried again after each of the pauses in :data:`PAUSES`.
 
+    Once a call has failed in spite of this, calls are tried again after the first two pauses only, until one succeeds.
+    So it does not take long to learn that a store fails as a whole, however many files it has.
+
     Args:
         remote: the folder at the URL.
     """
@@ -167,39 +188,45 @@ class Url:
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
+        self._has_failed = False
 
     def write(self, name: str, data: bytes) -> None:
-        _retry(lambda: self._remote.write(name, data))
+        self._retry(lambda: self._remote.write(name, data))
 
     def read(self, name: str) -> bytes | None:
-        return _retry(lambda: self._remote.read(name))
+        return self._retry(lambda: self._remote.read(name))
 
     def size(self, name: str) -> int | None:
-        return _retry(lambda: self._remote.size(name))
+        return self._retry(lambda: self._remote.size(name))
 
     def folders(self) -> list[tuple[str, float | None]]:
-        return _retry(self._remote.folders)
+        return self._retry(self._remote.folders)
 
     def upload(self, source: str, name: str) -> None:
-        _retry(lambda: self._remote.put(source, name))
+        self._retry(lambda: self._remote.put(source, name))
 
     def settle(self, name: str) -> None:
         pass
 
     def download(self, name: str, target: str) -> None:
-        _retry(lambda: self._remote.get(name, target))
+        self._retry(lambda: self._remote.get(name, target))
 
     def remove_file(self, name: str) -> None:
-        _retry(lambda: self._remote.remove(name))
+        self._retry(lambda: self._remote.remove(name))
 
     def remove_folder(self, name: str) -> None:
-        _retry(lambda: self._remote.remove_folder(name))
+        self._retry(lambda: self._remote.remove_folder(name))
 
-
-def _retry(call: Callable[[], T]) -> T:
-    for pause in PAUSES:
-        try:
-            return call()
-        except OSError:
-            time.sleep(pause)
-    return call()
+    def _retry(self, call: Callable[[], T]) -> T:
+        for pause in (*(PAUSES[:2] if self._has_failed else PAUSES), None):
+            try:
+                found = call()
+            except OSError as error:
+                self._has_failed = pause is None
+                if pause is None or isinstance(error, IsADirectoryError):
+                    raise
+                time.sleep(pause)
+            else:
+                break
+        self._has_failed = False
+        return found

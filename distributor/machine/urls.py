@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -89,7 +90,10 @@ class Remote:
         try:
             with _errors():
                 self._fs.invalidate_cache()
-                return int(self._fs.info(self._at(name))["size"])
+                about = self._fs.info(self._at(name))
+                if about.get("type") == "directory":
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(name))
+                return int(about["size"])
         except FileNotFoundError:
             return None
 

@@ -67,11 +67,6 @@ class Checkpoints:
                 "replicate=True)"
             )
 
-    def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value of the metric in ``best`` is better than another value. NaN is never better."""
-        assert self.best is not None
-        return value < other if self.best[1] == "min" else value > other
-
 
 def _check_best(best: Any) -> tuple[str, Literal["min", "max"]] | None:
     if best is None:

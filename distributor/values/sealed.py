@@ -23,20 +23,41 @@ def seal(record: DataclassInstance) -> bytes:
     return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
 
+class DamagedError(OSError):
+    """A file is missing or is not what was written. To read it again would not help."""
+
+
 def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the record in a file; ``None`` if the file is missing or incomplete, or holds something else.
+    """Return the record in a file; ``None`` if the file is missing or incomplete, or holds something else."""
+    try:
+        return None if data is None else read(data, build)
+    except OSError:
+        return None
+
+
+def read(data: bytes, build: Callable[[dict[str, Any]], T], name: str = "the record") -> T:
+    """Return the record in a file.
 
     Args:
-        data: the content of the file, which should be a record as :func:`seal` returns it; ``None`` if there is no
-            file.
+        data: the content of the file, which should be a record as :func:`seal` returns it.
         build: makes the record (a dataclass instance) from a dict of its fields. It raises a ``ValueError``,
             ``TypeError`` or ``KeyError`` if the values do not fit.
+        name: the file's name, for errors.
+
+    Raises:
+        DamagedError: the file is incomplete, or holds something else.
+        OSError: a newer version of this package has written the file.
     """
-    line, _, rest = (data or b"").partition(b"\n")
-    if rest.strip() != hashlib.sha256(line).hexdigest().encode():
-        return None
+    line, _, rest = data.partition(b"\n")
+    if not data or rest.strip() != hashlib.sha256(line).hexdigest().encode():
+        raise DamagedError(f"{name} is {'incomplete or damaged' if data else 'empty'}")
     try:
         told = json.loads(line)
-        return build(told) if told.pop("format") == _FORMAT else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        version = told.pop("format")
+        if version == _FORMAT:
+            return build(told)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        version = None
+    if isinstance(version, int) and version > _FORMAT:
+        raise OSError(f"{name} was written by a newer version of distributor (format {version})")
+    raise DamagedError(f"{name} holds something else")

@@ -59,7 +59,7 @@ def committed(folder: Path) -> list[int]:
     from distributor.machine.places import Folder
 
     found = Catalog(Folder(folder), Checkpoints(str(folder)))
-    return [each.step for each in found.committed() if found.is_whole(each)]
+    return [each.step for each in found.committed() if found.problem(each) is None]
 
 
 def train_digits(

@@ -11,6 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 
+from distributor.machine.places import Place
+
 #: What all stores of this process hold, by path.
 FILES: dict[str, bytes] = {}
 
@@ -109,3 +111,36 @@ def fail_every(number: int) -> Callable[[str, str], None]:
             raise ConnectionError(f"503 Slow Down: {operation} {path}")
 
     return call
+
+
+class Faulty:
+    """A place in which reading some files fails.
+
+    Args:
+        place: holds the files.
+        faults: the error of each file, by the end of its name. ``""`` stands for the list of folders.
+    """
+
+    def __init__(self, place: Place, faults: dict[str, OSError]) -> None:
+        self._place = place
+        self.faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._place, name)
+        if name not in ("read", "size", "download", "folders"):
+            return method
+
+        def call(*arguments: str) -> Any:
+            file = arguments[0] if arguments else ""
+            for end, error in self.faults.items():
+                if file.endswith(end) if end else not arguments:
+                    raise error
+            return method(*arguments)
+
+        return call
+
+
+def unreadable(path: Path) -> None:
+    """Put a file in the place of another whose size is 0, and which nobody can read: ``[Errno 5]``."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")

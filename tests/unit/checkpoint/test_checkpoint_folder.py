@@ -58,7 +58,7 @@ class Ranks:
     def steps(self) -> list[int]:
         """The steps of the whole checkpoints that a new process finds, the newest first."""
         catalog = Session(self.sessions[0].settings).catalog
-        return [each.step for each in catalog.committed() if catalog.is_whole(each)]
+        return [each.step for each in catalog.committed() if catalog.problem(each) is None]
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_linked_folders_are_committed_with_their_files(ranks: Ranks, tmp_path: P
 
     for future in ranks.run(save(nothing), save(link)):
         future.result(LIMIT)
-    manifest = Session(ranks.sessions[0].settings).catalog.latest()
+    manifest = Session(ranks.sessions[0].settings).catalog.latest({})
     assert manifest is not None and [shard.name for shard in manifest.shards] == ["model/part/0.pt"]
     assert (tmp_path / "runs" / manifest.folder / "model/part/0.pt").read_text() == "weights"
     assert (tmp_path / "model" / "part" / "0.pt").read_text() == "weights"

@@ -10,7 +10,7 @@ from distributor.checkpoint.records import (
     Index,
     Manifest,
     Shard,
-    best,
+    by_metric,
     folder_name,
     origin_of,
     pack,
@@ -27,6 +27,7 @@ from distributor.values.checkpoints import (
     from_environ,
     to_environ,
 )
+from distributor.values.sealed import DamagedError
 
 
 def manifest(number: int, **metrics: float) -> Manifest:
@@ -37,33 +38,36 @@ def manifest(number: int, **metrics: float) -> Manifest:
 def test_records_are_read_as_they_were_written() -> None:
     whole = manifest(3, loss=0.5)
     assert read_manifest(pack(whole)) == whole
-    assert read_index(pack(Index(7, ("a", "b")))) == Index(7, ("a", "b"))
+    assert read_index(pack(Index(7, ("a", "b"))), "index-0.json") == Index(7, ("a", "b"))
 
 
 @pytest.mark.parametrize("record", [manifest(3), Index(7, ("a", "b"))])
 def test_a_torn_record_is_no_record(record: Manifest | Index) -> None:
-    data, read = pack(record), read_manifest if isinstance(record, Manifest) else read_index
-    assert read(data) is not None
-    for end in range(len(data) - 1):
-        assert read(data[:end]) is None
-    for place in range(0, len(data) - 1, 7):
-        assert read(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]) is None
+    data = pack(record)
+    torn = [data[:end] for end in range(len(data) - 1)]
+    changed = [data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] for place in range(0, len(data) - 1, 7)]
+    for each in (*torn, *changed):
+        with pytest.raises(DamagedError, match=r"\.json is (empty|incomplete or damaged)"):
+            read_manifest(each) if isinstance(record, Manifest) else read_index(each, "index-0.json")
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]\n", b"null\n", b'{"format": 2}\n'])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]\n", b"null\n", b'{"format": "2"}\n', b'{"format": 1, "folders": 5}'])
 def test_other_files_are_no_records(data: bytes) -> None:
     import hashlib
 
     signed = data.rstrip(b"\n") + b"\n" + hashlib.sha256(data.rstrip(b"\n")).hexdigest().encode() + b"\n"
     for each in (data, signed):
-        assert read_manifest(each) is None
-        assert read_index(each) is None
+        with pytest.raises(DamagedError):
+            read_manifest(each)
+        with pytest.raises(DamagedError):
+            read_index(each, "index-0.json")
 
 
-@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b"])
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b", "a\0b"])
 def test_files_outside_the_checkpoint_are_refused(name: str) -> None:
     outside = replace(manifest(1), shards=(Shard(name, 1, "ab"),))
-    assert read_manifest(pack(outside)) is None
+    with pytest.raises(DamagedError, match="names a file outside the checkpoint's folder"):
+        read_manifest(pack(outside))
 
 
 def test_only_folders_of_checkpoints_count_as_such() -> None:
@@ -84,7 +88,7 @@ def test_the_newest_and_the_best_stay() -> None:
     assert gone(keep=2, best=("loss", "max")) == {2, 3}
     assert gone(keep=2, best=("accuracy", "max")) == {1, 2, 3}
     assert gone(keep=9) == gone(keep=None) == set()
-    assert best(some, Checkpoints("x")) is None
+    assert by_metric(some, Checkpoints("x")) == []
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_file_is_measured_while_it_is_written(tmp_path: Path, monkeypatch: pyt
             assert file.write(memoryview(bytes(size))) == size
         assert file.tell() == 24
     assert file.shard == shards.measured(tmp_path / "x", "x")
-    assert shards.is_intact(tmp_path / "x", file.shard)
+    shards.check(tmp_path / "x", file.shard)
     with MeasuredFile(tmp_path / "empty", "empty") as file:
         pass
     assert shards.found_in(tmp_path)["empty"] == file.shard
