@@ -128,6 +128,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
     Raises:
         ConfigurationError: the checkpoint does not exist, it has another ZeRO stage than the engine, or DeepSpeed
             cannot load it.
+        OSError: a file cannot be read.
 
     Example:
         >>> state = load(engine, folder)  # doctest: +SKIP
@@ -320,11 +321,14 @@ def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
 def _latest(root: Path, universal: bool) -> str:
     path = root / (_LATEST if universal else "latest")
     try:
-        return path.read_text().strip()
-    except OSError as error:
+        tag = path.read_text().strip()
+    except FileNotFoundError as error:
         raise ConfigurationError(
             f"there is no checkpoint in {str(root)!r}: the file {path.name!r} is missing"
         ) from error
+    if not tag:
+        raise ConfigurationError(f"the file {str(path)!r} is empty: pass the tag of the checkpoint to load")
+    return tag
 
 
 @contextlib.contextmanager
