@@ -424,14 +424,20 @@ def refuse(*_: Any) -> Any:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_without_a_channel(two_executors: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
+def test_without_a_channel(
+    two_executors: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks need each other and the place only. Callbacks and the user hear of checkpoints at the end."""
     monkeypatch.setattr(ChannelServer, "listen", refuse)
     told = checkpointed.Told()
     distributor = TorchDistributor(2, False, False, checkpoints=tmp_path, callbacks=[told])
     distributor.run(checkpointed.save_steps, 2)
     assert [step for step, _ in told.checkpoints] == [1, 2]
     assert distributor.submit(checkpointed.load_value).results() == [2, 2]
+    (path,) = tmp_path.glob("step-2-*/manifest.json")
+    stores.unreadable(path)
+    assert distributor.submit(checkpointed.load_value).results() == [1, 1]
+    assert len(re.findall(r"rank 0: load_checkpoint loads step-1-\S+ and passes over step-2-", caplog.text)) == 1
 
 
 def mismatched(kind: str) -> None:
