@@ -12,6 +12,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from distributor.errors import ResourceError
@@ -24,6 +26,16 @@ VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 #: Number of seconds that ``nvidia-smi`` may take. It is slow if a machine has many GPUs and no persistence daemon.
 _PATIENCE = 60.0
+
+#: Exit code of ``nvidia-smi`` if NVIDIA's driver is not loaded. After other codes, CUDA may still work: an image may
+#: have an ``nvidia-smi`` that does not fit the driver. Source: man nvidia-smi, RETURN VALUE.
+_NOT_LOADED = 9
+
+#: Where AMD's kernel driver describes the machine's processors.
+_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
+
+#: Maximum number of characters of an error of ``nvidia-smi`` that is quoted.
+_LONGEST = 200
 
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
@@ -90,43 +102,115 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
     return tuple(mapped)
 
 
-def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Listing:
+    """What ``nvidia-smi -L`` says of a machine's GPUs.
+
+    Attributes:
+        text: the answer in a few words, for errors.
+        gpus: the UUIDs of the GPUs, in the order of their numbers, "" for an unknown one; ``None`` without an answer.
+        migs: the UUIDs of the MIG devices, which are parts of GPUs.
+        hangs: whether ``nvidia-smi`` did not end.
+    """
+
+    text: str
+    gpus: tuple[str, ...] | None = None
+    migs: tuple[str, ...] = ()
+    hangs: bool = False
+
+
+def local_gpus(environ: Mapping[str, str], ask: Callable[[], Listing] | None = None) -> tuple[str, ...]:
     """Return the GPUs that a process with this environment would see here, named as in ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         environ: the environment of the process, usually ``os.environ``.
-        count: counts the machine's GPUs; the default asks the GPUs' driver (``nvidia-smi -L``, or AMD's kernel driver).
+        ask: asks NVIDIA's driver for the machine's GPUs; by default, with ``nvidia-smi -L``.
 
     Raises:
         ResourceError: the GPUs cannot be counted.
     """
     visible = parse_visible(visible_devices(environ))
     if visible is not None:
-        return visible
+        return present(visible, (ask or list_gpus)()) if visible and not has_amd() else visible
     below = parse_visible(environ.get("ROCR_VISIBLE_DEVICES"))
     if below is not None:
         return tuple(str(index) for index in range(len(below)))
-    return tuple(str(index) for index in range((count or count_gpus)()))
+    return tuple(str(index) for index in range(_count((ask or list_gpus)())))
 
 
-def count_gpus() -> int:
-    """Return the number of GPUs that this machine's GPU driver reports; 0 if there is no GPU driver.
+def present(names: Sequence[str], listing: Listing) -> tuple[str, ...]:
+    """Return the devices that a process sees if a visible-devices variable has these names.
 
-    Raises:
-        ResourceError: ``nvidia-smi`` does not end, as happens if a GPU is broken.
+    As in CUDA, these are the names before the first one that is not there. Without an answer of ``nvidia-smi``, all
+    names count.
+
+    >>> one = Listing("", ("GPU-8932f937",))
+    >>> present(["0", "1"], one), present(["7", "0"], one), present(["GPU-89"], one)
+    (('0',), (), ('GPU-89',))
     """
+    return tuple(takewhile(lambda name: _is_present(name, listing), names))
+
+
+def _is_present(name: str, listing: Listing) -> bool:
+    """Return whether ``nvidia-smi`` lists a device, named by its number or by the beginning of its UUID."""
+    if listing.gpus is None:
+        return True
+    if (number := re.match(r"\d+", name)) is not None:  # CUDA ignores what follows the number
+        return int(number[0]) < len(listing.gpus)
+    if "" in listing.gpus:
+        return True
+    if name.startswith("MIG-GPU-"):  # the older form, MIG-GPU-UUID/1/0: drivers still take it, and list another one
+        return name.removeprefix("MIG-").partition("/")[0] in listing.gpus
+    known = (*listing.gpus, *listing.migs) if name.startswith(("GPU-", "MIG-")) else ()
+    return sum(uuid.startswith(name) for uuid in known) == 1
+
+
+def described(environ: Mapping[str, str], listing: Listing) -> str:
+    """Return in a few words which GPUs the environment names, and which ``nvidia-smi`` lists, for errors.
+
+    >>> described({"CUDA_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": "7"}, Listing("nvidia-smi lists 1 GPU"))
+    'CUDA_VISIBLE_DEVICES=7, nvidia-smi lists 1 GPU'
+    """
+    names = [name for name in VISIBLE_DEVICES if name in environ][:1] or ["CUDA_VISIBLE_DEVICES"]
+    names += [name for name in ("ROCR_VISIBLE_DEVICES",) if name in environ]
+    said = [f"{name}={environ[name] or repr('')}" if name in environ else f"{name} is not set" for name in names]
+    return ", ".join([*said, listing.text])
+
+
+def list_gpus() -> Listing:
+    """Return what ``nvidia-smi -L`` says of this machine's GPUs."""
     nvidia_smi = shutil.which("nvidia-smi")
-    if nvidia_smi is not None:
-        try:
-            listing = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
-        except subprocess.TimeoutExpired:
-            raise ResourceError(
-                f"this machine's GPUs cannot be counted: {nvidia_smi} -L did not end within {_PATIENCE:g} s. A GPU or "
-                "its driver may be broken: run nvidia-smi, or pass use_gpu=False to train on CPUs"
-            ) from None
-        if listing.returncode == 0:
-            return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-    return _count_amd("/sys/class/kfd/kfd/topology/nodes")
+    if nvidia_smi is None:
+        return Listing("there is no nvidia-smi")
+    try:
+        ended = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return Listing(f"{nvidia_smi} -L did not end within {_PATIENCE:g} s", hangs=True)
+    except OSError as error:
+        return Listing(f"nvidia-smi cannot be run: {error}")
+    if ended.returncode != 0:
+        said = " ".join(f"{ended.stdout}\n{ended.stderr}".split())
+        text = f"nvidia-smi fails with exit code {ended.returncode}{': ' if said else ''}{said[:_LONGEST]}"
+        return Listing(text, () if ended.returncode == _NOT_LOADED else None)
+    gpus = tuple(re.findall(r"^GPU .*?(?:\(UUID: (\S+)\))?$", ended.stdout, re.MULTILINE))
+    migs = tuple(re.findall(r"^\s+MIG .*\(UUID: (\S+)\)$", ended.stdout, re.MULTILINE))
+    parts = f" with {count(len(migs), 'MIG device')}" if migs else ""
+    return Listing(f"nvidia-smi lists {count(len(gpus), 'GPU') if gpus else 'no GPU'}{parts}", gpus, migs)
+
+
+def _count(listing: Listing) -> int:
+    """Return the number of GPUs that this machine's GPU driver reports; 0 if there is no GPU driver."""
+    if listing.hangs:
+        raise ResourceError(
+            f"this machine's GPUs cannot be counted: {listing.text}. A GPU or its driver may be broken: run "
+            "nvidia-smi, or pass use_gpu=False to train on CPUs"
+        )
+    return len(listing.gpus or ()) or _count_amd(_TOPOLOGY)
+
+
+def has_amd() -> bool:
+    """Return whether AMD's kernel driver lists a GPU."""
+    return _count_amd(_TOPOLOGY) > 0
 
 
 def _count_amd(topology: str) -> int:

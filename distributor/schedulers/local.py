@@ -58,6 +58,7 @@ class LocalScheduler:
     def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
         self._nodes = nodes
         self._gpus = gpus
+        self._looked = False  # whether this machine was asked which of the GPUs are there
         self._agents: list[agents.Agent] = []
         self._lock = threading.Lock()
         self._cancelled = False
@@ -129,22 +130,30 @@ class LocalScheduler:
     omp_threads = None
 
     def _check_gpus(self, count: int, each: int) -> None:
-        if self._gpus is None:
-            # These are indices into the GPUs that this process sees. The placement maps them to devices by
-            # CUDA_VISIBLE_DEVICES later, so they must not be mapped here.
-            self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
-        there = len(self._gpus)
+        if not self._looked:
+            self._gpus, self._looked = self._look(), True
+        there = len(self._gpus or ())
         if there == 0:
             raise ResourceError(
-                "use_gpu=True, but this machine, the driver, has no visible GPU (check nvidia-smi and "
-                "CUDA_VISIBLE_DEVICES): pass use_gpu=False to train on CPUs, or local_mode=False to train on Spark "
-                "executors"
+                f"use_gpu=True, but this machine, the driver, has no visible GPU ({_said()}): pass use_gpu=False to "
+                "train on CPUs, or local_mode=False to train on Spark executors"
             )
         if there < count * each:
+            asked = f"gpus_per_process={each} for each of " if each > 1 else ""
+            lower = ["gpus_per_process"] * (each > 1) + ["num_processes"] * (count > 1)
             raise ResourceError(
-                f"num_processes={count} with use_gpu=True needs {wording.count(count * each, 'GPU')}, but this machine "
-                f"has {wording.count(there, 'visible GPU')}: lower num_processes or pass use_gpu=False"
+                f"{asked}num_processes={count} with use_gpu=True needs {wording.count(count * each, 'GPU')}, but this "
+                f"machine has {wording.count(there, 'visible GPU')}: lower {' or '.join(lower)} or pass use_gpu=False "
+                f"({_said()})"
             )
+
+    def _look(self) -> Sequence[str]:
+        """Return the GPUs of this machine as positions in CUDA_VISIBLE_DEVICES, by which the placement maps them."""
+        if self._gpus is None:
+            return [str(index) for index in range(len(devices.local_gpus(os.environ)))]
+        visible = devices.parse_visible(devices.visible_devices(os.environ))
+        names = devices.through_mapping(self._gpus, visible, socket.gethostname())
+        return self._gpus[: len(devices.local_gpus(devices.rank_visibility(names, True)))]
 
     def placed(self, job: Job) -> Placement:
         """Return the placement that the job would have: which rank runs where.
@@ -248,6 +257,11 @@ class LocalScheduler:
             if (result := node.converse(order)) is None:
                 server.await_loss(executor)  # the driver can then say in the error why the node was lost
             return _part(result)
+
+
+def _said() -> str:
+    """Return in a few words which GPUs this process's environment names, and which nvidia-smi lists."""
+    return devices.described(os.environ, devices.list_gpus())
 
 
 def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:

@@ -74,7 +74,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
         raise ResourceError(
             f"use_gpu=True, but Spark with master {shown} has no executors, and this machine has no visible GPU "
-            "(check nvidia-smi and CUDA_VISIBLE_DEVICES): pass use_gpu=False to train on CPUs"
+            f"({devices.described(environ, devices.list_gpus())}): pass use_gpu=False to train on CPUs"
         )
     try:
         from pyspark.version import __version__ as spark

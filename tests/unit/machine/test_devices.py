@@ -87,7 +87,8 @@ def test_an_index_beyond_the_mapping_is_refused(address, visible, words):
     [
         ({}, ("0", "1", "2")),
         ({"CUDA_VISIBLE_DEVICES": ""}, ()),
-        ({"CUDA_VISIBLE_DEVICES": "7,GPU-aa"}, ("7", "GPU-aa")),
+        ({"CUDA_VISIBLE_DEVICES": "2,GPU-aa"}, ("2", "GPU-aa")),
+        ({"CUDA_VISIBLE_DEVICES": "7,GPU-aa"}, ()),
         ({"HIP_VISIBLE_DEVICES": "1"}, ("1",)),
         # HIP counts within what ROCR leaves.
         ({"ROCR_VISIBLE_DEVICES": "4,6"}, ("0", "1")),
@@ -95,7 +96,45 @@ def test_an_index_beyond_the_mapping_is_refused(address, visible, words):
     ],
 )
 def test_local_gpus(environ, expected):
-    assert devices.local_gpus(environ, count=lambda: 3) == expected
+    assert devices.local_gpus(environ, lambda: devices.Listing("", ("GPU-aa", "GPU-ab", "GPU-b"))) == expected
+
+
+LISTING = devices.Listing("", ("GPU-8932f937-d72c", "GPU-8932aaaa-1111"), ("MIG-c7384736", "MIG-c7400000"))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("1,0", "1,0"),
+        ("0,1,2", "0,1"),
+        ("7", ""),
+        ("7,0", ""),  # CUDA ignores what follows
+        ("1st,0", "1st,0"),
+        ("GPU-8932f937-d72c,GPU-8932a", "GPU-8932f937-d72c,GPU-8932a"),
+        ("GPU-8932", ""),  # two have it
+        ("GPU-1234", ""),
+        ("MIG-c7384736,MIG-c74", "MIG-c7384736,MIG-c74"),
+        ("MIG-d", ""),
+        ("MIG-GPU-8932f937-d72c/1/0", "MIG-GPU-8932f937-d72c/1/0"),
+        ("MIG-GPU-1234/1/0", ""),
+        ("NoDevFiles", ""),
+        ("0,GPU-8932f,MIG-x", "0,GPU-8932f"),
+    ],
+)
+def test_names_up_to_the_first_that_is_not_there_are_seen(names, expected):
+    assert ",".join(devices.present(names.split(","), LISTING)) == expected
+    assert devices.present(names.split(","), devices.Listing("")) == tuple(names.split(","))
+
+
+def test_names_are_taken_as_they_are_where_nvidia_smi_does_not_know_them():
+    assert devices.present(["GPU-aa", "1"], devices.Listing("", ("", ""))) == ("GPU-aa", "1")
+
+
+def test_amds_devices_are_not_nvidias(monkeypatch):
+    monkeypatch.setattr(devices, "_count_amd", lambda _topology: 8)
+    assert devices.local_gpus({"HIP_VISIBLE_DEVICES": "7"}, lambda: LISTING) == ("7",)
+    assert devices.local_gpus({}, lambda: LISTING) == ("0", "1")
+    assert len(devices.local_gpus({}, lambda: devices.Listing("", ()))) == 8
 
 
 @pytest.fixture
@@ -112,30 +151,63 @@ def driver(tmp_path, monkeypatch):
     return install
 
 
+TWO = """[ $1 = -L ] && /bin/cat << END
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-e86cb44c-6756)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c7384736-a75d)
+  MIG 3g.20gb     Device  1: (UUID: MIG-a28ad590-3fda)
+GPU 1: B
+END"""
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "count", "named", "text"),
     [
-        pytest.param(None, 0, id="no-driver"),
-        pytest.param("echo 'GPU 0: A'; exit 9", 0, id="driver-out-of-order"),
-        pytest.param("echo 'No devices were found'", 0, id="no-devices"),
+        pytest.param(None, 0, "7", "there is no nvidia-smi", id="no-driver"),
         pytest.param(
-            "[ $1 = -L ] && echo 'GPU 0: A (UUID: GPU-aa)' && echo '  MIG 1g.5gb Device 0' && echo 'GPU 1: B'",
-            2,
-            id="two",
+            f'echo "{NO_DRIVER}"; exit 9', 0, "", f"nvidia-smi fails with exit code 9: {NO_DRIVER}", id="not-loaded"
+        ),
+        # The nvidia-smi of an image may not fit the driver, which works.
+        pytest.param("echo mismatch >&2; exit 18", 0, "7", "nvidia-smi fails with exit code 18: mismatch", id="misfit"),
+        pytest.param("exit 1", 0, "7", "nvidia-smi fails with exit code 1", id="silent"),
+        pytest.param("echo 'No devices were found'", 0, "", "nvidia-smi lists no GPU", id="no-devices"),
+        pytest.param(TWO, 2, "", "nvidia-smi lists 2 GPUs with 2 MIG devices", id="two"),
+    ],
+)
+def test_gpus_are_counted_by_their_driver(driver, script, count, named, text):
+    driver(script)
+    assert devices.local_gpus({}) == tuple(str(index) for index in range(count))
+    assert ",".join(devices.local_gpus({"CUDA_VISIBLE_DEVICES": "7"})) == named
+    assert devices.described({"CUDA_VISIBLE_DEVICES": "7"}, devices.list_gpus()) == f"CUDA_VISIBLE_DEVICES=7, {text}"
+
+
+def test_what_nvidia_smi_lists(driver):
+    driver(TWO)
+    listing = devices.list_gpus()
+    assert (listing.gpus, listing.migs) == (("GPU-e86cb44c-6756", ""), ("MIG-c7384736-a75d", "MIG-a28ad590-3fda"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, "CUDA_VISIBLE_DEVICES is not set, said"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES='', said"),
+        (
+            {"HIP_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "1"},
+            "HIP_VISIBLE_DEVICES=7, ROCR_VISIBLE_DEVICES=1, said",
         ),
     ],
 )
-def test_gpus_are_counted_by_their_driver(driver, script, expected):
-    driver(script)
-    assert devices.count_gpus() == expected
-    assert devices.local_gpus({}) == tuple(str(index) for index in range(expected))
+def test_what_variables_and_driver_say(environ, words):
+    assert devices.described(environ, devices.Listing("said")) == words
 
 
 def test_a_driver_that_hangs_is_an_error(driver, monkeypatch):
     monkeypatch.setattr(devices, "_PATIENCE", 0.1)
     driver("while :; do :; done")
     with pytest.raises(ResourceError, match=r"nvidia-smi -L did not end within 0.1 s. A GPU or its driver may be"):
-        devices.count_gpus()
+        devices.local_gpus({})
+    assert devices.local_gpus({"CUDA_VISIBLE_DEVICES": "7"}) == ("7",)  # CUDA may work: ranks find out
 
 
 def write_topology(folder, nodes):
