@@ -23,6 +23,8 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 
 from distributor import Run, TorchDistributor
 from distributor.channel.server import ChannelServer
+from distributor.machine import devices
+from distributor.values.environment import CHECK_GPUS
 from distributor.values.plan import Endpoint
 
 # Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
@@ -181,6 +183,13 @@ def make(local: bool) -> Make:
 def make_local() -> Make:
     """Makes a distributor for this machine, on CPUs."""
     return lambda num_processes=2, **options: TorchDistributor(num_processes, True, False, **options)
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver and ranks on its machine look for no GPUs: those that variables name count."""
+    monkeypatch.setattr(devices, "list_gpus", lambda: devices.Listing("nobody looks"))
+    monkeypatch.setenv(CHECK_GPUS, "0")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from distributor.compat.databricks.serverless_gpu import runtime
 from distributor.compat.places import Place, look
 from distributor.machine import processes
 from distributor.schedulers.spark.slots import Executor
+from distributor.values.environment import CHECK_GPUS
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +109,7 @@ def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
 
 
 @pytest.mark.slow_on_executors
+@pytest.mark.usefixtures("fake_gpus")
 def test_each_rank_checks_its_gpu_before_the_function(
     make_local: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +253,7 @@ def test_a_runner_on_this_machine_returns_rank_0s_value(
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.usefixtures("fake_gpus")
 def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
     sessions.get("local[2]")
@@ -284,7 +287,8 @@ def test_all_gpus_of_the_executors_are_taken_and_checked(
         for who in ("worker", "executor")
         for name, value in (("amount", "1"), ("discoveryScript", str(script)))
     }
-    sessions.get("local-cluster[2,1,1024]", **settings, **{"spark.task.resource.gpu.amount": "1"})
+    settings |= {"spark.task.resource.gpu.amount": "1", f"spark.executorEnv.{CHECK_GPUS}": "0"}
+    sessions.get("local-cluster[2,1,1024]", **settings)
     watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2, cpus=2))
     assert len(serverless_gpu.distributed()(who).distributed()) == 2
     with pytest.raises(TrainingError, match="ranks? [01].* on .*GPU type 'H100' was asked for, but torch finds no GPU"):

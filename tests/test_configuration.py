@@ -341,6 +341,7 @@ def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch.name == "deepspeed"
 
 
+@pytest.mark.usefixtures("fake_gpus")
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ResourceError, match="this machine, the driver, has no visible GPU .*: pass use_gpu=False"):

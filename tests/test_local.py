@@ -326,6 +326,7 @@ def test_folders_of_killed_agents_are_removed_by_the_next_run(make_local: Make, 
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("fake_gpus")
 def test_a_visible_devices_setting_is_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-0c5a,6")
     ranks = TorchDistributor(2, True, True).submit(trainings.environment, "CUDA_VISIBLE_DEVICES").results()
@@ -398,6 +399,7 @@ def test_resources_of_each_rank(make_local: Make, monkeypatch: pytest.MonkeyPatc
     ]
 
 
+@pytest.mark.usefixtures("fake_gpus")
 def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     run = TorchDistributor(2, local_mode=True, gpus_per_process=2).submit(trainings.environment, "CUDA_VISIBLE_DEVICES")

@@ -41,6 +41,7 @@ from distributor.channel.server import ChannelServer
 from distributor.schedulers.spark import scheduler as spark_scheduler
 from distributor.schedulers.spark.session import context_for_tasks
 from distributor.shipping import package
+from distributor.values.environment import CHECK_GPUS
 
 pytestmark = pytest.mark.spark
 
@@ -506,7 +507,7 @@ def visible() -> tuple[str, str]:
 @pytest.mark.slow
 def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
-    run = on_executors(4, use_gpu=True).submit(visible)
+    run = on_executors(4, use_gpu=True, env={CHECK_GPUS: "0"}).submit(visible)
     assert [local_rank for local_rank, _ in run.results()] == ["0", "1", "0", "1"]
     ours = [sorted(gpus.split(",")) for _, gpus in run.results()]
     assert ours[0] == ours[1] and ours[2] == ours[3] and ours[0] != ours[2]
@@ -531,6 +532,7 @@ def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, st
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fake_gpus")
 def test_a_spark_without_executors_has_the_drivers_gpus(
     sessions: Sessions, same_gpus: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -548,7 +550,7 @@ def test_a_spark_without_executors_has_the_drivers_gpus(
 @pytest.mark.slow
 def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "2", "spark.task.cpus": "2"})
-    run = on_executors(4, use_gpu=True).submit(visible)
+    run = on_executors(4, use_gpu=True, env={CHECK_GPUS: "0"}).submit(visible)
     assert [local_rank for local_rank, _ in run.results()] == ["0", "1", "0", "1"]
     assert run.placement is not None
     assert [len(node.ranks) for node in run.placement.nodes] == [2, 2]
@@ -557,6 +559,7 @@ def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fake_gpus")
 def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[str, str]) -> None:
     script = same_gpus["spark.executor.resource.gpu.discoveryScript"]
     sessions.get(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distributor.errors import ConfigurationError
+from distributor.rank.gpus import in_fork
 from distributor.values.job import Job
 from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
@@ -55,6 +56,8 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 def check_here(accelerator: str, local_rank: int) -> None:
     """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
 
+    CUDA is asked in a fork of the rank, because it would otherwise be initialized in the rank.
+
     Args:
         accelerator: the requested GPU type, such as ``"H100"``.
         local_rank: this process's local rank, which is the number of its GPU.
@@ -65,8 +68,8 @@ def check_here(accelerator: str, local_rank: int) -> None:
     import torch
 
     try:
-        device = torch.cuda.get_device_name(local_rank)
-    except (AssertionError, RuntimeError, ValueError):  # a torch for CPUs, no GPU driver, or no such device
+        device = in_fork(lambda: torch.cuda.get_device_name(local_rank))
+    except RuntimeError:  # a torch for CPUs, no GPU driver, or no such device
         device = None
     if (told := mismatch(accelerator, device)) is not None:
         raise ConfigurationError(told)
@@ -125,6 +128,11 @@ class CheckedPath:
     def restarts(self) -> bool:
         """Whether the processes of the wrapped launch path can be started again on the same nodes."""
         return self.path.restarts
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether ranks compute with torch, as the wrapped launch path says."""
+        return self.path.uses_torch
 
     @property
     def once(self) -> bool:

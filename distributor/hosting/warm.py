@@ -53,6 +53,7 @@ _MOST = 3
 _VOLATILE = frozenset(
     {
         *environment.CONTRACT,
+        environment.CHECK_GPUS,
         "CUDA_VISIBLE_DEVICES",
         "HIP_VISIBLE_DEVICES",
         "OLDPWD",

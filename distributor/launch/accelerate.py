@@ -23,6 +23,7 @@ class AccelerateRanks(BasePath):
 
     name: ClassVar[str] = "accelerate"
     restarts: ClassVar[bool] = True
+    uses_torch: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"accelerate": "launch=Accelerate()"})
 
     config: str = ""

@@ -54,6 +54,7 @@ class DeepspeedRanks(BasePath):
 
     name: ClassVar[str] = "deepspeed"
     restarts: ClassVar[bool] = True
+    uses_torch: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
 
     config: str | None = None

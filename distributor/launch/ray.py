@@ -61,6 +61,7 @@ class RayNodes(BasePath):
                         "head": None if node == head else (head.address, port),
                         "arguments": (*self._resources(site), *_places(node, head, port, client_port, temporary)),
                         "temporary": temporary,
+                        "use_gpu": site.job.resources.use_gpu,
                     },
                     {**access, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_USAGE_STATS_ENABLED": "0"},
                 ),

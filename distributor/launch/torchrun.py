@@ -20,6 +20,7 @@ class Torchrun(BasePath):
 
     name: ClassVar[str] = "torchrun"
     restarts: ClassVar[bool] = True
+    uses_torch: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:

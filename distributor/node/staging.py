@@ -120,8 +120,16 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
         root=agent.root,
         environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(agent, site)}),
         require_group=job.training.require_group,
+        gpu_check=_gpu_check(job),
         check=_check(site),
     )
+
+
+def _gpu_check(job: Job) -> Call | None:
+    """Return the call by which ranks check, in every attempt, that they see their GPUs; ``None`` if they use none."""
+    if not job.resources.use_gpu:
+        return None
+    return Call("distributor.rank.gpus", "check", {"through_torch": job.launch.uses_torch})
 
 
 def _check(site: Site) -> Call | None:

@@ -39,7 +39,7 @@ from distributor.values.outcome import Collected, Failure
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
-_TRUE = (errors.StartError, errors.CompanionError, errors.GroupError, errors.StopError)
+_TRUE = (errors.StartError, errors.ResourceError, errors.CompanionError, errors.GroupError, errors.StopError)
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
@@ -255,13 +255,13 @@ def training_error(
     failures: Sequence[Failure],
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
-) -> errors.TrainingError | errors.StartError | errors.GroupError:
+) -> errors.TrainingError | errors.StartError | errors.ResourceError | errors.GroupError:
     """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
 
-    The exception is a ``StartError`` if the root rank (the one whose failure caused the others) found, before it called
-    any user code, that its node lacks something that the run needs. The exception is a ``GroupError`` if ranks never
-    joined a process group of all ranks. Otherwise, the exception is a ``TrainingError``, whose ``__cause__`` is the
-    exception that the root rank raised.
+    The exception is a ``StartError`` or ``ResourceError`` if the root rank (the one whose failure caused the others)
+    found, before it called any user code, that its node lacks something that the run needs. The exception is a
+    ``GroupError`` if ranks never joined a process group of all ranks. Otherwise, the exception is a ``TrainingError``,
+    whose ``__cause__`` is the exception that the root rank raised.
 
     Args:
         failures: the failures of the run's ranks.
@@ -271,8 +271,9 @@ def training_error(
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
     cause = payload.load_exception(ordered[0].exception)
-    if isinstance(cause, errors.StartError):
-        return errors.StartError(f"on {ordered[0].host}: {cause}")
+    for kind in (errors.StartError, errors.ResourceError):
+        if isinstance(cause, kind):
+            return kind(f"on {ordered[0].host}: {cause}")
     if isinstance(cause, errors.GroupError):
         return errors.GroupError(f"{who([failure.rank for failure in ordered])} {cause}")
     advice = advise(ordered[0])

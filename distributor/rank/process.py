@@ -293,8 +293,8 @@ def _exit_status(stop: SystemExit) -> tuple[int, str]:
 
 def _call(order: NodeOrder, local_rank: int) -> Any:
     plan, target = order.plan, order.plan.target
-    _call_ours(order.check, local_rank)
-    _call_ours(plan.first, local_rank)
+    for call in (order.gpu_check, order.check, plan.first):
+        _call_ours(call, local_rank)
     if isinstance(target, Function):
         # If the main module has neither a file nor a specification, PySpark believes that its own doctests run, and may
         # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies).

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distributor.machine import folders, network
+from distributor.rank import gpus
 from distributor.values.environment import CONTRACT, NODE_ID
 
 #: Number of seconds between checks whether Ray has started.
@@ -32,7 +33,7 @@ _NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 
 def serve(
-    head: tuple[str, int] | None, arguments: Sequence[str], temporary: str, ready: Callable[[], None]
+    head: tuple[str, int] | None, arguments: Sequence[str], temporary: str, use_gpu: bool, ready: Callable[[], None]
 ) -> NoReturn:
     """Run Ray on this node until SIGTERM, or until Ray ends. Never returns.
 
@@ -40,9 +41,11 @@ def serve(
         head: address and port of Ray's head; ``None`` if this node is the head.
         arguments: further arguments of ``ray start``, such as resources, addresses and ports.
         temporary: the folder for Ray's files.
+        use_gpu: whether Ray's workers use this node's GPUs. Nodes without a rank check only here that they are there.
         ready: called once the node is part of the Ray cluster.
     """
-    if (refused := too_old(metadata.version("ray"))) is not None:
+    refused = gpus.missing(through_torch=False) if use_gpu else None
+    if (refused := refused or too_old(metadata.version("ray"))) is not None:
         sys.exit(refused)
     folders.make_private(temporary)
     if head is not None:

@@ -14,6 +14,9 @@ from contextlib import suppress
 #: The environment variable that marks the processes of one node of a run: its launcher, ranks and their children.
 NODE_ID = "DISTRIBUTOR_NODE_ID"
 
+#: If the environment variable is "0", ranks do not check that they see the GPUs that they were promised.
+CHECK_GPUS = "DISTRIBUTOR_CHECK_GPUS"
+
 
 def job_id(run_id: str, attempt: int) -> str:
     """Return the ID of a job of a run; ``attempt`` is the job's first attempt. A run's first job has the run's ID.

@@ -39,6 +39,10 @@ class LaunchPath(Protocol):
     def restarts(self) -> bool:
         """Whether the run's processes can be started again on the same nodes. If not, a new job restarts them."""
 
+    @property
+    def uses_torch(self) -> bool:
+        """Whether ranks compute with torch. If not, nothing asks torch for GPUs, and torch may be built for CPUs."""
+
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get, unless the user's own variables override them.
 
@@ -59,6 +63,7 @@ class BasePath:
     ports: ClassVar[int] = 0
     once: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
+    uses_torch: ClassVar[bool] = False
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get: by default, none."""

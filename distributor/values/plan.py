@@ -145,7 +145,8 @@ class NodeOrder:
         root: path from which the library itself (``distributor``) can be imported.
         environ: the launcher's whole environment.
         require_group: as in :class:`~distributor.values.options.Training`.
-        check: function that each rank calls before everything else. It raises an error if the run cannot begin.
+        gpu_check: function that each rank calls first of all. It raises an error if the rank does not see its GPUs.
+        check: function that each rank calls next. It raises an error if the run cannot begin.
     """
 
     run_id: str
@@ -165,6 +166,7 @@ class NodeOrder:
     spare_fd: int | None = None
     slots_fd: int = -1
     require_group: bool | None = None
+    gpu_check: Call | None = None
     check: Call | None = None
 
     @property

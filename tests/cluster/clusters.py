@@ -6,6 +6,8 @@ from typing import Any
 
 from hosts import Hosts
 
+from distributor.values.environment import CHECK_GPUS
+
 #: Cores of each host: uneven, as clusters grow.
 CORES = {"host-a": 3, "host-b": 1, "host-c": 2}
 
@@ -17,9 +19,11 @@ GPUS = {
 }
 
 #: What daemons have in their environment: a setting through which numbers go, AMD's on host-a, NVIDIA's on host-c.
+#: None has a GPU, and ranks do not look.
 ENVIRON = {
-    "host-a": {"HIP_VISIBLE_DEVICES": "4,6,7", "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
-    "host-c": {"CUDA_VISIBLE_DEVICES": "1,3,5"},
+    "host-a": {CHECK_GPUS: "0", "HIP_VISIBLE_DEVICES": "4,6,7", "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
+    "host-b": {CHECK_GPUS: "0"},
+    "host-c": {CHECK_GPUS: "0", "CUDA_VISIBLE_DEVICES": "1,3,5"},
 }
 
 

@@ -189,6 +189,8 @@ def test_a_room_says_where_it_runs(room):
             {
                 "node/meeting.py",
                 "rank/dataloaders.py",
+                "rank/gpus.py",
+                "rank/group.py",
                 "rank/lookups.py",
                 *(f"checkpoint/{name}.py" for name in ("exchange", "loading", "memory", "peers", "pickles", "plans")),
                 *(f"checkpoint/{name}.py" for name in ("saving", "state", "views")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import pytest
@@ -148,6 +149,14 @@ def test_a_gpu_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         accelerators.check_here("H100", local_rank=1)
 
 
+def test_a_gpu_is_asked_for_its_type_in_no_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA would be initialized there."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"NVIDIA A10G of {os.getpid()}")
+    with pytest.raises(ConfigurationError, match="'NVIDIA A10G of ") as caught:
+        accelerators.check_here("H100", local_rank=0)
+    assert str(os.getpid()) not in str(caught.value)
+
+
 def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(device: int) -> str:
         raise AssertionError("Torch not compiled with CUDA enabled")
@@ -157,6 +166,7 @@ def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         accelerators.check_here("H100", local_rank=0)
 
 
+@pytest.mark.usefixtures("fake_gpus")
 def test_more_gpus_than_there_are_says_how_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -131,7 +131,7 @@ def test_the_check_comes_first_and_changes_nothing_else() -> None:
     plan = path.plan(site)
     assert plan.first == Call("distributor.compat.accelerators", "check_here", {"accelerator": "H100"})
     assert replace(plan, first=None) == inner.plan(site)
-    for name in ("name", "preload", "needs", "ports", "once"):
+    for name in ("name", "preload", "needs", "ports", "once", "restarts", "uses_torch"):
         assert getattr(path, name) == getattr(inner, name)
     failure = Failure(0, 0, "host", "ValueError", "no")
     assert path.env(True) == inner.env(True)

@@ -201,8 +201,10 @@ def test_how_rays_processes_are_started() -> None:
     assert {"--include-dashboard=false", "--disable-usage-stats"} <= {*head.arguments["arguments"]}
     assert {"--node-ip-address=10.0.0.1", "--num-gpus=2"} <= {*head.arguments["arguments"]}
     assert {"--node-ip-address=10.0.0.2", "--num-gpus=1"} <= {*other.arguments["arguments"]}
+    assert head.arguments["use_gpu"] is other.arguments["use_gpu"] is True
     for plan in plans(RayNodes("s")):
         (companion,) = plan.companions
+        assert companion.arguments["use_gpu"] is False
         assert "--num-gpus=0" in companion.arguments["arguments"]
         assert companion.environment["RAY_AUTH_MODE"] == "token"
         assert companion.environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"

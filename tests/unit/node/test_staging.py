@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import pytest
 from jobs import make_job
 
 from distributor import Checkpoints
+from distributor.launch.mpi_env import MpiEnv
 from distributor.launch.placement import place
+from distributor.launch.torchrun import Torchrun
 from distributor.node.staging import launcher_order
-from distributor.values.job import Module
+from distributor.values.job import Job, Module
+from distributor.values.launch import LaunchPath
 from distributor.values.placement import NodeFacts, Placement
-from distributor.values.plan import AgentOrder, Call, Site
+from distributor.values.plan import AgentOrder, Call, NodeOrder, Site
+
+
+def ordered(job: Job, attempt: int = 0) -> NodeOrder:
+    who: Placement = place([NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, gpus=("0",), cpus=1)], job)
+    site = Site(job, who, who.nodes[0], {}, {}, "/tmp/node", attempt)
+    agent = AgentOrder(b"", "a", [], "/tmp/node", "/", [], None, on_driver=True)
+    return launcher_order(agent, job.launch.plan(site), site)
 
 
 def check(first: int, attempt: int, kept: bool = True) -> Call | None:
     """What ranks of an attempt call before their target, on a node whose job begins with another one."""
     checkpoints = Checkpoints("/shared") if kept else None
     job = make_job("3f2a", 1, Module("train"), False, attempt=first, checkpoints=checkpoints)
-    who: Placement = place([NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, cpus=1)], job)
-    site = Site(job, who, who.nodes[0], {}, {}, "/tmp/node", attempt)
-    agent = AgentOrder(b"", "a", [], "/tmp/node", "/", [], None, on_driver=True)
-    return launcher_order(agent, job.launch.plan(site), site).check
+    return ordered(job, attempt).check
 
 
 def test_new_nodes_look_whether_they_see_the_place_for_checkpoints() -> None:
@@ -27,3 +35,11 @@ def test_new_nodes_look_whether_they_see_the_place_for_checkpoints() -> None:
     looks = Call("distributor.checkpoint.start", "check_place")
     assert [check(0, 0), check(0, 1), check(2, 2), check(2, 3)] == [looks, None, looks, None]
     assert check(0, 0, kept=False) is None
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize(("launch", "through_torch"), [(Torchrun(), True), (MpiEnv(), False)])
+def test_ranks_with_gpus_look_for_them_in_each_attempt(launch: LaunchPath, through_torch: bool, attempt: int) -> None:
+    asks = Call("distributor.rank.gpus", "check", {"through_torch": through_torch})
+    assert ordered(make_job(use_gpu=True, launch=launch), attempt).gpu_check == asks
+    assert ordered(make_job(use_gpu=False, launch=launch), attempt).gpu_check is None

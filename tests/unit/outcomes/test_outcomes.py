@@ -359,10 +359,11 @@ def test_a_failed_rank_whose_exception_cannot_be_read(exception):
     assert error.__cause__ is None
 
 
-def test_what_a_node_lacks_is_no_failure_of_training():
-    exception = payload.dump_exception(errors.StartError("there is no compiler"))
+@pytest.mark.parametrize("kind", [errors.StartError, errors.ResourceError])
+def test_what_a_node_lacks_is_no_failure_of_training(kind):
+    exception = payload.dump_exception(kind("there is no compiler"))
     error = verdict.training_error([failure(exception=exception)])
-    assert type(error) is errors.StartError
+    assert type(error) is kind
     assert str(error) == "on host-b: there is no compiler"
 
 
