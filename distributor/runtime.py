@@ -14,8 +14,10 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variab
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from distributor.launch.deepspeed import CONFIG_PATH
 from distributor.rank import halting, reports
 
 if TYPE_CHECKING:
+    from distributor.checkpoint.exchange import Exchange
     from distributor.checkpoint.loading import Checkpoint
 
 
@@ -326,8 +329,8 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
 def rank0_first() -> AbstractContextManager[None]:
     """Let rank 0 run a block before all other ranks, for example to download data to a shared disk.
 
-    All ranks must enter the ``with`` block. They wait for each other in the default process group. If rank 0 fails in
-    the block, no other rank enters it.
+    All ranks must enter the ``with`` block. They wait for each other without a time limit, but need the default process
+    group. If rank 0 fails in the block, no other rank enters it.
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
@@ -368,36 +371,55 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
         raise ConfigurationError(
             f"{name} makes {world_size()} ranks wait for each other: call torch.distributed.init_process_group() first"
         )
+    exchange, turn = _connected(dist, name), str(next(_turns))
+    if goes_first:
+        try:
+            yield
+        except BaseException:
+            why = f"rank {rank()}, which went first, has failed in the with block; the exception raised there says why"
+            exchange.fail(turn, f"{name}: {why}")
+            raise
+    if (text := _failed(dist, name, turn)) is not None:
+        raise RuntimeError(text)
     if not goes_first:
-        _raise_if_failed(name, _failed(dist))
         yield
-        return
-    failed = True
+
+
+#: The process that has connected to the other ranks for :func:`rank0_first`, and the connection.
+_connection: tuple[int, Exchange] | None = None
+_turns = itertools.count()
+
+
+def _connected(dist: Any, name: str) -> Exchange:
+    """Return the connection to the other ranks of the default process group. All ranks make the first call together.
+
+    Collectives would not do: they need a tensor on a device of the group, and NCCL's take ten minutes at most.
+    """
+    global _connection
+    if _connection is None or _connection[0] != os.getpid():
+        from distributor.checkpoint.exchange import connect, connect_group
+        from distributor.checkpoint.session import in_run
+
+        own, size = dist.get_rank(), dist.get_world_size()
+        if in_run(os.environ) and size == world_size():
+            exchange = connect(own, size, f"{attempt()}/first", name)
+        else:
+            exchange, _ = connect_group(own, size, secrets.token_hex(6), name)
+        _connection = os.getpid(), exchange
+    return _connection[1]
+
+
+def _failed(dist: Any, name: str = "rank0_first", turn: str = "0") -> str | None:
+    """Wait for all ranks. Return the text of the error if a rank has failed in the ``with`` block, else ``None``."""
+    exchange = _connected(dist, name)
     try:
-        yield
-        failed = False
-    finally:  # the other ranks wait for this rank, whether it has failed or not
-        other = _failed(dist, rank() if failed else -1)
-    _raise_if_failed(name, other)
-
-
-def _failed(dist: Any, failed: int = -1) -> int:
-    """Wait for all ranks, and return the highest rank that has failed in the ``with`` block; -1 if none has."""
-    import torch
-
-    # NCCL needs a tensor on a GPU.
-    device = torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    told = torch.tensor([failed], device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return int(told)
-
-
-def _raise_if_failed(name: str, failed: int) -> None:
-    if failed >= 0:
-        raise RuntimeError(
-            f"{name}: rank {failed}, which went first, has failed in the with block; the exception raised there says "
-            "why"
-        )
+        exchange.gather(f"{turn}/first", b"", name, patient=True)
+        exchange.share(f"{turn}/first", [b""], name, patient=True)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # the store has failed
+            raise
+        return str(error)
+    return None
 
 
 def _variable(name: str, default: int) -> int:

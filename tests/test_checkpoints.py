@@ -580,6 +580,11 @@ def under_torchrun(folder: str) -> None:
     state = {"value": None}
     assert runtime.load_checkpoint(state) == 5
     assert state["value"] == runtime.rank()
+    order: list[int] = []
+    for first in (runtime.rank0_first, runtime.local_rank0_first):
+        with first():
+            order.append(runtime.rank())
+    assert order == [runtime.rank()] * 2
     dist.destroy_process_group()
     runtime.save_checkpoint({"value": 6}, 6)
 

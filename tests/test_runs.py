@@ -60,6 +60,12 @@ def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
+def test_a_group_that_serves_only_gpus_waits_too(make_local: Make, tmp_path: Path, name: str) -> None:
+    first, second = make_local(2).submit(trainings.take_turns_without_cpus, str(tmp_path), name).results()
+    assert (first, second) == ([], ["node-0-rank-0"])
+
+
+@pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
 def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path: Path, name: str) -> None:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
         make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 from distributor.errors import ConfigurationError
+from distributor.rank import group
 from distributor.text import notices
 from distributor.text.wording import who
 
@@ -289,7 +290,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
         rank: this rank.
         world_size: number of ranks.
         prefix: a text, different in each attempt. Every key that the ranks write to torch's store begins with
-            ``distributor/checkpoints/`` and this text.
+            ``distributor/exchange/`` and this text.
         what: the user's call, which errors quote.
 
     Raises:
@@ -335,7 +336,7 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
             "torch.distributed.init_process_group() first"
         )
     told: list[Any] = [token]
-    dist.broadcast_object_list(told, src=0)
+    dist.broadcast_object_list(told, src=0, device=group.device())
     store: Any = dist.distributed_c10d._get_default_store()
     if hasattr(store, "clone"):
         store = store.clone()  # a connection of its own: a waiting thread blocks a connection for all others
@@ -354,5 +355,5 @@ def _client(address: str, port: int) -> Any:
 def _exchange(store: Any, rank: int, world_size: int, prefix: str) -> Exchange:
     import torch.distributed as dist
 
-    prefixed: Any = dist.PrefixStore(f"distributor/checkpoints/{prefix}", store)  # type: ignore[attr-defined]
+    prefixed: Any = dist.PrefixStore(f"distributor/exchange/{prefix}", store)  # type: ignore[attr-defined]
     return Exchange(prefixed, rank, world_size)

@@ -71,6 +71,32 @@ def take_turns(folder: str, name: str, fails: bool = False) -> list[str]:
     return before
 
 
+def take_turns_without_cpus(folder: str, name: str) -> list[str]:
+    """Enters a block of ``runtime``, in a group that serves no CPU tensors: NCCL's, after ``init_process_group()``."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    class OfGpus(dist.ProcessGroup):
+        def getBackendName(self) -> str:
+            return "of_gpus"
+
+        def _refuse(self, *_: Any) -> Any:
+            raise RuntimeError("No backend type associated with device type cpu")
+
+        allreduce = broadcast = barrier = allgather = _refuse
+
+    def make(store: Any, rank: int, size: int, timeout: Any) -> OfGpus:
+        return OfGpus(rank, size)
+
+    dist.Backend.register_backend("of_gpus", make, devices=["cuda"])
+    dist.init_process_group("of_gpus")
+    with getattr(runtime, name)():
+        before = sorted(os.listdir(folder))
+        Path(folder, f"node-{runtime.node_rank()}-rank-{runtime.local_rank()}").touch()
+    return before
+
+
 def outlive(returned: str) -> bool:
     """Only joins the process group; whether rank 0 is still there a moment after it has returned."""
     import torch.distributed as dist

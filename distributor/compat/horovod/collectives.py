@@ -19,6 +19,7 @@ import torch.distributed as dist
 from distributor.compat.horovod import world
 from distributor.compat.horovod.compression import Compression, Compressor
 from distributor.errors import ConfigurationError
+from distributor.rank import group
 
 
 class Op(enum.Enum):
@@ -354,7 +355,7 @@ def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None, pr
     world.require("broadcast_object")
     no_process_set(process_set)
     box = [value]
-    dist.broadcast_object_list(box, root_rank)
+    dist.broadcast_object_list(box, root_rank, device=group.device())
     return box[0]
 
 
@@ -371,7 +372,7 @@ def barrier(process_set: Any = None) -> None:
     """Wait until all ranks have called this function."""
     world.require("barrier")
     no_process_set(process_set)
-    allreduce(torch.zeros(1))
+    allreduce(torch.zeros(1, device=group.device()))
 
 
 def _no_gradient(name: str, tensor: torch.Tensor) -> None:
