@@ -78,6 +78,11 @@ def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path:
     assert not [file for file in os.listdir(tmp_path) if not file.endswith("-rank-0")]
 
 
+def test_a_rank_that_fails_first_waits_for_no_other(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match="rank 0 .*Diverged"):
+        make_local(2, grace_period=0).submit(trainings.fail_first_of_two).result(watch.DEADLINE)
+
+
 def test_a_rank_that_returns_stays_until_others_have_connected(make: Make, tmp_path: Path) -> None:
     """Those may still be on their way out of ``init_process_group``, which its end would make fail."""
     assert make(3).submit(trainings.outlive, str(tmp_path / "returned")).results() == [True] * 3

@@ -71,6 +71,19 @@ def take_turns(folder: str, name: str, fails: bool = False) -> list[str]:
     return before
 
 
+def fail_first_of_two() -> None:
+    """Rank 0 fails in a block that the other rank never reaches."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        time.sleep(600)
+    with runtime.rank0_first():
+        raise Diverged(1)
+
+
 def take_turns_without_cpus(folder: str, name: str) -> list[str]:
     """Enters a block of ``runtime``, in a group that serves no CPU tensors: NCCL's, after ``init_process_group()``."""
     import torch.distributed as dist
