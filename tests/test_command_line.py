@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,18 @@ def test_output_is_the_ranks_and_0_is_success(script: str) -> None:
     assert [line.partition("] ")[2] for line in lines] == ["arguments ['--lr', '0.1', '-n', '7']"] * 2
     assert [line.split()[:2] for line in lines] == [["[rank", "0"], ["[rank", "1"]]
     assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "[rank " in line] == ["careful", "careful"]
+
+
+def test_a_script_from_a_here_document() -> None:
+    """A shell may keep the document in a file that has no name any more."""
+    with tempfile.TemporaryFile() as document:
+        document.write(b"import sys\nprint('arguments', sys.argv[1:])\n")
+        document.seek(0)
+        command = [*HERE, "--local", "--no-prefix", "/dev/stdin", "--lr", "0.1"]
+        done = subprocess.run(command, stdin=document, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["arguments ['--lr', '0.1']"] * 2
+    nothing_is_left()
 
 
 @pytest.mark.parametrize(

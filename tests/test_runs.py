@@ -187,6 +187,22 @@ def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) ->
     assert str(caught.value).count("Traceback") == 1
 
 
+def test_a_script_from_a_pipe_is_read_on_the_driver(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """A shell passes such a path for ``<(...)``. Ranks cannot open it."""
+    receiver, sender = os.pipe()
+    with open(sender, "w") as file:
+        file.write('import sys\n\nprint("arguments", sys.argv[1:])\nraise ValueError("x")\n')
+    path = f"/dev/fd/{receiver}"
+    try:
+        with pytest.raises(TrainingError, match="ValueError: x") as caught:
+            make(2).run(path, "--lr", "0.1")
+    finally:
+        os.close(receiver)
+    assert capfd.readouterr().out.count("arguments ['--lr', '0.1']") == 2
+    lines = caught.value.traceback.splitlines()
+    assert lines[1:3] == [f'  File "{path}", line 4, in <module>', '    raise ValueError("x")']
+
+
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize("line", ["torch.cuda.set_device(0)", "torch.nn.Linear(2, 1).cuda()"])
 def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path, line: str) -> None:

@@ -157,16 +157,27 @@ def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
 
 def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> Script:
     try:
+        piped = not path.is_file() or _is_descriptor(path)
         source = path.read_bytes()
     except OSError as error:
         raise PayloadError(f"the script {str(path)!r} cannot be read: {error.strerror}") from error
-    if path.suffix != ".py" and not _is_python(source):
+    if path.suffix != ".py" and not piped and not _is_python(source):
         raise PayloadError(f"{str(path)!r} is not a Python script: pass the path of a Python script, or a callable")
     inside = None
-    if working_dir is not None:  # a script in working_dir runs there, beside the modules that it imports
+    if working_dir is not None and not piped:  # a script there runs there, beside the modules that it imports
         with suppress(ValueError):
             inside = str(path.resolve().relative_to(project.absolute(working_dir).resolve()))
-    return Script(str(path.absolute()), source, check_argv(args), inside)
+    return Script(str(path.absolute()), source, check_argv(args), inside, piped)
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Return whether a path leads to an open file of this process, as ``/dev/stdin`` and ``/dev/fd/63`` do."""
+    while path.is_symlink():
+        folder = path.parent.resolve()
+        if folder.is_relative_to("/proc"):
+            return True
+        path = folder / path.readlink()
+    return False
 
 
 def _is_python(source: bytes) -> bool:

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -105,6 +106,7 @@ def run(
     the rank. It is 2 for an invalid request, and 130 after Ctrl-C.
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
+    _check_stdin(script)
     source = get_current_context().get_parameter_source("launch")
     launch = launching.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
     given = {
@@ -237,6 +239,16 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
         if value is not None and not on_spark:
             raise click.UsageError(f"{option} {value} is only for runs on Spark: remove it, or add --master")
     return on_spark
+
+
+def _check_stdin(script: str) -> None:
+    """Check that the script is not what spark-submit gives its program as standard input: a pipe that never ends."""
+    with suppress(OSError):  # there is no such file
+        if "PYSPARK_GATEWAY_PORT" in os.environ and os.path.samefile(script, "/dev/stdin"):
+            raise click.UsageError(
+                f"{script} never ends under spark-submit, which keeps its standard input to itself: write the script "
+                "to a file, or run the distributor command itself with --master"
+            )
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:

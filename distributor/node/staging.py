@@ -19,12 +19,18 @@ _STAYING = (folders.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, lay
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
-    """Write the job's script and project folder into the node's folder. On the driver's machine, ranks need no copies.
+    """Write the job's script and project folder into the node's folder.
+
+    On the driver's machine, ranks need no copies, except of a script that came from a pipe.
 
     Without a project folder, ranks run in the executor's current directory if it is also the driver's. Otherwise, ranks
     run in a new folder, so that their new files can be told apart from other files. The new folder has links to the
     files in the executor's current directory, where Spark puts the files of ``--files``.
     """
+    if (script := _copied_script(job, agent)) is not None:
+        copy = layout.script(agent.folder, script)
+        copy.parent.mkdir()
+        copy.write_bytes(script.source)
     if agent.on_driver:
         return
     folder = layout.working_dir(agent.folder)
@@ -35,10 +41,12 @@ def unpack(job: Job, agent: AgentOrder) -> None:
         folder.mkdir()
         for name in os.listdir():
             (folder / name).symlink_to(os.path.abspath(name))
-    if isinstance(job.target, Script):
-        copy = layout.script(agent.folder, job.target)
-        copy.parent.mkdir()
-        copy.write_bytes(job.target.source)
+
+
+def _copied_script(job: Job, agent: AgentOrder) -> Script | None:
+    """Return the job's script if ranks run a copy of it."""
+    script = job.target if isinstance(job.target, Script) else None
+    return None if script is None or (agent.on_driver and not script.piped) else script
 
 
 def write(plan: Plan, folder: str) -> None:
@@ -154,14 +162,12 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
     """Return the paths of the job's script and project folder, each as a pair: on this node, and on the driver.
 
-    The result is empty on the driver's machine, because ranks there use the original files.
+    On the driver's machine, ranks use the original files, which are left out.
     """
-    if agent.on_driver:
-        return ()
     paths = []
-    if isinstance(job.target, Script):
-        paths.append((str(layout.script(agent.folder, job.target)), job.target.path))
-    if job.working_dir is not None:
+    if (script := _copied_script(job, agent)) is not None:
+        paths.append((str(layout.script(agent.folder, script)), script.path))
+    if job.working_dir is not None and not agent.on_driver:
         paths.append((f"{layout.working_dir(agent.folder)}/", f"{job.working_dir.path}/"))
     return tuple(paths)
 

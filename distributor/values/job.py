@@ -59,13 +59,15 @@ class Script:
     """A Python script on the driver. Its text is sent with the job.
 
     ``path`` is the script's path on the driver. In local mode, ranks run it there; executors run a copy. ``inside`` is
-    the script's path relative to ``working_dir``; ``None`` if the script is not in this folder.
+    the script's path relative to ``working_dir``; ``None`` if the script is not in this folder. ``piped`` says that
+    only the driver could read ``path``, such as ``/dev/stdin``: then ranks run a copy in local mode, too.
     """
 
     path: str
     source: bytes = field(repr=False)
     argv: tuple[str, ...] = ()
     inside: str | None = None
+    piped: bool = False
 
 
 @dataclass(frozen=True)

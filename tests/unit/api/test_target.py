@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,31 @@ def test_a_script_may_have_any_name(name: str, text: str, tmp_path: Path) -> Non
     script = tmp_path / name
     script.write_text(text)
     assert find_target(script, ("x",), {}, working_dir=None, local=True) == Script(str(script), text.encode(), ("x",))
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe", "descriptor", "link to a descriptor"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_ranks_get_a_copy_of_a_script_that_only_the_driver_can_read(kind: str, inside: bool, tmp_path: Path) -> None:
+    path, text = tmp_path / "train", b"this is no program, which ranks tell with its line"
+    real = tmp_path / "real.py"
+    real.write_bytes(text)
+    with ThreadPoolExecutor(1) as writer, real.open() as opened:
+        if kind == "pipe":
+            os.mkfifo(path)
+            writer.submit(path.write_bytes, text)
+        elif kind == "descriptor":
+            path = Path(f"/proc/self/fd/{opened.fileno()}")
+        else:
+            path = tmp_path / "train.py"
+            path.symlink_to(f"/dev/fd/{opened.fileno()}" if kind == "link to a descriptor" else real)
+            if kind == "file":
+                path = real
+        found = find_target(path, (), {}, working_dir=tmp_path if inside else None, local=True)
+    assert isinstance(found, Script)
+    assert (found.path, found.source) == (str(path), text)
+    in_place = kind in ("file", "link")
+    assert found.piped is not in_place
+    assert found.inside == ("real.py" if inside and in_place else None)
 
 
 @pytest.mark.parametrize("content", [b"#!/bin/sh\nif true; then echo x; fi\n", b"\x7fELF\x00"])

@@ -220,6 +220,18 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
     assert len(asked) == 1
 
 
+def test_spark_submit_passes_no_stdin_on(
+    fake: type[Fake], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be a pipe that never ends."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert command.call(["run", "/dev/fd/0"]) == 2
+    assert capsys.readouterr().err == (
+        "distributor: /dev/fd/0 never ends under spark-submit, which keeps its standard input to itself: write the "
+        "script to a file, or run the distributor command itself with --master\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
