@@ -111,7 +111,7 @@ class Deposits:
             came = deposit.uploaded
             if came is None:
                 self._number += 1
-                came = f"{incoming(path, node)}.{self._number}"
+                came = incoming(path, node, self._number)
                 _answer(writer, Proceed())
                 await self._take(deposit.entry, came, reader)
             await self._change(path, node, version, came)

@@ -74,7 +74,7 @@ class Folder:
             if step.source is None:
                 os.replace(self.path / source, path)
             else:
-                copy = path.with_name(f"{incoming(path.name, 0)}.0")
+                copy = path.with_name(incoming(path.name, 0, 0))
                 shutil.copy2(self.path / source, copy)
                 os.replace(copy, path)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from distributor.values.files import fitted
+
 
 @dataclass(frozen=True)
 class Version:
@@ -52,7 +54,9 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
         return {}
     first, *others = sorted(held)
     kept = {path: held[first]}
-    return kept | {f"{path}.node-{node}": held[node] for node in others if held[node].digest != held[first].digest}
+    return kept | {
+        fitted(path, f".node-{node}"): held[node] for node in others if held[node].digest != held[first].digest
+    }
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:

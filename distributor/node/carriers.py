@@ -182,7 +182,7 @@ class ToUrl:
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         self._number += 1
-        name = f"{incoming(entry.path, self._node_rank)}.{self._number}"
+        name = incoming(entry.path, self._node_rank, self._number)
         _put(self.place, source, name, unchanged)
         return None if self.settle(entry, name) else name
 
@@ -276,7 +276,7 @@ class Direct:
             self._sizes = own(self.place.sizes())
         if sum(self._sizes.values()) - self._sizes.get(entry.path, 0) + entry.size > self._limit:
             raise OSError(beyond_limit(self._limit))
-        part = f"{incoming(entry.path, 0)}.{os.getpid()}"
+        part = incoming(entry.path, 0, os.getpid())
         _put(self.place, source, part, unchanged)
         self.place.move(part, entry.path)
         self._sizes[entry.path] = entry.size

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from distributor.errors import ConfigurationError
 from distributor.values import sealed
+from distributor.values.files import fitted
 
 #: The names of the two files of a claim.
 FILES = ("claim-0.json", "claim-1.json")
@@ -136,7 +137,7 @@ def folder_of(where: str, name: str) -> str:
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
     """
     safe = quote(name, safe="+,=@")
-    return f"{where.rstrip('/')}/{f'%2E{safe[1:]}' if safe.startswith('.') else safe}"
+    return f"{where.rstrip('/')}/{fitted(f'%2E{safe[1:]}' if safe.startswith('.') else safe)}"
 
 
 def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:

@@ -3,6 +3,7 @@
 # This module does not postpone the evaluation of annotations, because the code that decodes messages reads the
 # annotations of ``Entry`` at run time.
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ from distributor.text.wording import size
 #: Maximum total size, in bytes, of the files in ``output_dir`` that are sent to the nodes with a job. If the files are
 #: larger, nodes fetch them from the driver.
 WITH_THE_JOB = 64 << 20
+
+#: Maximum number of bytes of a file's name on Linux.
+_LONGEST = 255
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,29 @@ class Brought:
     uploaded: str | None = None
 
 
-def incoming(path: str, node: int) -> str:
+def fitted(path: str, end: str = "") -> str:
+    """Return a path with ``end`` after its file name. If the name gets too long, a digest replaces its last characters.
+
+    >>> fitted("ckpt/a.pt", ".part"), fitted("ckpt/" + 255 * "a", ".part")[-24:]
+    ('ckpt/a.pt.part', 'aa~b0f3323e7a3cad8a.part')
+    """
+    folder, slash, name = path.rpartition("/")
+    encoded = os.fsencode(name)
+    if len(encoded) + len(end) > _LONGEST:
+        end = f"~{hashlib.sha256(encoded).hexdigest()[:16]}{end}"
+        name = encoded[: _LONGEST - len(end)].decode(errors="ignore")
+    return f"{folder}{slash}{name}{end}"
+
+
+def incoming(path: str, node: int, number: int | None = None) -> str:
     """Return the temporary name, in ``output_dir``, of a node's file that has not arrived completely.
+
+    ``number`` tells apart several such files of one path and node.
 
     >>> incoming("ckpt/a.pt", 1), is_incoming("ckpt/a.pt.node-1.part")
     ('ckpt/a.pt.node-1.part', True)
     """
-    return f"{path}.node-{node}.part"
+    return fitted(path, f".node-{node}.part{'' if number is None else f'.{number}'}")
 
 
 def is_incoming(name: str) -> bool:

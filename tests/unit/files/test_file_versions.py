@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from hypothesis import given, strategies as st
 
 from distributor.files.store import Folder
 from distributor.files.versions import Version, Versions, names
+from distributor.values.files import incoming, is_incoming
 
 
 def version(content: str) -> Version:
@@ -45,6 +47,18 @@ def test_the_first_nodes_version_keeps_the_name() -> None:
     a, b = version("a"), version("b")
     assert names("x", {2: b, 1: a, 3: a}) == {"x": a, "x.node-2": b}
     assert names("x", {}) == {}
+
+
+def test_the_names_of_long_files_fit() -> None:
+    a, b, path = version("a"), version("b"), f"ckpt/{'训' * 84}.pt"
+    first, second = names(path, {0: a, 12: b})
+    assert first == path
+    assert second.startswith("ckpt/训训训")
+    assert second.endswith(".node-12")
+    for name in (second, incoming(path, 12), incoming(path, 12, 4194304), incoming("a" * 255, 0)):
+        assert len(os.path.basename(name).encode()) <= 255
+        assert name == second or is_incoming(name)
+    assert incoming("a" * 255, 0) != incoming("a" * 254 + "b", 0)
 
 
 def test_an_empty_folder_goes_with_its_last_file(tmp_path: Path) -> None:

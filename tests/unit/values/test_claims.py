@@ -9,6 +9,7 @@ import pytest
 from distributor.errors import ConfigurationError
 from distributor.values import claims
 from distributor.values.checkpoints import Checkpoints, from_environ, to_environ
+from distributor.values.checks import check_title
 from distributor.values.claims import Claim, Fence, Holder, Identity
 from distributor.values.sealed import seal
 
@@ -67,6 +68,15 @@ def test_a_released_name_has_no_holder() -> None:
 def test_names_stay_below_the_place() -> None:
     assert claims.folder_of("/shared/", "a/b") == "/shared/a%2Fb"
     assert claims.folder_of("/shared", "..") == "/shared/%2E."
+
+
+def test_each_name_that_is_accepted_fits_into_a_file_name() -> None:
+    names = ["训" * 100, "训" * 99 + "练", "/" * 100, "🦜" * 100, "x" * 100]
+    found = [claims.folder_of("/shared", check_title("name", name)).removeprefix("/shared/") for name in names]
+    assert len({*found}) == len(names)
+    assert max(map(len, found)) == 255
+    assert found[0].startswith("%E8%AE%AD" * 20)
+    assert found[-1] == names[-1]
 
 
 def test_ranks_hear_of_the_claim() -> None:
