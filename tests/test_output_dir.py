@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,15 @@ def fail_after_writing() -> None:
     import os
     from pathlib import Path
 
-    Path(f"rank-{os.environ['RANK']}.txt").write_text("last words")
+    Path(f"rank-{os.environ['RANK']}.txt".rjust(255, "x")).write_text("last words")
     raise ValueError("boom")
 
 
 def test_files_of_a_failed_run_are_kept(make: Make, here: Path, out: Path) -> None:
+    """However long their names are."""
     with pytest.raises(TrainingError, match="boom"):
         make(1, output_dir=out).run(fail_after_writing)
-    assert files(out) == {"rank-0.txt": "last words"}
+    assert files(out) == {"rank-0.txt".rjust(255, "x"): "last words"}
 
 
 def write_and_wait(ready: str) -> None:
@@ -388,6 +390,19 @@ def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here
         match="contains the ranks' current directory, .*: pass an output_dir that is inside the current directory or",
     ):
         make_local(1, output_dir="..").run(write_much)
+
+
+@pytest.mark.parametrize("inside", ["", "tmp"])
+def test_temporary_folders_of_runs_stay(
+    inside: str, make_local: Make, here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = here / inside
+    temporary.mkdir(exist_ok=True)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    make_local(1, output_dir=out).run(write_much)
+    assert {path.name for path in out.iterdir()} == {"a.bin", "b.bin", "c.bin"}
+    shutil.rmtree(here)  # so that its warm process ends
 
 
 def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ import watch
 from sessions import Make
 
 from distributor import RunCancelledError, Status, TorchDistributor, TrainingError
-from distributor.machine import folders
-from distributor.values import environment
+from distributor.values import environment, layout
 
 
 def started_by() -> int:
@@ -283,7 +282,7 @@ def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
 
 
 def warm_folders() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob(f"{folders.PREFIX}warm-*"))
+    return list(Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}warm-*"))
 
 
 def folder_of(pid: int) -> Path:

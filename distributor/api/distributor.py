@@ -70,8 +70,9 @@ class Distributor:
             executors get too.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path
             (after the folder of a script). In local mode, ranks use the folder itself; executors get a copy, which is
-            removed at the end. The copy lacks ``.git``, ``.venv``, ``venv`` and Python's caches. Scripts, and in local
-            mode modules too, are looked up in this folder first, then in the current directory.
+            removed at the end. The copy lacks ``.git``, ``.venv``, ``venv``, Python's caches and the temporary
+            directory. Scripts, and in local mode modules too, are looked up in this folder first, then in the current
+            directory.
         working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes or as
             ``"1g"`` (default 256 MiB).
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec

@@ -30,7 +30,7 @@ from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.hosting.agents import Agent, anew
 from distributor.machine import allocator, bootstrap, folders, processes
 from distributor.machine.bootstrap import PLACEHOLDER, UNMARKED
-from distributor.values import environment, messages
+from distributor.values import environment, layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Warmth
 
@@ -143,7 +143,7 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
     }
     who = [os.readlink("/proc/self/ns/pid"), os.geteuid(), owner, processes.start_time(owner)]
     what = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
-    folder = os.path.join(tempfile.gettempdir(), f"{folders.PREFIX}warm-{_digest(who)}-{_digest(what)}")
+    folder = os.path.join(tempfile.gettempdir(), f"{layout.PREFIX}warm-{_digest(who)}-{_digest(what)}")
     folders.make_private(folder)
     return folder
 

@@ -17,10 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-PREFIX = "distributor-"
-
-#: The file that a folder's owner keeps locked.
-OWNER = "owner"
+from distributor.values.layout import OWNER, PREFIX
 
 #: Number of free bytes below which a file system counts as full.
 _LITTLE = 64 << 10

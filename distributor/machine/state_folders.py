@@ -15,6 +15,7 @@ from pathlib import Path
 from distributor.machine import folders
 from distributor.machine.shared_memory import FOLDER
 from distributor.text.wording import mebibytes
+from distributor.values import layout
 
 #: The end of a folder's name, after the run's ID: the number of the job's first attempt (left out for the run's first
 #: job), and random characters.
@@ -64,7 +65,7 @@ def path_for(private: str) -> str:
 
 def find(run_id: str) -> list[StateFolder]:
     """Return the state folders of a run's nodes on this machine, except folders that other users can access."""
-    begin, found = f"{folders.PREFIX}{run_id}", []
+    begin, found = f"{layout.PREFIX}{run_id}", []
     for name in sorted(os.listdir(FOLDER)):
         match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
         if match is not None and _is_private(path := f"{FOLDER}/{name}"):

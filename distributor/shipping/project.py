@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.text.wording import size
 from distributor.values.files import make_way
+from distributor.values.layout import OWNER, PREFIX
 
 #: Names of folders that are never part of a shipped project folder.
 SKIPPED_DIRS = frozenset(
@@ -22,6 +24,18 @@ SKIPPED_DIRS = frozenset(
 
 #: The value of ``create_system`` that marks a zip entry's attributes as Unix attributes.
 _UNIX = 3
+
+
+def is_skipped(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is never shipped: one of :data:`SKIPPED_DIRS`, or the private folder of a process."""
+    name = os.path.basename(folder)
+    return name in SKIPPED_DIRS or (name.startswith(PREFIX) and os.path.isfile(os.path.join(folder, OWNER)))
+
+
+def temporary(top: str) -> list[str]:
+    """Return the real path of the temporary directory if it is inside ``top``, which is a real path."""
+    folder = os.path.realpath(tempfile.gettempdir())
+    return [folder] if folder.startswith(top + os.sep) else []
 
 
 def current_folder() -> Path:
@@ -50,9 +64,9 @@ def pack_folder(
 ) -> bytes:
     """Return the files of a project folder as zip bytes, with their modes.
 
-    Folders in :data:`SKIPPED_DIRS`, folders that this user cannot list, and compiled Python files (``.pyc``, ``.pyo``)
-    are left out, and so are links to a folder that contains the link. Any other link to a folder of the project stays a
-    link. The remaining links are followed.
+    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, and compiled Python
+    files (``.pyc``, ``.pyo``) are left out, and so are links to a folder that contains the link. Any other link to a
+    folder of the project stays a link. The remaining links are followed.
 
     Args:
         folder: the project folder, which must exist.
@@ -64,7 +78,8 @@ def pack_folder(
         PayloadError: the files exceed ``limit`` (the error's text names the largest file), or a file name is not UTF-8.
         OSError: a file cannot be read, or was removed meanwhile.
     """
-    files = [path for path in _files_of(folder) if apart is None or apart not in Path(os.path.realpath(path)).parents]
+    out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
+    files = [path for path in _files_of(folder) if out.isdisjoint(Path(os.path.realpath(path)).parents)]
     sizes = {path: _size_of(path) for path in files}
     total = sum(sizes.values())
     if total > limit:
@@ -152,7 +167,7 @@ def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Pat
         return
     yield from (path for path in entries if path.is_file() and path.suffix not in (".pyc", ".pyo"))
     for path in entries:
-        if not path.is_dir() or path.name in SKIPPED_DIRS:
+        if not path.is_dir() or is_skipped(path):
             continue
         real = os.path.realpath(path)
         if real in around:  # a link to a parent folder: following it would never end

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from distributor.shipping.project import SKIPPED_DIRS
+from distributor.shipping import project
 from distributor.values.files import Entry, own
 
 _PIECE = 1 << 20
@@ -25,15 +25,16 @@ def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | Non
     """Return the size, modification time and inode of each file below a folder.
 
     The keys of the result are paths relative to the folder, with slashes. Compiled Python files, folders that are never
-    shipped (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders, and links that lead out of the
-    folder are left out.
+    shipped (:func:`~distributor.shipping.project.is_skipped`), the temporary directory, links to folders, and links
+    that lead out of the folder are left out.
 
     Args:
         folder: the folder whose files are listed.
-        apart: real paths of folders to leave out, in addition to those that are never shipped.
+        apart: real paths of further folders to leave out.
         failed: a list to which errors are appended. A file or folder that cannot be read is missing from the result.
     """
     top = os.path.realpath(folder)
+    apart = {*apart, *project.temporary(top)}
     return dict(_below(top, "", top + os.sep, apart, [] if failed is None else failed))
 
 
@@ -55,7 +56,7 @@ def _below(
     for entry in entries:
         try:
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED_DIRS and entry.path not in apart:
+                if entry.path not in apart and not project.is_skipped(entry.path):
                     yield from _below(entry.path, f"{inside}{entry.name}/", top, apart, failed)
             elif entry.is_file() and not entry.name.endswith((".pyc", ".pyo")) and _is_inside(entry, top):
                 yield inside + entry.name, _stamp(entry.stat())

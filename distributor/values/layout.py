@@ -8,6 +8,10 @@ from pathlib import Path
 
 from distributor.values.job import Script
 
+#: The beginning of the names of private folders in the temporary directory, and the file in such a folder that its
+#: owner keeps locked.
+PREFIX, OWNER = "distributor-", "owner"
+
 #: Signals that make a rank write the Python stacks of all its threads, or of its main thread only. SIGUSR1 stays free
 #: for users' code.
 ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import watch
 
-from distributor.machine import folders
+from distributor.values import layout
 
 #: What Open MPI, MPICH and Ray call files and folders that do not have a run's name.
 _NAMES = ("ompi.*", "openmpi*", "prte*", "pmix*", "hydra_*", "mpich*", "ray", "ray_*")
@@ -89,7 +89,7 @@ class Leftovers:
 
 def _of_another(name: str, run: str) -> bool:
     """Whether a folder in shared memory has the name of another run, which may be going on."""
-    return name.startswith(folders.PREFIX) and not name.startswith(f"{folders.PREFIX}{run}")
+    return name.startswith(layout.PREFIX) and not name.startswith(f"{layout.PREFIX}{run}")
 
 
 def _in_use() -> set[str]:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from distributor.channel.server import ChannelServer
-from distributor.machine import folders as private_folders
+from distributor.values import layout
 from distributor.values.environment import NODE_ID
 from distributor.values.plan import Endpoint
 
@@ -136,8 +136,8 @@ def _agents_run(process: psutil.Process) -> str:
 
 def folders() -> set[Path]:
     """Private folders of nodes that exist now."""
-    found = Path(tempfile.gettempdir()).glob(f"{private_folders.PREFIX}*")
-    return {folder for folder in found if not folder.name.startswith(f"{private_folders.PREFIX}warm-")}
+    found = Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}*")
+    return {folder for folder in found if not folder.name.startswith(f"{layout.PREFIX}warm-")}
 
 
 def open_descriptors() -> int:

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from distributor.machine import folders
+from distributor.values import layout
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def test_folders_are_private_and_named_after_the_run(tmp_path):
     assert first != second
     for folder in (first, second):
         assert os.path.dirname(folder) == str(tmp_path)
-        assert os.path.basename(folder).startswith(f"{folders.PREFIX}run7-")
+        assert os.path.basename(folder).startswith(f"{layout.PREFIX}run7-")
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
