@@ -212,6 +212,11 @@ def test_under_spark_submit(script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [line.partition("] ")[2] for line in done.stdout.splitlines() if "] arg" in line] == ["arguments ['3']"] * 2
     assert "2 ranks on 2 nodes" in done.stdout
     assert "distributor: rank 1 on " in done.stdout
+    planned = subprocess.run([*command, "run", "--dry-run", script], capture_output=True, text=True, timeout=180)
+    assert planned.returncode == 0, planned.stderr[-3000:]
+    told = "Spark, master local-cluster[2,1,1024]: 1 rank, with 1 GPU each, requested from Spark"
+    assert told in planned.stdout
+    assert "SparkContext" not in planned.stdout + planned.stderr
     nothing_is_left()
 
 

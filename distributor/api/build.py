@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import secrets
+import stat
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -161,27 +162,28 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
 
     If ranks run on other machines, the files that are already in the folder are packed and sent with the job. If they
     are too large to be sent with the job, nodes fetch them from the driver. If ``output_dir`` is a URL, nodes fetch its
-    files from the URL.
+    files from the URL. This function creates nothing; :func:`make_output_dir` does.
 
     Raises:
         PayloadError: the files that are already there exceed ``output_limit``, or have a name that is not UTF-8.
-        ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or it is a
-            relative path, and the current directory does not exist.
+        ConfigurationError: ``output_dir`` is a file, cannot be created or written to, or is a URL that cannot be read;
+            or it is a relative path, and the current directory does not exist.
     """
     where, limit = asked.output_dir, asked.output_limit
     if where is None:
         return None
     if is_url(where):
-        _check_url(where, limit)
+        with _usable(where):
+            remote = Remote(where)
+            if remote.folder is not None:
+                _check_folder(remote.folder)
+            held = sum(own(remote.sizes()).values())
+        _check_held(where, held, limit)
         return OutputDir(where, limit)
     folder = _place(asked)
     assert folder is not None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"output_dir {where!r} cannot be used: the folder {folder} cannot be created: {error.strerror}"
-        ) from error
+    with _usable(where):
+        _check_folder(folder)
     sizes = tree.sizes(str(folder))
     held = sum(sizes.values())
     _check_held(where, held, limit)
@@ -192,20 +194,42 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     return OutputDir(str(folder), limit, held, archive)
 
 
-def _check_url(url: str, limit: int) -> None:
-    """Check that the driver can write to a URL, and that the files there have at most ``limit`` bytes in total.
+def make_output_dir(kept: OutputDir | None) -> None:
+    """Create a run's ``output_dir``. If it is a URL, check that the driver can write there.
 
     Raises:
-        ConfigurationError: the driver cannot write to the URL.
-        PayloadError: the files that are already at the URL have more than ``limit`` bytes in total.
+        ConfigurationError: the folder cannot be created, or the driver cannot write to the URL.
     """
+    if kept is None:
+        return
+    with _usable(kept.where):
+        if is_url(kept.where):
+            Remote(kept.where).check(f".distributor-{secrets.token_hex(6)}")
+        else:
+            os.makedirs(kept.where, exist_ok=True)
+
+
+@contextmanager
+def _usable(where: str) -> Iterator[None]:
+    """Raise a ``ConfigurationError`` about ``output_dir`` if an ``OSError`` occurs in the ``with`` block."""
     try:
-        remote = Remote(url)
-        remote.check(f".distributor-{secrets.token_hex(6)}")
-        held = sum(own(remote.sizes()).values())
+        yield
     except OSError as error:
-        raise ConfigurationError(f"output_dir {url!r} cannot be used: {error}") from None
-    _check_held(url, held, limit)
+        raise ConfigurationError(f"output_dir {where!r} cannot be used: {error}") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise an ``OSError`` if this user could not create a folder, or cannot write to it if it exists."""
+    for path in (folder, *folder.parents):
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except FileNotFoundError:
+            continue
+        if not is_folder:
+            raise OSError(f"{path} is not a folder")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise OSError(f"this user may not write to {path}")
+        return
 
 
 def _check_held(where: str, held: int, limit: int) -> None:

@@ -11,7 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor.api.build import build_job, check_packages, make_log_folder, pack_output_dir, pack_working_dir
+from distributor.api.build import (
+    build_job,
+    check_packages,
+    make_log_folder,
+    make_output_dir,
+    pack_output_dir,
+    pack_working_dir,
+)
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
@@ -336,6 +343,7 @@ class Distributor:
         for warning in (fsdp_on_cpus, deepspeed_on_cpus):
             if (told := warning(job, os.environ if session is None else {})) is not None:
                 notices.logger.warning("run %s: %s", job.label, told)
+        make_output_dir(job.output_dir)
         log_folder = make_log_folder(output.log_dir, job.run_id)
         run = Run(
             job,

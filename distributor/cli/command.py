@@ -115,10 +115,13 @@ def run(
         "keep_warm": 0.0,  # no process waits for later runs, since this command makes only one run
     }
     count, use_gpu = given.pop("num_processes"), given.pop("use_gpu")
-    distributor = Distributor(count, False if master else None if on_spark else True, use_gpu, **given)
+    local_mode, where = False if master else None if on_spark else True, None
+    if dry_run and on_spark:
+        local_mode, where = _planned(master)
+    distributor = Distributor(count, local_mode, use_gpu, **given)
     settings, target = pairs("--conf", conf), Module(script, args) if module else script
     if dry_run:
-        _print_plan(distributor, target, args, on_spark, master, settings)
+        _print_plan(distributor, target, args, where, settings)
         return
     if master and not _has_session():
         if not module:
@@ -263,18 +266,23 @@ def _train(distributor: Distributor, target: str | Module, args: Sequence[str], 
             session.stop()
 
 
+def _planned(master: str | None) -> tuple[bool | None, str]:
+    """Return the value of ``local_mode`` for the plan of a run on Spark, and where this run would train, in words."""
+    if master is None:
+        if "SPARK_REMOTE" in os.environ:
+            return False, "the Spark session of the variable SPARK_REMOTE"
+        master = spark_session.submitted_master()
+        if not spark_session.has_executors(master):
+            return None, "the Spark session of spark-submit"
+    return False, f"Spark, master {wording.without_token(master)}"
+
+
 def _print_plan(
-    distributor: Distributor,
-    target: str | Module,
-    args: Sequence[str],
-    on_spark: bool,
-    master: str | None,
-    settings: dict[str, str],
+    distributor: Distributor, target: str | Module, args: Sequence[str], where: str | None, settings: dict[str, str]
 ) -> None:
+    """Print the plan of a run; ``where`` says where on Spark it would train, ``None`` that it would be here."""
     job = distributor.plan(target, *(() if isinstance(target, Module) else args))
-    if on_spark:
-        origin = "the variable SPARK_REMOTE" if "SPARK_REMOTE" in os.environ else "spark-submit"
-        where = f"Spark, master {wording.without_token(master)}" if master else f"the Spark session of {origin}"
+    if where is not None:
         click.echo(describe(job, where, settings=settings))
         return
     from distributor.schedulers.local import LocalScheduler

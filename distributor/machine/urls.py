@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 
@@ -45,6 +46,13 @@ class Remote:
         self._fs: Any = filesystem
         self._root = str(root).rstrip("/")
         self._general_mv = fsspec.AbstractFileSystem.mv
+
+    @property
+    def folder(self) -> Path | None:
+        """The path of the folder if the URL leads to this machine's own files, otherwise ``None``."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        return Path(self._root) if isinstance(self._fs, LocalFileSystem) else None
 
     def check(self, name: str) -> None:
         """Check that the folder can be used: write, find and remove an empty file.

@@ -152,10 +152,33 @@ def master_of(session: SparkSession) -> str:
 def is_cluster(session: SparkSession) -> bool:
     """Return whether a session runs tasks in the processes of executors, not in the driver's JVM.
 
-    With the master ``local`` or ``local[...]``, tasks run in the driver's JVM. A session with another master, and any
-    Connect session, counts as a cluster.
+    Any Connect session counts as a cluster.
     """
-    return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
+    return is_connect(session) or has_executors(master_of(session))
+
+
+def has_executors(master: str) -> bool:
+    """Return whether executors run the tasks of a classic session with this master, and not the driver's JVM.
+
+    >>> has_executors("local-cluster[2,1,1024]"), has_executors("local[4]")
+    (True, False)
+    """
+    return re.match(r"local(\[|$)", master) is None
+
+
+def submitted_master() -> str:
+    """Return the master URL with which spark-submit has started this program. Create no session.
+
+    Raises:
+        ConfigurationError: pyspark is missing, or the JVM of spark-submit does not answer.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()  # connects to the JVM, whose settings SparkConf reads
+        return str(SparkConf().get("spark.master"))
+    except Exception as error:
+        raise ConfigurationError(f"spark-submit does not say which master it uses: {_first_words(error)}") from None
 
 
 def conf(session: SparkSession, key: str, default: str | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -474,22 +475,54 @@ def test_a_dry_run_on_spark_tells_what_is_known(
     assert "\n  OMP_NUM_THREADS=4\n" in out
 
 
-@pytest.mark.parametrize(
-    ("variable", "told"),
-    [
-        ("PYSPARK_GATEWAY_PORT", "the Spark session of spark-submit"),
-        ("SPARK_REMOTE", "the Spark session of the variable SPARK_REMOTE"),
-    ],
-)
+def submitted(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under spark-submit, on a driver without GPUs."""
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr("distributor.schedulers.spark.session.submitted_master", lambda: master)
+    monkeypatch.setattr("distributor.machine.devices.local_gpus", lambda *_: [])
+
+
+@pytest.mark.parametrize("gpu", ["--use-gpu", "--no-gpu"])
+@pytest.mark.parametrize("master", ["yarn", "spark://a:7077", "local-cluster[2,1,1024]"])
 @pytest.mark.usefixtures("no_session")
-def test_a_dry_run_tells_whose_session_it_takes(
-    variable: str, told: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_dry_run_under_spark_submit_is_that_of_its_master(
+    master: str, gpu: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, "sc://host")
+    submitted(master, monkeypatch)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "3f2a")
+    run = ["run", "-n", "2", gpu, "--cpus-per-process", "1000", "--dry-run"]
+    assert command.call([*run, "--master", master, script]) == 0
+    expected = capsys.readouterr().out
+    assert f"on            Spark, master {master}: 2 ranks, " in expected
+    assert command.call([*run, script]) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("master", ["local", "local[4]"])
+@pytest.mark.usefixtures("no_session")
+def test_a_dry_run_under_spark_submit_with_a_local_master(
+    master: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run would train on this machine, without Spark."""
+    submitted(master, monkeypatch)
     assert command.call(["run", "--no-gpu", "--dry-run", script]) == 0
-    assert f"on            {told}: 1 rank, on CPUs\n" in capsys.readouterr().out
+    assert "on            the Spark session of spark-submit: 1 rank, on CPUs\n" in capsys.readouterr().out
+    assert command.call(["run", "--dry-run", script]) == 2
+    assert "this machine, the driver, has no visible GPU" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_session")
+def test_a_dry_run_tells_of_spark_remote(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted("local[4]", monkeypatch)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    assert command.call(["run", "--dry-run", script]) == 0
+    told = (
+        "on            the Spark session of the variable SPARK_REMOTE: 1 rank, with 1 GPU each, requested from Spark\n"
+    )
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_session")
@@ -526,6 +559,41 @@ def test_a_dry_run_tells_which_files_of_earlier_runs_are_sent(
     (out / "losses.csv").write_bytes(bytes(3 << 10))
     assert command.call(run) == 0
     assert re.search(told.format(out=re.escape(str(out))), capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("where", [["--local"], ["--master", "spark://a:7077"]])
+@pytest.mark.parametrize("begin", ["", "file://"])
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        ("new/out", None),
+        (".", None),
+        ("train.py", "train.py is not a folder"),
+        ("train.py/out", "Not a directory"),
+        ("x" * 256, "File name too long"),
+    ],
+)
+@pytest.mark.usefixtures("no_session")
+def test_a_dry_run_creates_no_output_dir(
+    where: list[str], begin: str, inside: str, why: str | None, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(script).parent
+    output_dir = f"{begin}{folder}/{inside}"
+    given = ["--output-dir", output_dir, "--dry-run", script]
+    assert command.call(["run", *where, "--no-gpu", *given]) == (0 if why is None else 2)
+    assert list(folder.iterdir()) == [Path(script)]
+    err = capsys.readouterr().err
+    assert err == "" if why is None else f"--output-dir '{output_dir}' cannot be used: " in err and why in err
+
+
+def test_a_dry_run_refuses_an_output_dir_of_others(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, mode: mode == os.R_OK)  # root may write everywhere
+    folder = Path(script).parent
+    given = ["--output-dir", str(folder / "new/out"), "--dry-run", script]
+    assert command.call(["run", "--local", "--no-gpu", *given]) == 2
+    assert f"new/out' cannot be used: this user may not write to {folder}\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_with_a_range_of_ranks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
