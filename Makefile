@@ -10,7 +10,9 @@ VENV_STREAMING := .venv-streaming
 VENV_COMPOSER := .venv-composer
 VENV_LAUNCHERS := .venv-launchers
 VENV_AXOLOTL := .venv-axolotl
-BIN := $(VENV)/bin
+# Commands run as if nothing of Spark, torchrun or a proxy were set. pip keeps the proxies.
+UNSET := $(PYTHON) tools/unset.py
+BIN := $(UNSET) $(VENV)/bin
 
 RUNS ?= 100
 JOBS ?= 4
@@ -99,7 +101,7 @@ test-all: $(VENV)/test.ok
 test-long: test-all
 	$(BIN)/python -m pytest -m long
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
-	$(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
+	$(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
@@ -110,26 +112,26 @@ test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
 	$(PYTHON) tools/frameworks.py
 
 test-framework-vision: $(VENV_VISION)/vision.ok
-	$(NOTED) $(VENV_VISION)/bin/python -m pytest tests/frameworks/test_vision.py
-	$(VENV_VISION)/bin/python -m pytest tests/test_notebooks.py -k retinanet
+	$(NOTED) $(UNSET) $(VENV_VISION)/bin/python -m pytest tests/frameworks/test_vision.py
+	$(UNSET) $(VENV_VISION)/bin/python -m pytest tests/test_notebooks.py -k retinanet
 
 test-framework-streaming: $(VENV_STREAMING)/streaming.ok
-	$(NOTED) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py
+	$(NOTED) $(UNSET) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py
 
 test-framework-composer: $(VENV_COMPOSER)/composer.ok
-	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
-	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k "composer or foundry"
+	$(NOTED) $(UNSET) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
+	$(UNSET) $(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k "composer or foundry"
 
 # These run the framework's tests and its notebook.
 test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENV_AXOLOTL)/axolotl.ok
-	$(NOTED) $(VENV_AXOLOTL)/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
+	$(NOTED) $(UNSET) $(VENV_AXOLOTL)/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
 
 $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
-	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
+	$(NOTED) $(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
 
 # CI runs these tests of LAUNCHERS, two files at a time. The results do not go into the table.
 test-frameworks-launchers: $(VENV_LAUNCHERS)/launchers.ok
-	$(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
+	$(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
 
 test-framework-%: $(VENV)/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py
@@ -149,11 +151,11 @@ pictures: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
 
 test-spark35: $(VENV35)/spark35.ok
-	$(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
+	$(UNSET) $(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
 
 # Like `chaos`, with the launch paths of LAUNCHERS.
 chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok
-	$(VENV_LAUNCHERS)/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+	$(UNSET) $(VENV_LAUNCHERS)/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 chaos: $(VENV)/test.ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))

@@ -17,6 +17,7 @@ from typing import Any
 
 import deepspeed_trainings
 import pytest
+import unset
 from leftovers import Leftovers
 from proxy import Proxy
 from sessions import LOCAL, MASTERS, Make, Sessions
@@ -26,6 +27,10 @@ from distributor.channel.server import ChannelServer
 from distributor.machine import devices
 from distributor.values.environment import CHECK_GPUS
 from distributor.values.plan import Endpoint
+
+# Tests run as if nothing of Spark, torchrun or a proxy were set, but for what `sessions` has set.
+for name in unset.foreign(os.environ) - {"SPARK_CONF_DIR"}:
+    del os.environ[name]
 
 # Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
 # all that it starts has in its environment. The name is short: paths of sockets are bounded.

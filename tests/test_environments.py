@@ -13,15 +13,16 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import environment
+import preflight
 import pytest
+import pythons
+import unset
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+from distributor.values.environment import CONTRACT
 
-import environment  # noqa: E402
-import preflight  # noqa: E402
-import pythons  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 #: Which the pins are for: Debian's, and the first of each line that they have to fit.
 PYTHONS = ("3.11.2", "3.11.7", "3.12.1", "3.13.0")
@@ -153,6 +154,49 @@ def test_the_size_is_told_before_anything_is_downloaded(tmp_path: Path, monkeypa
     assert "CUDA" not in environment.announcement("demo", tmp_path, "3.12.1")
     monkeypatch.setenv("TORCH_INDEX", "https://host/cpu")
     assert "CUDA" not in environment.announcement("demo", tmp_path / "another", "3.12.1")
+
+
+#: As in the shell of somebody who has Spark.
+SHELL = {
+    "PYSPARK_PYTHON": "/usr/bin/python3",
+    "PYSPARK_DRIVER_PYTHON": "jupyter",
+    "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+    "SPARK_HOME": "/opt/gone",
+    "SPARK_REMOTE": "sc://gone",
+    "HADOOP_CONF_DIR": "/opt/gone",
+    "YARN_CONF_DIR": "/opt/gone",
+    "OMP_NUM_THREADS": "1",
+    **dict.fromkeys(CONTRACT, "1"),
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "grpc_proxy"), "http://127.0.0.1:1"),
+}
+KEPT = ("PATH", "HOME", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "PIP_CERT", "TORCH_INDEX")
+
+
+def test_commands_run_as_if_nothing_of_spark_were_set() -> None:
+    assert unset.foreign([*SHELL, "PYTHONPATH", *KEPT]) == {*SHELL, "PYTHONPATH"}
+    code = "import os, sys; print(*os.environ, sys.argv)"
+    command = [sys.executable, str(ROOT / "tools" / "unset.py"), sys.executable, "-c", code, "-m", "a b"]
+    env = {**SHELL, "LC_ALL": "C.UTF-8"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == "LC_ALL ['-c', '-m', 'a b']\n", ended.stderr
+
+
+def test_each_command_of_the_makefile_runs_so() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    recipes = [line for line in lines if line.startswith("\t") and re.search(r"/bin/|\$\(BIN\)", line)]
+    assert recipes
+    assert [line for line in recipes if not re.match(r"\t([\w=$()]+ )?(\$\(BIN\)/|\$\(UNSET\) )", line)] == []
+
+
+def test_tests_run_so_too() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "sees_nothing_of_spark"]
+    env = {**os.environ, **SHELL}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_a_test_sees_nothing_of_spark_that_is_set() -> None:
+    assert unset.foreign(os.environ) <= {"SPARK_CONF_DIR"}
 
 
 def test_environments_name_extras_that_exist() -> None:

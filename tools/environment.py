@@ -147,7 +147,8 @@ def pip(folder: Path, arguments: Sequence[str], log: Path) -> None:
     """
     state = {"doing": "starts"}
     began = time.monotonic()
-    command = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
+    # -I: pip takes no packages of PYTHONPATH for installed ones.
+    command = [str(folder / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check", *arguments]
     with log.open("a") as kept:
         process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -189,7 +190,7 @@ def version_of(python: Path) -> str | None:
 def pip_version(python: Path) -> tuple[int, ...] | None:
     """Return the version of an environment's pip; ``None`` if the environment has no pip."""
     ended = subprocess.run(
-        [str(python), "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [str(python), "-I", "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     found = re.match(r"pip (\d+)\.(\d+)", ended.stdout)
     return None if found is None else tuple(int(part) for part in found.groups())

@@ -46,7 +46,9 @@ def run(python: Path, told: str) -> None:
         call(["make", "-C", str(clone), "demo", f"PYTHON={python}"])
         seconds, size = time.monotonic() - began, gigabytes(clone / ".venv")
         call(["make", "-C", str(clone), ".venv/demo-deepspeed.ok", f"PYTHON={python}"])
-        call([str(clone / ".venv/bin/python"), str(clone / "tools/smoke.py")])
+        call(
+            [str(python), str(clone / "tools/unset.py"), str(clone / ".venv/bin/python"), str(clone / "tools/smoke.py")]
+        )
         print(f"=== Python {told}: make demo took {seconds:.0f} s, .venv had {size:.1f} GB", flush=True)
 
 
