@@ -1,4 +1,4 @@
-"""Checks that the Java that Spark would start on this machine exists and is new enough for PySpark."""
+"""Checks of what PySpark would start on this machine: a Java that is new enough, and a Spark of its own version."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
             f"Java {major} ({java}, {where}) is too old for PySpark {pyspark}, which needs {needed} or later: {advice}"
         )
     return None
+
+
+def other_spark(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return why PySpark cannot start the Spark of ``SPARK_HOME``, and what to do; ``None`` if it can.
+
+    Spark may be of another patch release than PySpark.
+    """
+    home = environ.get("SPARK_HOME")
+    if not home:
+        return None
+    for jar in Path(home, "jars").glob("spark-core_*.jar"):
+        version = jar.stem.partition("-core_")[2].partition("-")[2]  # spark-core_2.13-4.0.1.jar
+        if version.split(".")[:2] == pyspark.split(".")[:2]:
+            return None
+        return (
+            f"SPARK_HOME is {home}, which has Spark {version}, but Python imports pyspark {pyspark}: unset SPARK_HOME, "
+            f"or install pyspark {version}"
+        )
+    if Path(home, "bin", "spark-submit").exists():
+        return None
+    return f"SPARK_HOME is {home}, where there is no Spark, but Python imports pyspark {pyspark}: unset SPARK_HOME"
 
 
 def major_version(told: str) -> int | None:

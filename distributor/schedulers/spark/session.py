@@ -342,6 +342,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     Raises:
         ConfigurationError: Spark cannot be started, or does not know the master.
     """
+    from pyspark import __version__
     from pyspark.sql import SparkSession
 
     remote = master is not None and master.startswith("sc://")
@@ -362,7 +363,9 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
                 "Spark's context stopped while it was starting; Spark's log above says why (is a master running there?)"
             )
         where = "" if master is None else f" with master {wording.without_token(master)}"
-        raise ConfigurationError(f"no Spark session{where}: {wording.without_token(_first_words(error))}") from None
+        elsewhere = remote or os.environ.get("SPARK_REMOTE", "").startswith("sc://")
+        reason = (None if elsewhere else java.other_spark(__version__)) or wording.without_token(_first_words(error))
+        raise ConfigurationError(f"no Spark session{where}: {reason}") from None
 
 
 def _first_words(error: Exception) -> str:

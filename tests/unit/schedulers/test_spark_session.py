@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +164,38 @@ def test_a_master_beside_an_address_of_spark_connect(monkeypatch: pytest.MonkeyP
     told = r"^no Spark session with master spark://host-b:7077: .*Spark Connect"
     with pytest.raises(ConfigurationError, match=told):
         session.create("spark://host-b:7077", {})
+
+
+@pytest.mark.parametrize(
+    ("jars", "told"),
+    [
+        (None, "SPARK_HOME is {home}, where there is no Spark, but Python imports pyspark {pyspark}: unset SPARK_HOME"),
+        (
+            ["spark-core_2.12-3.5.9.jar"],
+            "SPARK_HOME is {home}, which has Spark 3.5.9, but Python imports pyspark {pyspark}: unset SPARK_HOME, or "
+            "install pyspark 3.5.9",
+        ),
+        (["spark-core_2.13-{pyspark}-vendor-1.jar", "spark-core-extras.jar"], "the true reason"),
+    ],
+)
+def test_a_session_that_cannot_start_from_another_spark(
+    jars: list[str] | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark import __version__ as pyspark
+
+    for name in jars or ():
+        (tmp_path / "spark" / "jars").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "spark" / "jars" / name.format(pyspark=pyspark)).touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    monkeypatch.setattr(session, "_start_java", fail)
+    with pytest.raises(ConfigurationError) as caught:
+        session.create("local[2]", {})
+    expected = told.format(home=tmp_path / "spark", pyspark=pyspark)
+    assert str(caught.value) == f"no Spark session with master local[2]: {expected}"
+
+
+def fail(_: object) -> None:
+    raise RuntimeError("the true reason")
 
 
 def test_the_token_of_an_address_is_in_no_error() -> None:
