@@ -75,7 +75,7 @@ def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, local: boo
     assert run.deepspeed_config is not None
     assert run.deepspeed_config["train_batch_size"] == 8
     assert run.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 32 * 32
-    assert first["argv"] == [""]  # nothing is forged for a function
+    assert first["argv"] == ["", "--deepspeed", "--deepspeed_config", f"{first['folder']}/deepspeed.json"]
     nodes = "1" if local else "2"
     assert (first["CROSS_SIZE"], second["CROSS_RANK"]) == (nodes, "0" if local else "1")
     assert first["LOCAL_SIZE"] == ("2" if local else "1")
@@ -115,6 +115,14 @@ def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path)
     make(2, path).run(script, "--out", tmp_path, "--scale", 0.5)
     for rank in "01":
         assert json.loads((tmp_path / rank).read_text()) == [True, 2, 2, ["--out", str(tmp_path), "--scale", "0.5"]]
+
+
+def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
+    """As with PySpark's distributor, which runs DeepSpeed's examples; Accelerate's configuration keeps its "auto"."""
+    config = {**trainings.config(2), "gradient_clipping": "auto"}
+    run = make(2, config).submit(trainings.with_parsed_arguments)
+    for seen in run.results(timeout=2 * watch.DEADLINE):
+        assert seen == {"deepspeed": True, "stage": 2, "clipping": 1.0, "accelerates": "auto"}
 
 
 @pytest.mark.parametrize(

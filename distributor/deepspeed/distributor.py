@@ -39,9 +39,9 @@ class DeepspeedTorchDistributor(TorchDistributor):
             ``TrainingArguments``, except that ``warmup_steps`` defaults to 1 and ``total_steps`` has no default. For
             Accelerate and Transformers, only the values given here are filled in, since these libraries fill in the
             others from the model and their own settings.
-        script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
-            ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
-            configuration. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
+        script_arguments: what is appended to ``sys.argv`` of functions, scripts and modules. ``"deepspeed"``
+            (default): ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
+            configuration. ``"trainer"``: ``--deepspeed PATH``, for code that parses ``TrainingArguments`` of
             Transformers or TRL. ``False``: nothing.
         extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
             compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in

@@ -23,7 +23,7 @@ CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: Which arguments with the configuration's path are appended to a script's arguments; see :class:`DeepspeedRanks`.
+#: Which arguments with the configuration's path are appended to ``sys.argv``; see :class:`DeepspeedRanks`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
 #: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
@@ -47,9 +47,9 @@ class DeepspeedRanks(BasePath):
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: names of the builders of the C++ or CUDA extensions that ranks load.
         extensions_timeout: maximum number of seconds that ranks of a node wait while another rank builds extensions.
-        script_arguments: which arguments scripts and modules get. ``"deepspeed"``: ``--deepspeed --deepspeed_config
-            PATH``, or only ``--deepspeed`` if there is no configuration. ``"trainer"``: ``--deepspeed PATH``, which
-            Hugging Face's Trainer takes. ``False``: none.
+        script_arguments: which arguments functions, scripts and modules get. ``"deepspeed"``: ``--deepspeed
+            --deepspeed_config PATH``, or only ``--deepspeed`` if there is no configuration. ``"trainer"``:
+            ``--deepspeed PATH``, which Hugging Face's Trainer takes. ``False``: none.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -103,13 +103,13 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append arguments that name DeepSpeed's configuration to a script's arguments. A function has no command line.
+    """Append arguments that name DeepSpeed's configuration to ``sys.argv``.
 
-    The kind ``"deepspeed"`` is for scripts whose parser has the options of ``deepspeed.add_config_arguments``. The kind
-    ``"trainer"`` is for scripts that parse ``transformers.TrainingArguments``. Such scripts get the path of the
+    The kind ``"deepspeed"`` is for code whose parser has the options of ``deepspeed.add_config_arguments``. The kind
+    ``"trainer"`` is for code that parses ``transformers.TrainingArguments``. Such code gets the path of the
     configuration that still has "auto" values, because Hugging Face's Trainer replaces these itself.
     """
-    if isinstance(target, Function) or kind is False:
+    if kind is False:
         return target
     if kind == "trainer":
         return replace(target, argv=(*target.argv, "--deepspeed", paths[_GIVEN]))
@@ -118,29 +118,32 @@ def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, s
 
 
 def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
-    """Return advice if a rank failed because of the script's command-line arguments, otherwise ""."""
+    """Return advice if a rank failed because of the arguments in ``sys.argv``, otherwise ""."""
     if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
         return (
-            "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
-            'pass script_arguments="trainer" (--script-arguments trainer)'
+            "The training code parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a "
+            'configuration: pass script_arguments="trainer" (--script-arguments trainer)'
         )
     if kind == "deepspeed" and "argument --deepspeed_config: expected one argument" in text:
         return (
-            "The script takes --deepspeed_config, but not --deepspeed: pass script_arguments=False "
-            "(--script-arguments none), and add --deepspeed_config PATH to the script's own arguments"
+            "The training code takes --deepspeed_config, but not --deepspeed: pass script_arguments=False "
+            "(--script-arguments none), and add --deepspeed_config PATH to the code's own arguments"
         )
     if kind is not False and _OPTION_UNKNOWN.search(text):
         return (
-            "The script does not accept DeepSpeed's options, which are appended to its arguments: pass "
+            "The training code does not accept DeepSpeed's options, which are appended to its arguments: pass "
             "script_arguments=False (--script-arguments none)"
         )
     if kind == "trainer" and _PATH_UNKNOWN.search(text):
         return (
-            "The script's --deepspeed takes no path, as in DeepSpeed's own examples: pass "
+            "The training code's --deepspeed takes no path, as in DeepSpeed's own examples: pass "
             'script_arguments="deepspeed", the default'
         )
     if "arguments are required: --deepspeed_config" in text and isinstance(job.target, Function):
-        return "A function gets no command line: read the configuration with distributor.runtime.deepspeed_config()"
+        return (
+            "A function gets --deepspeed_config only if there is a deepspeedConfig and script_arguments is "
+            '"deepspeed", the default: pass them, or read the configuration with distributor.runtime.deepspeed_config()'
+        )
     return ""
 
 

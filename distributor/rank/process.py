@@ -299,6 +299,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
         # If the main module has neither a file nor a specification, PySpark believes that its own doctests run, and may
         # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies).
         sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
+        sys.argv += target.argv
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)
     if isinstance(target, Module):

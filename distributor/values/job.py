@@ -48,10 +48,11 @@ def warmth(job: Job) -> Warmth | None:
 
 @dataclass(frozen=True)
 class Function:
-    """A callable with its arguments, pickled on the driver."""
+    """A callable with its arguments, pickled on the driver. ``argv`` is what it finds in ``sys.argv[1:]``."""
 
     name: str
     pickled: bytes = field(repr=False)
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

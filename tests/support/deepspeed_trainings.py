@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 import warnings
@@ -134,6 +136,21 @@ def with_the_runs_config(count: int) -> dict[str, Any]:
         "folder": os.path.dirname(os.environ["DISTRIBUTOR_DEEPSPEED_CONFIG"]),
         "extensions": os.environ["TORCH_EXTENSIONS_DIR"],
         **{name: os.environ.get(name) for name in ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK")},
+    }
+
+
+def with_parsed_arguments() -> dict[str, Any]:
+    """Makes an engine from ``sys.argv``, as DeepSpeed's examples do."""
+    deepspeed = start()
+    args = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args()
+    engine, *_ = deepspeed.initialize(args=args, model=network())
+    return {
+        "deepspeed": args.deepspeed,
+        "stage": engine.zero_optimization_stage(),
+        "clipping": engine.gradient_clipping(),
+        "accelerates": json.loads(Path(os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"]).read_text())[
+            "gradient_clipping"
+        ],
     }
 
 

@@ -308,7 +308,7 @@ def test_the_deepspeed_path_adds_to_torchruns():
     assert len(plan.rank_env) == len(plain.rank_env)
     for own, added in zip(plain.rank_env, plan.rank_env):
         assert added == {**own, "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "1"}
-    assert (plan.node, plan.target, plan.elsewhere) == (plain.node, plain.target, ())
+    assert (plan.node, plan.elsewhere) == (plain.node, ())
 
 
 def test_shared_memory_of_one_node_is_named():
@@ -325,14 +325,20 @@ def test_the_users_environment_wins_on_the_deepspeed_path():
     assert {name: plan.node_env[name] for name in env} == env
 
 
-@pytest.mark.parametrize("target", [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1"))])
-def test_what_has_a_command_line_gets_deepspeeds_arguments(target):
+@pytest.mark.parametrize(
+    "target",
+    [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1")), Function("train", b"pickled")],
+)
+def test_every_target_gets_deepspeeds_arguments(target):
     _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}")))
     assert plan.target == dataclasses.replace(
-        target, argv=("--lr", "1", "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
+        target, argv=(*target.argv, "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
     )
+    assert plan.node_env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "/node/deepspeed-given.json"
+    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments="trainer")))
+    assert plan.target.argv == (*target.argv, "--deepspeed", "/node/deepspeed-given.json")
     _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks()))
-    assert plan.target.argv == ("--lr", "1", "--deepspeed")
+    assert plan.target.argv == (*target.argv, "--deepspeed")
     assert not [name for name in plan.node_env if name == CONFIG_PATH or name.startswith("ACCELERATE_")]
     _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments=False)))
     assert plan.target == target

@@ -143,7 +143,7 @@ def test_what_the_launch_path_knows_comes_first() -> None:
         failure("exit", "exited with code 2"), log_tail="error: argument --deepspeed: expected one argument"
     )
     told = advise(ended, make_job(launch=DeepspeedRanks("{}", "{}")), local=True)
-    assert told.startswith("The script parses Hugging Face's TrainingArguments")
+    assert told.startswith("The training code parses Hugging Face's TrainingArguments")
     assert advise(ended, make_job()) == ""
 
 
