@@ -86,6 +86,30 @@ def test_a_failure_of_the_driver_itself_is_no_lost_node(one_jvm: Any, monkeypatc
         on_executors(1, max_restarts=1).run(trainings.rank)
 
 
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def test_code_of_ranks_keeps_its_file_and_its_source(one_jvm: Any) -> None:
+    """With each cloudpickle: 3.1.3, which names no files, is in the environment of PySpark 3.5."""
+
+    def train() -> tuple[list[str], int]:
+        import inspect
+
+        import torch
+
+        def square(x: int) -> int:
+            return x * x
+
+        compiled: Any = torch.jit.script(plus_one)
+        return [inspect.getsource(square).strip(), *(lambda: [square.__code__.co_filename])()], compiled(2)
+
+    (source, file), result = on_executors(1).run(train)
+    assert (source.splitlines()[0], file, result) == ("def square(x: int) -> int:", __file__, 3)
+    with pytest.raises(TrainingError, match=rf'File "{__file__}", line \d+, in <lambda>\n .*1 / 0'):
+        on_executors(1).run(lambda: 1 / 0)
+
+
 def test_no_session_is_an_error() -> None:
     code = """
         import sys

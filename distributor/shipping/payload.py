@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -55,7 +55,7 @@ def dump_function(
     own = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
     with own:
         try:
-            return _dumps((function, tuple(args), dict(kwargs)))
+            return _dumps((function, tuple(args), dict(kwargs)), _CallPickler)
         except (Exception, SystemExit) as error:
             raise PayloadError(_why_not(function, args, kwargs, error)) from error
 
@@ -82,9 +82,9 @@ def _why_not(
     )
 
 
-def _dumps(what: Any) -> bytes:
+def _dumps(what: Any, pickler: type[_Pickler]) -> bytes:
     file = io.BytesIO()
-    _CallPickler(file).dump(what)
+    pickler(file, protocol=_PROTOCOL).dump(what)
     return file.getvalue()
 
 
@@ -118,7 +118,7 @@ def dump_exception(error: BaseException) -> bytes | None:
     therefore tries both.
     """
     try:
-        pickled: bytes = cloudpickle.dumps(error, protocol=_PROTOCOL)
+        pickled = _dumps(error, _Pickler)
         pickle.loads(pickled)
         return pickled
     except Exception:
@@ -173,9 +173,25 @@ def _is_special(obj: Any) -> bool:
     return isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj
 
 
-class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file, protocol=_PROTOCOL)
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    """Names the file of all code, which cloudpickle 3.1.3 replaces by ``<dynamic-code>``.
+
+    Tracebacks, ``inspect.getsource`` and ``torch.jit.script`` need the file.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is CodeType:
+            return _code, (obj.co_filename, *self.dispatch_table[CodeType](obj))
+        return super().reducer_override(obj)
+
+
+def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    return make(*arguments).replace(co_filename=filename)
+
+
+class _CallPickler(_Pickler):
+    def __init__(self, file: BinaryIO, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
         self._refusals = refused()
         self._refused = tuple(self._refusals)
 
@@ -188,7 +204,7 @@ class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         return super().reducer_override(obj)
 
 
-class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+class _ValuePickler(_Pickler):
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -319,7 +335,7 @@ def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 def _pickling_error(value: Any) -> BaseException | None:
     try:
-        _dumps(value)
+        _dumps(value, _CallPickler)
     except (Exception, SystemExit) as error:
         return error
     return None

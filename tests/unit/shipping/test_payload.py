@@ -1,7 +1,9 @@
 """Functions, values and exceptions as bytes. What is "elsewhere" here is a Python that lacks the user's modules."""
 
+import ast
 import functools
 import importlib
+import inspect
 import io
 import itertools
 import os
@@ -79,6 +81,16 @@ class Diverged(Exception):
 
 def diverge():
     raise Diverged("loss", math.inf)
+
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+    return inner
+
+@logged
+def sums(rows):
+    return [sum(x for x in row) for row in rows]
 """
 
 names = (f"user_module_{number}" for number in itertools.count())
@@ -288,6 +300,77 @@ def test_a_process_without_spark_refuses_nothing():
 )
 def test_names_for_messages(function, name):
     assert payload.name_of(function) == name
+
+
+@pytest.fixture(params=["installed", "3.1.3"])
+def cloudpickles(request, monkeypatch):
+    """cloudpickle as it is here, and as 3.1.3 is, which gives code this name in place of its file's."""
+    if request.param == "3.1.3":
+        (table, *_) = cloudpickle.Pickler.dispatch_table.maps
+        reduce = table[types.CodeType]
+        monkeypatch.setitem(
+            table, types.CodeType, lambda code: reduce(code.replace(co_filename="".join("<dynamic-code>")))
+        )
+
+
+def code_of(what):
+    """The code of a function, of the function that it decorates, of a method, or of a class's ``__str__``."""
+    if isinstance(what, BaseException):
+        what = type(what).__str__
+    what = inspect.unwrap(what)
+    return getattr(what, "__func__", what).__code__
+
+
+def seen(code):
+    """What tracebacks, stacks, ``inspect`` and compilers read from code, and from the code inside."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    own = (code.co_qualname, code.co_filename, code.co_firstlineno, list(code.co_positions()))
+    return [own, *(line for each in inner for line in seen(each))]
+
+
+SEEN = f"""
+import inspect, pickle, sys, types
+{inspect.getsource(code_of)}
+{inspect.getsource(seen)}
+loaded = pickle.load(sys.stdin.buffer)
+print(seen(code_of(loaded[0] if type(loaded) is tuple else loaded)))
+"""
+
+
+def seen_elsewhere(pickled):
+    done = subprocess.run([sys.executable, "-c", SEEN], input=pickled, stdout=subprocess.PIPE, cwd=os.sep, check=True)
+    return ast.literal_eval(done.stdout.decode())
+
+
+@pytest.mark.parametrize(
+    "expression", ["train", "closure(7)", "square", "Trainer(5).train", "sums", "sums.__wrapped__"]
+)
+def test_code_keeps_its_file_and_its_lines(user, cloudpickles, expression):
+    function = eval(expression, vars(user))
+    expected = seen(code_of(function))
+    assert {file for _, file, *_ in expected} == {user.__file__}
+    assert seen_elsewhere(payload.dump_function(function, (), {})) == expected
+
+
+def make_own_error():
+    class Own(Exception):
+        def __str__(self):
+            return "own"
+
+    return Own()
+
+
+def test_code_that_comes_back_keeps_its_file_and_its_lines(cloudpickles):
+    function, error = closure_over(1), make_own_error()
+    assert seen_elsewhere(dumped(function)) == seen(code_of(function))
+    assert seen_elsewhere(payload.dump_exception(error)) == seen(code_of(error))
+
+
+def test_the_users_own_pickles_stay_cloudpickles():
+    before = cloudpickle.dumps(closure_over(1))
+    payload.dump_function(closure_over(1), (), {})
+    assert cloudpickle.dumps(closure_over(1)) == before
+    assert b"distributor" not in before
 
 
 class NeedsTwo(Exception):
