@@ -79,12 +79,14 @@ def touch(path: str) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_torch_for_cpus_trains_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: str) -> None:
+def test_a_torch_that_sees_no_gpu_trains_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: str
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(
         ResourceError,
-        match=r"^on \S+: use_gpu=True, but torch sees 0 of the 2 GPUs of this rank \(CUDA_VISIBLE_DEVICES=0,1, there "
-        r"is no nvidia-smi, torch \S+ is built for CPUs\): correct",
+        match=r"^on \S+: use_gpu=True, but torch sees 0 of 2 GPUs \(CUDA_VISIBLE_DEVICES=0,1, there is no nvidia-smi"
+        r"(, torch \S+ is built for CPUs)?\): correct",
     ):
         TorchDistributor(2, True, start_method=start_method).run(touch, str(tmp_path / "begun"))
     assert not (tmp_path / "begun").exists()
@@ -92,9 +94,7 @@ def test_a_torch_for_cpus_trains_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_another_framework_asks_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(
-        ResourceError, match=r"CUDA sees 0 of the 1 GPU of this rank .* no CUDA driver \(libcuda.so.1\)"
-    ):
+    with pytest.raises(ResourceError, match=r"CUDA sees 0 of 1 GPU .* no CUDA driver \(libcuda.so.1\)"):
         Distributor(1, True, launch=MpiEnv()).run(touch, str(tmp_path / "begun"))
     assert not (tmp_path / "begun").exists()
 
@@ -118,7 +118,7 @@ def test_gpus_that_are_there_are_asked_for_in_no_process_that_lives(
 
 def test_one_gpu_of_two_is_too_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ResourceError, match="torch sees 1 of the 2 GPUs of this rank"):
+    with pytest.raises(ResourceError, match="torch sees 1 of 2 GPUs"):
         TorchDistributor(2, True, **fake(1, tmp_path)).run(os.getpid)
 
 
@@ -134,8 +134,6 @@ def test_executors_look_for_their_gpus(sessions: Sessions, tmp_path: Path) -> No
         for name, value in (("amount", "1"), ("discoveryScript", str(script)))
     }
     sessions.get("local-cluster[1,1,1024]", **settings, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(
-        ResourceError, match=r"^on \S+: .*torch sees 0 of the 1 GPU of this rank \(CUDA_VISIBLE_DEV\S+=7"
-    ):
+    with pytest.raises(ResourceError, match=r"^on \S+: .*torch sees 0 of 1 GPU \(CUDA_VISIBLE_DEV\S+=7"):
         TorchDistributor(1, False).run(touch, str(tmp_path / "begun"))
     assert not (tmp_path / "begun").exists()

@@ -53,9 +53,9 @@ def missing(through_torch: bool) -> str | None:
         return None
     said = ", ".join(filter(None, [devices.described(os.environ, devices.list_gpus()), reason]))
     return (
-        f"use_gpu=True, but {'torch' if through_torch else 'CUDA'} sees {seen} of the {count(promised, 'GPU')} of this "
-        f"rank ({said}): correct CUDA_VISIBLE_DEVICES, the driver{' or torch' if through_torch else ''} there, or pass "
-        "use_gpu=False to train on CPUs"
+        f"use_gpu=True, but {'torch' if through_torch else 'CUDA'} sees {seen} of {count(promised, 'GPU')} ({said}): "
+        f"correct CUDA_VISIBLE_DEVICES, the driver{' or torch' if through_torch else ''} there, or pass use_gpu=False "
+        "to train on CPUs"
     )
 
 
