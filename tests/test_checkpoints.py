@@ -191,7 +191,7 @@ def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(lose_memory)
     assert run.results(watch.DEADLINE) == [1, 1]
     assert "load_checkpoint loads step-1-" in caplog.text
-    assert caplog.text.count("and passes over the state of step 2 in memory (it is gone)") == 1
+    assert caplog.text.count("and passes over the state of step 2 in memory (it is gone (rank 1))") == 1
 
 
 def lose_memory() -> int | None:
