@@ -35,6 +35,7 @@ from distributor.machine.processes import die_with_parent
 from distributor.rank import (
     by_host,
     dataloaders,
+    groups,
     halting,
     lightning,
     lookups,
@@ -169,6 +170,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
+    groups.watch(order.placement.world_size)
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()

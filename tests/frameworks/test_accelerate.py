@@ -115,6 +115,25 @@ def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
     assert zero["weights"] == one["weights"]
 
 
+def train_twice(steps: int) -> list[dict[str, Any]]:
+    """As in cross-validation: each training has a process group of its own."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    results = []
+    for _ in range(2):
+        results.append(train(steps))
+        Accelerator().end_training()  # leaves the process group
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return results
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_two_accelerators_one_after_another(ranks: int, make_local: Make) -> None:
+    for first, second in make_local(ranks, require_group=True).submit(train_twice, 3).results():
+        assert first == second and first["ranks"] == ranks
+
+
 def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # of another run, perhaps

@@ -110,6 +110,24 @@ def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
     assert_together(TorchDistributor(2, False, False, require_group=True).submit(train, **options).results())
 
 
+def train_twice() -> list[dict[str, Any]]:
+    """As in cross-validation: each training has a process group of its own."""
+    import torch.distributed as dist
+
+    results = []
+    for _ in range(2):
+        results.append(train())
+        dist.barrier()  # or the other rank might still train
+        dist.destroy_process_group()
+    return results
+
+
+def test_two_trainers_one_after_another(make_local: Make) -> None:
+    first, second = zip(*make_local(2, require_group=True).submit(train_twice).results())
+    assert_together(first)
+    assert_together(second)
+
+
 def test_nodes_with_different_numbers_of_ranks() -> None:
     """Three ranks on two nodes."""
     with driven(train, num_processes=3) as driver:
