@@ -11,7 +11,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -451,6 +453,35 @@ def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(two_exec
     watch.gone(run.id)
     assert len(os.listdir(starts)) == 4
     assert on_executors(4).submit(trainings.all_reduce).results(2 * watch.DEADLINE) == [10.0] * 4
+
+
+@pytest.mark.slow
+def test_an_executor_that_spark_ends_is_an_error_that_says_why(sessions: Sessions, tmp_path: Path) -> None:
+    """The job of somebody else is cancelled, and its task does not end in time."""
+    reaper = {"enabled": "true", "killTimeout": "1s", "pollingInterval": "200ms"}
+    session = sessions.get("local-cluster[1,2,1024]", **{f"spark.task.reaper.{key}": reaper[key] for key in reaper})
+    ready = tmp_path / "ready"
+
+    def sleep(_: object) -> None:
+        ready.touch()
+        time.sleep(60)
+
+    def others() -> None:
+        session.sparkContext.setJobGroup("others", "")
+        with suppress(Exception):
+            session.sparkContext.parallelize([0], 1).map(sleep).collect()
+
+    run = on_executors(1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    other = threading.Thread(target=others)
+    other.start()
+    watch.until(ready.exists)
+    session.sparkContext.cancelJobGroup("others")
+    with pytest.raises(NodeLostError) as caught:
+        run.result(watch.DEADLINE)
+    other.join(watch.DEADLINE)
+    assert re.search(r"exited with code 5[07].* spark\.task\.reaper\.killTimeout is 1s: Spark ends", str(caught.value))
+    assert "out of memory" not in str(caught.value)
 
 
 @pytest.mark.slow

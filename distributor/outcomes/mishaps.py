@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from typing import TypeVar
 
 from distributor.errors import DistributorError, RunCancelledError, StartError
@@ -24,6 +25,30 @@ _NO_THREAD = (
     "no further thread can be started: end other threads and processes, or raise ulimit -u, ulimit -v or the "
     "container's limit"
 )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What Spark says of a task that it lost, and how settings explain this; each is ``""`` if it is not known."""
+
+    said: str = ""
+    explanation: str = ""
+
+
+#: Nothing is known of a loss.
+UNKNOWN = Loss()
+
+
+def explained(error: E, loss: Loss) -> E:
+    """Add to an error why Spark lost a task, for the error that names the lost nodes."""
+    error._loss = loss  # type: ignore[attr-defined]
+    return error
+
+
+def loss_of(error: BaseException) -> Loss:
+    """Return why Spark lost a task, as :func:`explained` has added it."""
+    loss: Loss = getattr(error, "_loss", UNKNOWN)
+    return loss
 
 
 def typed(error: BaseException) -> DistributorError:

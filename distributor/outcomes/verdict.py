@@ -26,7 +26,7 @@ from distributor.outcomes.causes import (
     disagreement,
 )
 from distributor.outcomes.failures import describe, has_cause, order_failures
-from distributor.outcomes.mishaps import is_final, is_mishap, typed
+from distributor.outcomes.mishaps import UNKNOWN, Loss, is_final, is_mishap, loss_of, typed
 from distributor.shipping import payload
 from distributor.text import cells, escapes
 from distributor.text.wording import who
@@ -163,7 +163,9 @@ def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Adv
     # A rank's failure that was reported during the run explains more than the later loss of its node or job.
     if cause.failures and (isinstance(cause, RankFailed) or failed):
         return training_error(cause.failures, advise)
-    return node_lost(cause.nodes, local) if isinstance(cause, NodeLost) and not is_final(error) else error
+    if isinstance(cause, NodeLost) and not is_final(error):
+        return node_lost(cause.nodes, local, loss_of(error))
+    return error
 
 
 def values(
@@ -283,12 +285,13 @@ def training_error(
     return errors.TrainingError(escapes.colours(describe(ordered, advice)), ordered, cause)
 
 
-def node_lost(nodes: Sequence[str], local: bool = False) -> errors.NodeLostError:
+def node_lost(nodes: Sequence[str], local: bool = False, loss: Loss = UNKNOWN) -> errors.NodeLostError:
     """Return the exception for lost nodes.
 
     Args:
         nodes: the hosts of the lost nodes, with what else is known about each.
         local: whether the run was on this machine, without Spark.
+        loss: why Spark lost a task, as far as known.
     """
     lost = f"lost the node on {escapes.colours('; '.join(sorted(set(nodes))))}."
     if local:
@@ -296,6 +299,10 @@ def node_lost(nodes: Sequence[str], local: bool = False) -> errors.NodeLostError
             f"{lost} Its agent, the process that watches the ranks, ended while they were running (killed, perhaps for "
             "lack of memory): see the kernel's log"
         )
+    if loss.said:
+        lost += f" Spark says: {escapes.colours(loss.said)}."
+    if loss.explanation:
+        return errors.NodeLostError(f"{lost} {loss.explanation}")
     return errors.NodeLostError(
         f"{lost} Its agent, Python worker or executor ended or was cut off while ranks were running (killed, out of "
         "memory, or the machine or its network failed): see the executor's own log"

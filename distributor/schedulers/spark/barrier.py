@@ -101,8 +101,8 @@ class BarrierSession(Protocol):
     def ended(self, job: Job) -> DistributorError | None:
         """Return the error for the run if the session has ended; ``None`` if the session can run jobs."""
 
-    def failed_hosts(self) -> list[str]:
-        """Return the hosts where tasks of this run have failed, as far as the session knows."""
+    def failures(self) -> Mapping[str, str]:
+        """Return the hosts where tasks of this run have failed, and what Spark says of them, as far as it is known."""
 
 
 def pause(cancelled: threading.Event, seconds: float, job: Job) -> None:

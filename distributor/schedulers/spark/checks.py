@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError
 from distributor.schedulers.spark import hazards
-from distributor.schedulers.spark.hazards import Answer, Where, is_true
+from distributor.schedulers.spark.hazards import Answer, Found, Where, is_true
 from distributor.schedulers.spark.session import conf, is_cluster, is_connect
 from distributor.text import notices
 from distributor.values.job import Job
@@ -80,16 +80,20 @@ def _warn_once(session: SparkSession, text: str) -> None:
         _log.warning("%s", text)
 
 
-def check_hazards(session: SparkSession) -> None:
-    """Check the settings that end or starve a long task: see :mod:`distributor.schedulers.spark.hazards`.
+def check_hazards(session: SparkSession) -> list[Found]:
+    """Check the settings that end or starve a long task, and return those that may explain the loss of one.
 
-    Log a warning, once a session, for those that may be meant.
+    Log a warning, once a session, for those that may be meant. The module
+    :mod:`distributor.schedulers.spark.hazards` lists them.
 
     Raises:
         ConfigurationError: a setting rules out barrier mode or long tasks.
     """
     wheres = [Where.ALL, *([Where.EXECUTORS] * is_cluster(session)), *([Where.CONNECT] * is_connect(session))]
-    for found in hazards.find(str(session.version), wheres, lambda name: conf(session, name)):
-        if found.hazard.answer is Answer.REFUSE:
-            raise ConfigurationError(found.text)
-        _warn_once(session, found.text)
+    found = hazards.find(str(session.version), wheres, lambda name: conf(session, name))
+    for each in found:
+        if each.hazard.answer is Answer.REFUSE:
+            raise ConfigurationError(each.text)
+        if each.hazard.answer is Answer.WARN:
+            _warn_once(session, each.text)
+    return found

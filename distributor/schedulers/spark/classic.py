@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -181,8 +181,8 @@ class ClassicSession:
             return mishaps.jvm_ended(job.run_id)
         return mishaps.context_stopped(job.run_id, by_user=life is Life.STOPPED)
 
-    def failed_hosts(self) -> list[str]:
-        return status.failed_hosts(self._session, self._tag)
+    def failures(self) -> Mapping[str, str]:
+        return status.failures(self._session, self._tag)
 
     def _await_killed(self, server: ChannelServer) -> None:
         """If the run was cancelled while its tasks were starting, wait until these tasks have ended.

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -159,9 +159,9 @@ class ConnectSession:
         """Return ``None``: if the server has ended, the error of the query already says why."""
         return None
 
-    def failed_hosts(self) -> list[str]:
-        """Return an empty list: Spark Connect does not tell where tasks ran."""
-        return []
+    def failures(self) -> Mapping[str, str]:
+        """Return nothing: Spark Connect does not tell where tasks ran."""
+        return {}
 
     def _upload(self, content: bytes) -> str:
         """Make Spark Connect deliver content to executors as a file, once per session. Return the name of this file.

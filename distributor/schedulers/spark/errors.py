@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from distributor.errors import (
     DistributorError,
@@ -23,8 +23,13 @@ _SPARKS = ("py4j", "pyspark", "grpc")
 #: Source: https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/scheduler/DAGScheduler.scala
 _NOT_SENT = r"Task serialization failed|Task not serializable|exceeds max allowed"
 
+#: The class of a Java exception before its message, in a Java stack and as Spark Connect writes it.
+_CLASS = r"(?:[\w.$]+(?:Exception|Error): |\([\w.$]+(?:Exception|Error)\) )+"
 
-def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
+_CANCELLED = re.compile(r"cancelled|canceled|interrupted|OPERATION_CANCELED", re.IGNORECASE)
+
+
+def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation: str = "") -> DistributorError:
     """Return an exception of this package for an exception of Spark, with the reason in one line and no Java stack.
 
     Exceptions that the driver's own code raised become a ``StartError``.
@@ -33,6 +38,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         error: the exception that ended the job.
         job: the job that Spark should have run.
         hosts: the hosts where the job's tasks have failed, if known.
+        explanation: how Spark's settings explain the loss of a task, if they do.
     """
     if type(error).__module__.partition(".")[0] not in _SPARKS:
         return mishaps.typed(error)
@@ -46,7 +52,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
             "(driver_ports=), raise spark.driver.maxResultSize and spark.driver.memory, or write a checkpoint to "
             "shared storage and return its path"
         )
-    if re.search(r"cancelled|canceled|interrupted|OPERATION_CANCELED", text, re.IGNORECASE):
+    if _CANCELLED.search(text):
         return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
     if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
         return ResourceError(
@@ -61,9 +67,23 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
             f"the Spark job failed{where}: {mismatch} Choose another Python before the session starts (PYSPARK_PYTHON, "
             "spark.pyspark.python)"
         )
+    why = f"{reason(text)}. {explanation}" if explanation else reason(text)
     if "Job aborted" in text and not re.search(_NOT_SENT, text):
-        return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
-    return mishaps.mishap(StartError(f"Spark failed{where}: {reason(text)}"))
+        return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {why}")
+    return mishaps.mishap(StartError(f"Spark failed{where}: {why}"))
+
+
+def said_of_loss(text: str, tasks: Iterable[str]) -> str:
+    """Return what Spark says of a task that it lost, in one line; ``""`` if it only says that the job was cancelled.
+
+    Args:
+        text: the text of Spark's exception.
+        tasks: what Spark says of the tasks that have failed, if known.
+    """
+    first = next(filter(None, tasks), "")
+    if not first and _CANCELLED.search(text):
+        return ""
+    return reason(first or text).rpartition("finished unsuccessfully. ")[2].rstrip(".")
 
 
 def is_lost_worker(error: Exception) -> bool:
@@ -90,7 +110,10 @@ def reason(text: str) -> str:
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]
     if spark.endswith("finished unsuccessfully.") and after:  # Spark's line for a barrier task; the next says why
-        spark += f" {after[0].partition('. ')[0]}"
-    spark = re.sub(r"^[:\s]*(?:[\w.$]+(?:Exception|Error): )+", "", spark)[:500] or "no reason given"
-    in_worker = [line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception): ", line)]
+        task = re.sub(_CLASS, "", after[0].partition(". ")[0]).removesuffix("Traceback (most recent call last):")
+        spark += f" {task.rstrip(': ')}".rstrip()
+    spark = re.sub(rf"^[:\s]*{_CLASS}", "", spark)[:500] or "no reason given"
+    in_worker = [
+        line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception)(: |$)", line)
+    ]
     return f"{spark} (in a Python worker: {in_worker[-1][:500]})" if in_worker else spark

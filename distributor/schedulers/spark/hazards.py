@@ -22,6 +22,11 @@ _OF_SESSION = {
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+#: For how long the client of a Spark Connect server may be silent.
+_DETACHED_TIMEOUT = "spark.connect.execute.manager.detachedTimeout"
+_SESSION_TIMEOUT = "spark.connect.session.manager.defaultSessionTimeout"
+
+
 class Where(enum.Enum):
     """The sessions in which settings do harm."""
 
@@ -35,6 +40,7 @@ class Answer(enum.Enum):
 
     REFUSE = enum.auto()
     WARN = enum.auto()
+    NOTHING = enum.auto()  # the settings are in order, but may explain the loss of a task
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Hazard:
         answer: what to do before a run starts.
         where: in which sessions the settings do harm.
         since: the first version of Spark that has the settings.
+        said: matches what Spark says of a lost task if the settings explain the loss; ``None`` if they never do.
     """
 
     settings: tuple[str, ...]
@@ -58,6 +65,7 @@ class Hazard:
     answer: Answer = Answer.REFUSE
     where: Where = Where.ALL
     since: tuple[int, int] = (3, 5)
+    said: str | None = None
 
 
 def is_true(setting: Any) -> bool:
@@ -109,7 +117,7 @@ HAZARDS = (
     ),
     Hazard(
         (
-            "spark.connect.session.manager.defaultSessionTimeout",
+            _SESSION_TIMEOUT,
             "spark.connect.progress.reportInterval",
             "spark.connect.execute.reattachable.senderMaxStreamDuration",
         ),
@@ -130,6 +138,7 @@ HAZARDS = (
         "Set {0} to false, or run the other jobs in another application",
         answer=Answer.WARN,
         where=Where.EXECUTORS,
+        said="killed by driver",
     ),
     Hazard(
         ("spark.driver.timeout", "spark.plugins"),
@@ -138,6 +147,53 @@ HAZARDS = (
         "Raise {0}, or leave out the plugin, if runs take longer",
         answer=Answer.WARN,
         since=(4, 0),
+    ),
+    Hazard(
+        ("spark.executor.decommission.forceKillTimeout",),
+        bool,
+        "Spark ends an executor, with the ranks on it, that long after it began to decommission the executor",
+        "Raise {0}, or let ranks stop in time (runtime.should_stop)",
+        answer=Answer.NOTHING,
+        where=Where.EXECUTORS,
+        said="killed by driver",
+    ),
+    Hazard(
+        ("spark.task.reaper.enabled", "spark.task.reaper.killTimeout"),
+        lambda enabled, limit: is_true(enabled) and seconds(limit, "ms", -1.0) >= 0,
+        "Spark ends an executor, with the ranks on it, if a cancelled task of any job does not end there within that "
+        "time",
+        "Raise spark.task.reaper.killTimeout, or set {0} to false",
+        answer=Answer.NOTHING,
+        where=Where.EXECUTORS,
+        said=r"exited with code 5[07]\b",  # 57 in Spark 4; in Spark 3.5 50, as for any uncaught exception
+    ),
+    Hazard(
+        ("spark.barrier.sync.timeout",),
+        bool,
+        "Spark ends the exchange of the tasks' addresses if not all tasks begin it within that time",
+        "Raise {0}",
+        answer=Answer.NOTHING,
+        said=r"in allGather\n.*\bEOFError\b",
+    ),
+    Hazard(
+        (_SESSION_TIMEOUT,),
+        lambda _: True,
+        f"Spark closes a session that makes no call for {_SESSION_TIMEOUT} (an hour by default), for example while "
+        "this machine sleeps",
+        "Raise {0} on the server",
+        answer=Answer.NOTHING,
+        where=Where.CONNECT,
+        said="SESSION_CLOSED",
+    ),
+    Hazard(
+        (_DETACHED_TIMEOUT,),
+        lambda _: True,
+        f"Spark ends a query whose client does not fetch responses for {_DETACHED_TIMEOUT} (5 minutes by default), for "
+        "example while this machine sleeps",
+        "Raise {0} on the server",
+        answer=Answer.NOTHING,
+        where=Where.CONNECT,
+        said="OPERATION_ABANDONED",
     ),
 )
 
@@ -166,6 +222,11 @@ def find(version: str, wheres: Sequence[Where], read: Read, table: Sequence[Haza
     return [Found(row, _text(row, values, remote)) for row, values in given if row.harms(*(each[1] for each in values))]
 
 
+def explain(found: Sequence[Found], said: str) -> str:
+    """Return the sentences on the settings that explain what Spark says of a lost task; ``""`` if none does."""
+    return ". ".join(each.text for each in found if each.hazard.said and re.search(each.hazard.said, said, re.DOTALL))
+
+
 def _in_force(name: str, read: Read, remote: bool) -> tuple[str, str | None]:
     """Return the name and the value of a setting, or of the session's own setting that replaces it."""
     own = _OF_SESSION.get(name) if remote else None
@@ -178,4 +239,4 @@ def _text(hazard: Hazard, values: Sequence[tuple[str, str | None]], remote: bool
     given = " and ".join(f"{name} is {value.strip()}" for name, value in values if value is not None)
     first = hazard.settings[0]
     remedy = hazard.remedy.format(_OF_SESSION.get(first, first) if remote else first)
-    return f"{given}: {hazard.effect}. {remedy}"
+    return f"{given}: {hazard.effect}. {remedy}" if given else f"{hazard.effect}. {remedy}"

@@ -16,10 +16,11 @@ from distributor.channel.lines import Endpoint
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
 from distributor.outcomes import mishaps
-from distributor.schedulers.spark import checks, errors as spark_errors, slots as spark_slots
+from distributor.schedulers.spark import checks, errors as spark_errors, hazards, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.connect import ConnectSession
+from distributor.schedulers.spark.hazards import Found
 from distributor.schedulers.spark.rows import Task
 from distributor.schedulers.spark.session import answering, conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
@@ -69,6 +70,7 @@ class SparkScheduler:
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
         self._job: Job | None = None  # set by check()
+        self._found: list[Found] = []  # set by check(): the settings that may end tasks
         self._ends = False  # whether the run itself, rather than Spark or its UI, has cancelled the job
 
     @property
@@ -110,7 +112,7 @@ class SparkScheduler:
         """
         with answering():
             checks.check_encryption(self._session, job)
-            checks.check_hazards(self._session)
+            self._found = checks.check_hazards(self._session)
             spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
 
@@ -135,7 +137,7 @@ class SparkScheduler:
 
     def again(self, job: Job) -> SparkScheduler:
         made = SparkScheduler(self._session)
-        made._job = job
+        made._job, made._found = job, self._found
         return made
 
     def waiting_for(self) -> Step | None:
@@ -152,7 +154,7 @@ class SparkScheduler:
         except DistributorError:
             raise
         except Exception as error:
-            told = self._barrier.ended(job) or spark_errors.translate(error, job, self._barrier.failed_hosts())
+            told = self._barrier.ended(job) or self._translated(error, job)
             if isinstance(told, RunCancelledError) and not self._ends:
                 told = mishaps.final(told)  # cancelled in Spark's UI, or by PySpark
             if (returned := server.returned(_patience(told, job))) is None:
@@ -166,6 +168,13 @@ class SparkScheduler:
             return returned
         finally:
             server.forget_returned()
+
+    def _translated(self, error: Exception, job: Job) -> DistributorError:
+        """Return the error of this package for an exception of Spark, with what explains the loss of a task."""
+        failures = self._barrier.failures()
+        explanation = hazards.explain(self._found, "\n".join([str(error), *failures.values()]))
+        loss = mishaps.Loss(spark_errors.said_of_loss(str(error), failures.values()), explanation)
+        return mishaps.explained(spark_errors.translate(error, job, sorted(failures), explanation), loss)
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._barrier.await_slots(job)

@@ -38,9 +38,10 @@ def have_started(session: SparkSession, stages: Sequence[Any]) -> bool:
     return bool(tasks.isDefined() and tasks.get().runningTasks() > 0)
 
 
-def failed_hosts(session: SparkSession, tag: str) -> list[str]:
-    """Return the hosts where tasks of the run have failed, as far as Spark knows."""
-    return sorted({str(task.host()) for task in _failed_tasks(session, tag)})
+def failures(session: SparkSession, tag: str) -> dict[str, str]:
+    """Return the hosts where tasks of the run have failed, as far as Spark knows, and what it says of one of them."""
+    failed = [(str(task.host()), task.errorMessage()) for task in _failed_tasks(session, tag)]
+    return {host: str(message.get()) if message.isDefined() else "" for host, message in failed}
 
 
 def longest_failed(session: SparkSession, tag: str, at_most: float) -> float:

@@ -20,6 +20,7 @@ from distributor.outcomes.causes import (
     StartTimeout,
     Unfit,
 )
+from distributor.outcomes.mishaps import Loss
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.values.job import Status, Step
@@ -115,6 +116,16 @@ def test_the_error(
     assert decided.values == {}
     cancelled = kind is errors.RunCancelledError
     assert decided.status is (Status.CANCELLED if cancelled else Status.FAILED)
+
+
+def test_a_lost_node_says_why_spark_lost_it() -> None:
+    """A guess at the cause is made only where nothing explains it."""
+    said = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 57"
+    for loss, guesses in ((Loss(said), True), (Loss(said, "a.b is 1s: Spark ends executors. Raise a.b"), False)):
+        told = str(decide(LOST, None, mishaps.explained(errors.RunCancelledError("by us"), loss)).error)
+        assert told.startswith(f"lost the node on host-b. Spark says: {said}. ")
+        assert told.endswith(loss.explanation)
+        assert ("out of memory" in told) is guesses
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from jobs import make_job
 
 from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
-from distributor.schedulers.spark import checks
+from distributor.schedulers.spark import checks, hazards
 from distributor.values.job import Function
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
@@ -175,3 +175,47 @@ def test_what_may_end_a_long_task_is_a_warning_once_a_session(
         checks.check_hazards(once)
     (warning,) = caplog.messages
     assert all(word in warning for word in words)
+
+
+# What Spark says of a lost task, explained by a setting
+
+REAPER = {"spark_task_reaper_enabled": "true", "spark_task_reaper_killTimeout": "60s"}
+DECOMMISSION = {"spark_executor_decommission_forceKillTimeout": "4s"}
+BARRIER = {"spark_barrier_sync_timeout": "1s"}
+KILLED = "executor 0 exited unrelated to the running tasks) Reason: Executor killed by driver."
+GATHERING = 'line 493, in allGather\n    return 1\n  File "a.py", line 604, in read_int\n    raise EOFError\nEOFError\n'
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "said", "words"),
+    [
+        (CLUSTER, REAPER, "Reason: Command exited with code 57", "spark.task.reaper.killTimeout is 60s: Spark ends an"),
+        (CLUSTER, REAPER, "Reason: Command exited with code 50", "spark.task.reaper.killTimeout"),  # Spark 3.5
+        (CLUSTER, REAPER, "Reason: Command exited with code 137", ""),
+        (CLUSTER, {**REAPER, "spark_task_reaper_killTimeout": "-1"}, "Reason: Command exited with code 57", ""),
+        (CLUSTER, {}, KILLED, ""),
+        (CLUSTER, DECOMMISSION, KILLED, "spark.executor.decommission.forceKillTimeout is 4s: Spark ends an executor"),
+        (CLUSTER, KILLS, KILLED, "spark.excludeOnFailure.killExcludedExecutors is true"),
+        (CLUSTER, {**KILLS, **DECOMMISSION}, KILLED, "spark.executor.decommission.forceKillTimeout is 4s"),
+        ("local[2]", BARRIER, GATHERING, "spark.barrier.sync.timeout is 1s: Spark ends"),
+        (CLUSTER, {}, GATHERING, ""),
+        (CLUSTER, BARRIER, "ValueError: no", ""),
+        (
+            CONNECT,
+            {},
+            "[INVALID_HANDLE.SESSION_CLOSED] Session was closed",
+            "Spark closes a session that makes no call for spark.connect.session.manager.defaultSessionTimeout",
+        ),
+        (CLUSTER, {}, "[INVALID_HANDLE.SESSION_CLOSED] Session was closed", ""),
+        (
+            CONNECT,
+            {"spark_connect_execute_manager_detachedTimeout": "5s"},
+            "[INVALID_HANDLE.OPERATION_ABANDONED] Operation was considered abandoned because of inactivity",
+            "spark.connect.execute.manager.detachedTimeout is 5s: Spark ends a query whose client does not fetch",
+        ),
+    ],
+)
+def test_a_setting_explains_a_lost_task(master: str, settings: dict[str, str], said: str, words: str) -> None:
+    explained = hazards.explain(checks.check_hazards(session(master, **settings)), said)
+    assert words in explained
+    assert (explained == "") is (words == "")

@@ -83,3 +83,42 @@ def test_a_job_that_spark_gives_up_is_a_lost_node(why: str) -> None:
     assert type(told) is NodeLostError
     assert str(told).startswith("the Spark job of run r1 failed on host-b: Job aborted due to stage failure")
     assert why.partition(" ")[0] in str(told)
+
+
+KILLED = "ExecutorLostFailure (executor 0 exited unrelated to the running tasks) Reason: Executor killed by driver."
+IDLE = "Python worker process terminated due to idle timeout (timeout: 5 seconds)"
+CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 0 cancelled part of cancelled job tags d-1"
+CLOSED = "(org.apache.spark.SparkSQLException) [INVALID_HANDLE.SESSION_CLOSED] Session was closed. SQLSTATE: 08003"
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks", "said"),
+    [
+        (BARRIER.format(why=KILLED), [], KILLED.rstrip(".")),
+        (BARRIER.format(why=f"org.apache.spark.api.python.PythonWorkerException: {IDLE}"), [], IDLE),
+        # The run itself has cancelled the job, since it has lost a node: the task has failed before.
+        (CANCELLED, [f"{KILLED}\n\tat nowhere"], KILLED.rstrip(".")),
+        (CANCELLED, [], ""),
+        (CLOSED, [], "[INVALID_HANDLE.SESSION_CLOSED] Session was closed. SQLSTATE: 08003"),
+    ],
+)
+def test_why_spark_lost_a_task(text: str, tasks: list[str], said: str) -> None:
+    assert errors.said_of_loss(text, tasks) == said
+
+
+#: What a worker says if Spark ends its ``allGather``, in Spark 4.3; in Spark 3.5, without the first words.
+GATHERING = """org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python \
+worker: Traceback (most recent call last):
+  File "pyspark.zip/pyspark/taskcontext.py", line 493, in allGather
+    return _load_from_socket(self._conn_info, self._secret, ALL_GATHER_FUNCTION, message)
+  File "pyspark.zip/pyspark/serializers.py", line 604, in read_int
+    raise EOFError
+EOFError
+ SQLSTATE: 38000"""
+
+
+def test_an_exception_without_words_is_named() -> None:
+    told = errors.reason(BARRIER.format(why=GATHERING))
+    assert told.endswith("(in a Python worker: EOFError)")
+    assert "Traceback" not in told
+    assert "explained" in str(errors.translate(SparkError(BARRIER.format(why=KILLED)), make_job("r1"), (), "explained"))

@@ -23,9 +23,11 @@ from distributor.errors import RunCancelledError, StartError
 from distributor.launch import Jax, TensorFlow
 from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
+from distributor.outcomes import mishaps
 from distributor.outcomes.mishaps import is_final
-from distributor.schedulers.spark import classic, connect, scheduler, task
+from distributor.schedulers.spark import classic, connect, hazards, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.hazards import Hazard
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.slots import Cluster
@@ -397,7 +399,7 @@ def test_what_somebody_else_has_cancelled_is_final(own: bool, monkeypatch: pytes
     """A job that the run itself ends, for example after a lost node, may be followed by another one."""
     monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
     made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
-    made._barrier = SimpleNamespace(cancel=lambda: False, ended=lambda job: None, failed_hosts=list)  # type: ignore[assignment]
+    made._barrier = SimpleNamespace(cancel=lambda: False, ended=lambda job: None, failures=dict)  # type: ignore[assignment]
 
     def run(*_: Any) -> Collected:
         if own:
@@ -414,7 +416,7 @@ def test_what_somebody_else_has_cancelled_is_final(own: bool, monkeypatch: pytes
 def test_an_error_of_the_driver_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
     made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
-    made._barrier = SimpleNamespace(ended=lambda job: None, failed_hosts=list)  # type: ignore[assignment]
+    made._barrier = SimpleNamespace(ended=lambda job: None, failures=dict)  # type: ignore[assignment]
     own = ValueError("our fault")
 
     def run(*_: Any) -> Collected:
@@ -425,3 +427,15 @@ def test_an_error_of_the_driver_keeps_its_cause(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StartError, match="^ValueError: our fault$") as caught:
         made.run(JOB, server)
     assert caught.value.__cause__ is own
+
+
+def test_a_lost_task_is_explained_also_in_a_later_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
+    made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
+    row = Hazard(("a.b",), bool, "Spark ends executors", "Unset {0}", said="code 57")
+    made._found = hazards.find("4.3.0", [row.where], {"a.b": "1"}.get, [row])
+    lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 57"
+    for at in (made, made.again(JOB)):
+        at._barrier = SimpleNamespace(ended=lambda job: None, failures=lambda: {"host-a": lost})  # type: ignore[assignment]
+        told = at._translated(RuntimeError("Job 3 cancelled"), JOB)
+        assert mishaps.loss_of(told) == mishaps.Loss(lost, "a.b is 1: Spark ends executors. Unset a.b")
