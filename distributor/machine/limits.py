@@ -140,10 +140,17 @@ def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list
             "starts executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1 "
             "in env="
         )
-    if limits.address_space is not None:
-        found.append(
-            f"limits the address space of each process to {mebibytes(limits.address_space)} (ulimit -v; Spark sets it "
-            "from spark.executor.pyspark.memory): torch maps more memory than it uses, and CUDA far more. Unset this "
-            "limit, and set spark.executor.memoryOverhead instead"
-        )
+    if (text := little_address_space(limits)) is not None:
+        found.append(text)
     return found
+
+
+def little_address_space(limits: Limits) -> str | None:
+    """Return a text, as for :func:`shortages`, if the address space of processes is limited; otherwise ``None``."""
+    if limits.address_space is None:
+        return None
+    return (
+        f"limits the address space of each process to {mebibytes(limits.address_space)} (ulimit -v; Spark sets it from "
+        "spark.executor.pyspark.memory): torch maps more memory than it uses, and CUDA far more. Unset this limit, and "
+        "set spark.executor.memoryOverhead instead"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 from distributor.channel import board
 from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
-from distributor.machine import folders, processes
+from distributor.machine import folders, limits, processes
 from distributor.node import activity, hurry, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
@@ -458,7 +458,8 @@ class Attempt:
     def _ends(self, **more: Any) -> Ends:
         now = outcomes.Now(time.time(), time.monotonic())
         full = self._order.folder if folders.is_full(self._order.folder) else None
-        return Ends(self._ranks.exits, full=full, now=now, shipped=self._assignment.shipped, **more)
+        limit = limits.little_address_space(limits.here())
+        return Ends(self._ranks.exits, full=full, limit=limit, now=now, shipped=self._assignment.shipped, **more)
 
 
 async def _reap_orphans(own: Collection[int]) -> None:

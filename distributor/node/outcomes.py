@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 import signal
 import socket
 import traceback
@@ -21,6 +22,11 @@ from distributor.values.job import Function, Target
 from distributor.values.messages import RankExited, Stopped
 from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.plan import NodeOrder
+
+#: Matches what Python, C++, torch and OpenBLAS say if a process gets no more memory.
+_NO_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|(can't|cannot|failed to) allocate memory|memory allocation", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Ends:
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: path of the node's folder if the disk of this folder is full; otherwise ``None``.
+        limit: how the node limits the memory of processes, as a text after "the node"; ``None`` if it does not.
         now: the current time, both on the monotonic clock and in seconds since the epoch. These two times are used to
             convert other times to seconds since the epoch. If the launcher has not seen when a rank ended, the rank
             counts as having ended now.
@@ -57,6 +64,7 @@ class Ends:
     tails: Mapping[int, bytes] | None = None
     oom: bool = False
     full: str | None = None
+    limit: str | None = None
     now: Now = Now(0.0, 0.0)
     shipped: Sequence[tuple[str, str]] = ()
 
@@ -153,10 +161,12 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
             signal=processes.signal_name(-exit.code) if exit.code < 0 else None,
         )
     tail = (ends.tails or {}).get(rank, b"").decode(errors="replace")
-    full = "" if ends.full is None else f". The disk of {ends.full} on {order.host} is full"
+    why = "" if ends.full is None else f". The disk of {ends.full} on {order.host} is full"
+    if ends.limit is not None and _NO_MEMORY.search(f"{failure.message}\n{tail}"):
+        why += f". The node {ends.limit}"
     return replace(
         failure,
-        message=failure.message + full,
+        message=failure.message + why,
         time=ends.now.ago(moment),
         after_stop=exit is not None and exit.stopped is not None and moment >= exit.stopped,
         traceback=as_on_driver(failure.traceback, ends.shipped),

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from distributor.channel.rank_slots import Slots
-from distributor.machine import processes
+from distributor.machine import limits, processes
 from distributor.machine.shared_memory import Segments
 from distributor.node.halting import Halting
 from distributor.node.launching import Launcher
@@ -110,7 +110,9 @@ class Ranks:
                 "another Python before the session starts (the environment variable PYSPARK_PYTHON, or "
                 "spark.pyspark.python)"
             )
-        return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
+        limit = limits.little_address_space(limits.here())
+        why = "" if limit is None else f": the node {limit}"
+        return "StartError", f"the launcher on {order.host} {ended}, before any rank was up{why}\n{said}".rstrip()
 
 
 def _without_torch(said: str) -> str | None:

@@ -14,6 +14,8 @@ import pytest
 import distributor
 from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
+from distributor.machine import limits
+from distributor.machine.limits import Limits
 from distributor.node import ranks
 from distributor.node.halting import Halting
 from distributor.values import layout
@@ -64,3 +66,13 @@ def test_a_launcher_that_fails_otherwise_shows_all_that_it_said(tmp_path: Path) 
     )
     found = started_without(tmp_path, "-S")
     assert found == ("StartError", "the launcher on host-b ended with code 3, before any rank was up\nout of luck")
+
+
+def test_a_launcher_that_lacks_address_space_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "here", lambda: Limits(None, None, 1 << 29, False))
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import os; os._exit(1)")
+    found = started_without(tmp_path, "-S")
+    assert found is not None
+    assert "before any rank was up: the node limits the address space of each process to 512 MiB" in found[1]
+    assert "spark.executor.pyspark.memory" in found[1]

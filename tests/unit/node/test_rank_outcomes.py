@@ -206,3 +206,14 @@ EXITED = Outcome(3, "host-b", "failed", replace(RAISED, kind="exit", message="ex
 @pytest.mark.parametrize(("moment", "state"), [(5.0, "failed"), (6.5, "stopped")])
 def test_a_handler_of_sigterm_may_call_sys_exit(moment: float, state: str) -> None:
     assert outcome(EXITED, ended(143, by_us=6.0), moment=moment).state == state
+
+
+@pytest.mark.parametrize(
+    ("message", "tail"), [("MemoryError", b""), ("killed by SIGABRT", b"OpenBLAS error: Memory allocation")]
+)
+def test_a_limit_on_memory_explains_a_failure(message: str, tail: bytes) -> None:
+    ends = ended(1, limit="limits the address space", tails={3: tail})
+    told = outcome(replace(FAILED, failure=replace(RAISED, message=message)), ends).failure
+    other = outcome(FAILED, ends).failure
+    assert told is not None and told.message == f"{message}. The node limits the address space"
+    assert other is not None and (tail or other.message == RAISED.message)
