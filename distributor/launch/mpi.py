@@ -79,5 +79,5 @@ class MpiNodes(BasePath):
                     "beside": sum(each.local_world_size for each in nodes if each.host == node.host),
                 },
             ),
-            last=Call("distributor.mpi.rank", "leave"),
+            last=Call("distributor.mpi.rank", "leave", {"line": lines[node.node_rank]}),
         )

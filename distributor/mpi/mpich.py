@@ -11,9 +11,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from distributor.mpi.shim import RANK
 from distributor.mpi.shims import SHIM, find
+from distributor.values.environment import NODE_ID
+
+#: Prefixes of the variables that ``mpiexec`` gets: those by which users change what it does, and its mark.
+_SETTINGS = ("HYDRA_", "MPIEXEC_", "MPIR_", "MPICH_", "LD_LIBRARY_PATH", NODE_ID)
 
 
 def is_here() -> bool:
@@ -21,7 +26,9 @@ def is_here() -> bool:
     return find("mpiexec.hydra") is not None
 
 
-def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], list[str]]:
+def begin(
+    sizes: Sequence[int], address: str, environ: Mapping[str, str], show: Callable[[subprocess.Popen[str]], object]
+) -> tuple[subprocess.Popen[str], list[str]]:
     """Start ``mpiexec`` on node 0. Return its process and, for each node, the command that starts MPICH's daemon there.
 
     ``mpiexec`` gets labels in place of host names, because it needs a different name for each node, and two executors
@@ -30,12 +37,24 @@ def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], li
     Args:
         sizes: number of ranks of each node.
         address: the address of node 0, to which the daemons (proxies) connect.
+        environ: the environment of the daemon of node 0.
+        show: called with the process of ``mpiexec``, whose further output it shows.
     """
     hosts = ",".join(f"node{number}:{size}" for number, size in enumerate(sizes))
-    shape = ["-launcher", "manual", "-localhost", address, "-hosts", hosts, "-genvnone", "-wdir", "/"]
-    command = [find("mpiexec.hydra") or "mpiexec.hydra", *shape, "-n", str(sum(sizes)), *SHIM]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    return process, proxies(process, len(sizes))
+    shape = ["-launcher", "manual", "-localhost", address, "-hosts", hosts, "-n", str(sum(sizes))]
+    process = subprocess.Popen(
+        [find("mpiexec.hydra") or "mpiexec.hydra", *shape, *SHIM, RANK],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # All processes get this environment and directory, on all nodes. With -genvnone, none can be spawned.
+        env={name: value for name, value in environ.items() if name.startswith(_SETTINGS) and name != "HYDRA_ENV"},
+        cwd="/",
+        text=True,
+    )
+    commands = proxies(process, len(sizes))
+    show(process)
+    return process, commands
 
 
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
@@ -53,8 +72,10 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
         told = re.match(r"HYDRA_LAUNCH: (.*--proxy-id (\d+).*)", line)
         if told is not None:
             found[int(told[2])] = told[1]
-        if line.startswith("HYDRA_LAUNCH_END"):
+        elif line.startswith("HYDRA_LAUNCH_END"):
             return [found[number] for number in range(nodes)]
+        else:
+            sys.stderr.write(line)
     sys.exit(f"mpiexec ended with code {mpiexec.wait()} before it printed the commands that start MPI on the nodes")
 
 

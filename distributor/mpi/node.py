@@ -20,16 +20,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from distributor.machine import network
+from distributor.machine import network, processes
 from distributor.mpi import commands, mpich, openmpi
-from distributor.mpi.places import Places
+from distributor.mpi.places import PATIENCE, Places, ending
 from distributor.mpi.shims import environment
-
-#: Number of seconds between the end of MPI's manager and the error that reports this end. If the end of a rank was the
-#: cause, the rank's own error, which explains more, comes first.
-_PATIENCE = 1.0
+from distributor.mpi.variables import variables
+from distributor.values import layout
 
 KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
 
@@ -56,20 +55,19 @@ def serve(
         ready: called once MPI has started its process (the shim) for each rank of this node.
     """
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
-    environ = environment(os.environ, folder)
     line = os.environ["DISTRIBUTOR_MPI_LINES"].split()[sum(sizes[:node])]
-    places = Places(line, sizes[node], lambda text: _beside(_fail, text, places))
-    if node == 0:
-        kind = choose(kind)
-        manager, told = _begin(kind, sizes, hosts, head[0], folder, environ)
+    places = Places(line, sizes[node], folder, lambda text, patience: _beside(_fail, text, places, patience))
+    mine = None if node == 0 else commands.ask(head, key, node)
+    kind = choose(kind if mine is None else mine.partition(" ")[0])
+    beside = sum(size for size, host in zip(sizes, hosts) if host == hosts[node])
+    environ = environment(os.environ, folder, line, variables(os.environ, kind, crowded=beside > processes.cpu_count()))
+    if mine is None:
+        manager, told = _begin(kind, sizes, hosts, head[0], folder, environ, partial(_beside, _show, places, folder))
         _watch("mpiexec" if kind == "mpich" else "prterun", manager, places)
-        _tell(head, key, [f"{kind} {command}" for command in told])
-        mine = f"{kind} {told[0]}"
-    else:
-        mine = commands.ask(head, key, node)
-    kind, _, command = mine.partition(" ")
-    choose(kind)
-    if command:
+        lines = [f"{kind} {command}" for command in told]
+        _tell(head, key, lines)
+        mine = lines[0]
+    if command := mine.partition(" ")[2]:
         _watch("hydra_pmi_proxy" if kind == "mpich" else "prted", KINDS[kind].start(command, environ), places)
     places.give(ready)
 
@@ -92,11 +90,17 @@ def choose(kind: str | None) -> str:
 
 
 def _begin(
-    kind: str, sizes: Sequence[int], hosts: Sequence[str], address: str, folder: str, environ: Mapping[str, str]
+    kind: str,
+    sizes: Sequence[int],
+    hosts: Sequence[str],
+    address: str,
+    folder: str,
+    environ: Mapping[str, str],
+    show: Callable[[subprocess.Popen[str]], object],
 ) -> tuple[subprocess.Popen[str], list[str]]:
     if kind == "mpich":
-        return mpich.begin(sizes, address)
-    return openmpi.begin(sizes, hosts, folder, environ)
+        return mpich.begin(sizes, address, environ, show)
+    return openmpi.begin(sizes, hosts, folder, environ, show)
 
 
 def _tell(head: tuple[str, int], key: bytes, lines: Sequence[str]) -> None:
@@ -116,14 +120,24 @@ def _beside(function: Callable[..., object], *arguments: object) -> None:
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
     """Wait until MPI's process manager or the manager's daemon ends. Report this as an error if ranks still run."""
-    manager.communicate()
-    code = manager.returncode
-    _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)
+    _fail(f"{name} {ending(manager.wait())}", places, PATIENCE)
 
 
-def _fail(text: str, places: Places) -> None:
-    """End this process with an error because a process of MPI has ended, unless all ranks of the node have ended."""
-    time.sleep(_PATIENCE)
+def _show(places: Places, folder: str, manager: subprocess.Popen[str]) -> None:
+    """Write to stderr what MPI's process manager says and, while ranks run, also to the stderr of the first rank.
+
+    It says, for example, why it cannot spawn a process.
+    """
+    assert manager.stdout is not None
+    with open(layout.rank_log(folder, 0, "stderr"), "a") as file:
+        for line in manager.stdout:
+            for stream in (sys.stderr, file) if places.full else (sys.stderr,):
+                print(line, end="", file=stream, flush=True)
+
+
+def _fail(text: str, places: Places, patience: float) -> None:
+    """End this process with an error because a process has ended, unless all ranks of the node have ended by then."""
+    time.sleep(patience)
     if not places.over:
         print(text, file=sys.stderr, flush=True)
         os._exit(1)

@@ -11,15 +11,16 @@ Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_age
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from distributor.mpi.shim import CHOSEN, RANK
 from distributor.mpi.shims import SHIM, find, write
+from distributor.mpi.variables import prefixes
 
 #: Maximum number of bytes of a command.
 _MOST = 1 << 16
@@ -34,7 +35,11 @@ def is_here() -> bool:
 
 
 def begin(
-    sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
+    sizes: Sequence[int],
+    hosts: Sequence[str],
+    folder: str,
+    environ: Mapping[str, str],
+    show: Callable[[subprocess.Popen[str]], object],
 ) -> tuple[subprocess.Popen[str], list[str]]:
     """Start ``prterun`` on node 0. Return its process and, for each node, the command that starts Open MPI's daemon.
 
@@ -46,6 +51,7 @@ def begin(
         hosts: name of each node's host.
         folder: the private folder of node 0.
         environ: the environment of ``prterun``, and of the processes (*shims*) that it starts in place of ranks.
+        show: called with the process of ``prterun``, whose output it shows.
     """
     here = socket.gethostname()  # the name by which prterun recognizes its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
@@ -56,6 +62,7 @@ def begin(
         listener.bind(f"\0{environ['DISTRIBUTOR_MPI_LINES'].split()[0]}-agent")
         listener.listen(others + 1)
         process = _prterun(slots, _agent(folder), sum(sizes), environ)
+        show(process)
         told = dict(_hear(listener, process) for _ in range(others))
     commands = [NOTHING if hosts.index(host) != node else told.get(host, NOTHING) for node, host in enumerate(hosts)]
     return process, commands
@@ -71,25 +78,27 @@ def _agent(folder: str) -> Path:
 
 def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start ``prterun`` as Open MPI's ``mpirun`` would, because the ``mpirun`` on ``PATH`` may belong to MPICH."""
-    manager = {"plm_ssh_agent": str(agent), "plm_ssh_no_tree_spawn": "1"}
+    manager = {
+        "plm_ssh_agent": str(agent),
+        "plm_ssh_no_tree_spawn": "1",
+        # By default, Open MPI does not go through a shim to start a process that ranks spawn.
+        "odls_base_exec_agent": " ".join([*SHIM, CHOSEN]),
+    }
     command = [
         *("mpirun", "--allow-run-as-root", "--leave-session-attached", "--bind-to", "none"),
         *(word for name, value in manager.items() for word in ("--prtemca", name, value)),
-        *("--hostfile", str(slots), "--map-by", "seq", "-n", str(ranks), *SHIM),
+        *("--hostfile", str(slots), "--map-by", "seq:OVERSUBSCRIBE", "-n", str(ranks), *SHIM, RANK),
     ]
     ours = {"PRTE_MCA_schizo_proxy": "ompi", "OMPI_TOOL_NAME": "mpirun", **prefixes(), **environ}
-    return subprocess.Popen(command, executable=find("prterun"), stdin=subprocess.DEVNULL, env=ours, text=True)
-
-
-def prefixes() -> dict[str, str]:
-    """Return variables that tell Open MPI where it is installed.
-
-    Open MPI needs ``OPAL_PREFIX`` and similar variables if pip has installed it from its wheel, because the wheel was
-    built for another path than the one where pip installs it.
-    """
-    if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
-        return {}
-    return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)
+    return subprocess.Popen(
+        command,
+        executable=find("prterun"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=ours,
+        text=True,
+    )
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:

@@ -11,24 +11,18 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from distributor.machine import processes, shared_memory
-from distributor.mpi.openmpi import prefixes
+from distributor.mpi import segments
+from distributor.mpi.variables import variables
 from distributor.rank.imports import on_import
 
 #: Maximum number of bytes of the variables that MPI sets for a rank.
 _MOST = 1 << 16
-
-#: Prefixes of the names of shared memory that MPICH and Open MPI remove only in ``MPI_Finalize``.
-_SEGMENTS = ("mpich_shm_", "sm_segment.")
-
-#: Variables that make a waiting rank yield its CPU to other processes at once. By default, Open MPI never yields, and
-#: MPICH yields after 1,000 polls. Sources: ``mpi_yield_when_idle`` in ``ompi_info --all``, and the text of
-#: ``MPIR_CVAR_POLLS_BEFORE_YIELD`` in MPICH's library.
-_YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 
 
 def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
@@ -47,15 +41,9 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
     companion.send(str(local_rank).encode())
     told, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
-    os.environ.update({**prefixes(), **json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
-    if beside > processes.cpu_count():
-        os.environ.update({name: value for name, value in _YIELD.items() if name not in os.environ})
-    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
-        # By default, Open MPI uses all interfaces, and hangs if another machine has the same address, as with Docker.
-        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
-    library = os.path.join(sys.prefix, "lib", "libmpi.so.12" if descriptors else "libmpi.so.40")
-    if os.path.exists(library):  # by default, mpi4py uses the MPI that was installed last
-        os.environ.setdefault("MPI4PY_LIBMPI", library)
+    os.environ.update({**json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
+    kind = "mpich" if descriptors else "openmpi"
+    os.environ.update(variables(os.environ, kind, crowded=beside > processes.cpu_count()))
     on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
 
 
@@ -86,9 +74,8 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
         return
     _check(mpi, world_size)
     mpi.COMM_WORLD.Barrier()  # after this, all ranks have opened the shared memory
-    for name in shared_memory.mapped([os.getpid()]):
-        if name.startswith(_SEGMENTS):
-            shared_memory.unlink(name)
+    for name in segments.mapped([os.getpid()]):
+        shared_memory.unlink(name)
 
 
 def _check(mpi: Any, world_size: int) -> None:
@@ -101,8 +88,19 @@ def _check(mpi: Any, world_size: int) -> None:
         )
 
 
-def leave(local_rank: int) -> None:
-    """Finalize MPI. By default, mpi4py does this at the interpreter's exit, which ranks skip."""
+def leave(line: str, local_rank: int) -> None:
+    """Finalize MPI, and wait until the processes that ranks have spawned have ended, as MPI's own launchers do.
+
+    By default, mpi4py finalizes MPI at the interpreter's exit, which ranks skip.
+
+    Args:
+        line: name of the socket of the companion, the process that runs MPI on this node.
+        local_rank: this rank's number on its node.
+    """
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as companion, suppress(OSError):  # it has ended
+        companion.connect(f"\0{line}")
+        companion.send(b"wait")
+        companion.recv(1)

@@ -299,8 +299,10 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
         _call_ours(call, local_rank)
     if isinstance(target, Function):
         # If the main module has neither a file nor a specification, PySpark believes that its own doctests run, and may
-        # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies).
-        sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
+        # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies). With a name, mpi4py's pools
+        # would import the main module in their workers (mpi4py.futures._core.import_main).
+        spec = sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
+        spec.name = None  # type: ignore[assignment]
         sys.argv += target.argv
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)

@@ -48,6 +48,22 @@ def test_mpi(cluster: Cluster, leftovers: Leftovers, implementation: str) -> Non
     leftovers.gone(run.id)
 
 
+@pytest.mark.parametrize(("implementation", "info"), [("mpich", {}), ("openmpi", {"map_by": "node"})])
+def test_mpi_spawns_on_all_hosts(
+    cluster: Cluster, leftovers: Leftovers, implementation: str, info: dict[str, str]
+) -> None:
+    """By default, Open MPI spawns all on the first host, and in the folder of the rank that spawns, if it is there."""
+    pytest.importorskip("mpi4py")
+    cluster.session()
+    run = spread(Mpi(implementation)).submit(launched.add_with_spawned, 4, launched.SPAWNED, "add", **info)
+    (total, seen), *_ = run.results(2 * watch.DEADLINE)
+    assert total == 7
+    assert {host for _, _, host, _ in seen} == {*CORES}
+    if implementation == "mpich":
+        assert all(folder.startswith(str(cluster.hosts.temporary(host))) for _, _, host, folder in seen)
+    leftovers.gone(run.id)
+
+
 def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import watch
 from leftovers import Leftovers
 from sessions import LOCAL, Make
 
-from distributor import TrainingError
+from distributor import CompanionError, TrainingError
 from distributor.launch import Mpi
+from distributor.machine import folders, shared_memory
 from distributor.mpi.shims import find
 
 pytest.importorskip("mpi4py")
@@ -112,6 +115,95 @@ def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, 
     run = make(2, launch=mpi, grace_period=2).submit(function)
     with pytest.raises(TrainingError, match=told):
         run.result(watch.DEADLINE)
+    leftovers.gone(run.id)
+
+
+@pytest.mark.framework(*SYSTEM, "ranks start processes with MPI_Comm_spawn, whose output is shown")
+def test_ranks_spawn_processes(make: Make, mpi: Mpi, leftovers: Leftovers, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make(2, launch=mpi, env={"MARK": "x"}).submit(launched.add_with_spawned, 3, launched.SPAWNED, "spawn")
+    (total, seen), *_ = run.results(2 * watch.DEADLINE)
+    assert total == 5
+    assert [each[:2] for each in seen] == [["x", None]] * 3
+    output = capfd.readouterr().out
+    for number in range(3):
+        assert re.search(rf"^\[rank \d \S+\] spawned {number} has added$", output, re.MULTILINE)
+    leftovers.gone(run.id)
+
+
+def map_in_a_pool() -> list[int]:
+    from mpi4py import MPI
+    from mpi4py.futures import MPIPoolExecutor
+
+    if MPI.COMM_WORLD.rank != 0:
+        return []
+    with MPIPoolExecutor(3) as pool:
+        return list(pool.map(abs, [-1, -2, -3]))
+
+
+def test_ranks_use_pools(make_local: Make, mpi: Mpi) -> None:
+    assert make_local(2, launch=mpi).submit(map_in_a_pool).results(watch.DEADLINE) == [[1, 2, 3], []]
+
+
+def wait_for_spawned(*words: str) -> None:
+    launched.spawn(2, *words).recv()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("exits", r"ended with code 3"),
+        ("aborts", r"(called MPI_Abort\(7\)|ended with code 7)"),
+        ("dies", r"was killed by SIGKILL"),
+    ],
+)
+def test_a_spawned_process_that_fails_fails_the_run(
+    how: str, told: str, make_local: Make, mpi: Mpi, leftovers: Leftovers
+) -> None:
+    run = make_local(2, launch=mpi, grace_period=2).submit(wait_for_spawned, launched.SPAWNED, "fail", how)
+    with pytest.raises(CompanionError, match=rf"MPI_Comm_spawn had started {told}: \S+ \S+/spawned.py fail {how}"):
+        run.result(watch.DEADLINE)
+    leftovers.gone(run.id)
+
+
+def return_before_spawned(program: str, folder: str) -> None:
+    launched.spawn(1, program, "outlive", folder).Disconnect()
+    Path(folder, f"returns-{os.environ['RANK']}").touch()
+
+
+def test_a_run_waits_for_processes_that_its_ranks_have_spawned(
+    make_local: Make, mpi: Mpi, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As mpiexec does."""
+    run = make_local(2, launch=mpi).submit(return_before_spawned, launched.SPAWNED, str(tmp_path))
+    watch.until(lambda: len([*tmp_path.iterdir()]) == 3)
+    with pytest.raises(TimeoutError):
+        run.result(1.0)
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    assert "spawned says goodbye" in capfd.readouterr().out
+
+
+def are_noted(run: str) -> bool:
+    """Whether a killed agent leaves a list of its processes' shared memory."""
+    lists = [path.read_text() for path in Path(tempfile.gettempdir()).glob(f"{folders.PREFIX}{run}*/elsewhere")]
+    found = shared_memory.mapped(process.pid for process in watch.processes(run))
+    return all(any(name in each for each in lists) for name in found)
+
+
+@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, no process is left that ranks have spawned")
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    victims.cases(["none", "rank", "agent", "executor", "spawned"], ["none", "rank", "spawned"], ["rank"]),
+    indirect=["mode"],
+)
+def test_nothing_is_left_of_spawned_processes(
+    victim: str, make: Make, mpi: Mpi, tmp_path: Path, leftovers: Leftovers
+) -> None:
+    run = make(2, launch=mpi, grace_period=2).submit(wait_for_spawned, launched.SPAWNED, "stay", str(tmp_path))
+    watch.until(lambda: len([*tmp_path.glob("spawned-*")]) == 2, 2 * watch.DEADLINE)
+    watch.until(lambda: are_noted(run.id))
+    kills = {**victims.KILLS, "spawned": (victims.program("spawned.py"), victims.COMPANION)}
+    victims.strike(run, kills.get(victim))
     leftovers.gone(run.id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,27 @@ def mpi_total() -> list[float]:
     dist.all_reduce(total)
     dist.destroy_process_group()
     return [float(world.allreduce(world.rank + 1)), float(total), world.rank, world.size, int(os.environ["RANK"])]
+
+
+#: The program that ranks start with MPI_Comm_spawn.
+SPAWNED = str(Path(__file__).with_name("spawned.py"))
+
+
+def spawn(number: int, *command: str, **info: str) -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Spawn(sys.executable, command, number, MPI.Info.Create(info))
+
+
+def add_with_spawned(number: int, *command: str, **info: str) -> Any:
+    """Adds numbers up with processes that the ranks spawn; returns the total, and what those processes say."""
+    spawned = spawn(number, *command, **info)
+    merged = spawned.Merge()
+    total = merged.allreduce(1)
+    seen = merged.gather(None) or []
+    merged.Free()  # with Open MPI 5.0.11, Disconnect would hang
+    spawned.Disconnect()
+    return total, [each for each in seen if each is not None]
 
 
 def here(folder: str, name: str = "") -> None:

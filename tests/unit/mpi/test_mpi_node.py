@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,9 @@ import pytest
 
 from distributor.machine import processes
 from distributor.mpi import mpich, node, openmpi, rank, shim
-from distributor.mpi.places import Places
+from distributor.mpi.places import PATIENCE, Places
+from distributor.mpi.shims import SHIM, environment
+from distributor.values.environment import NODE_ID
 
 DEADLINE = 60.0
 
@@ -55,6 +62,26 @@ def test_an_mpiexec_that_ends_is_told() -> None:
         SystemExit, match="mpiexec ended with code 3 before it printed the commands that start MPI on the nodes"
     ):
         mpich.proxies(mpiexec("true"), 2)
+
+
+def test_mpiexec_gets_no_variables_but_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes of all nodes would get them, and HYDRA_ENV would keep ranks from spawning any."""
+    program = tmp_path / "mpiexec.hydra"
+    program.write_text(
+        "#!/bin/sh\ncd -P . && /usr/bin/env >&2\npwd >&2\n"
+        'echo "HYDRA_LAUNCH: /a/proxy --proxy-id 0"\necho HYDRA_LAUNCH_END\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(mpich, "find", lambda _: str(program))
+    given = {"HYDRA_IFACE": "eth1", "MPIEXEC_PORT_RANGE": "1:2", "HYDRA_ENV": "all", NODE_ID: "7.0", "MARK": "x"}
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        started, commands = mpich.begin([1], "127.0.0.1", given, lambda _: None)
+    started.communicate()
+    assert commands == ["/a/proxy --proxy-id 0"]
+    *lines, folder = told.getvalue().splitlines()
+    assert {"HYDRA_IFACE=eth1", "MPIEXEC_PORT_RANGE=1:2", f"{NODE_ID}=7.0"} <= {*lines}
+    assert not re.search("HYDRA_ENV|MARK", told.getvalue())
+    assert folder == "/"
 
 
 class World:
@@ -136,8 +163,9 @@ def ask(line: str, local_rank: int) -> tuple[socket.socket, dict[str, str], sock
 
 
 def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
-    line, failures, ready = f"test-{secrets.token_hex(8)}", [], threading.Event()
-    places = Places(line, 2, failures.append)
+    line, ready = f"test-{secrets.token_hex(8)}", threading.Event()
+    failures: list[tuple[str, float]] = []
+    places = Places(line, 2, "", lambda *failure: failures.append(failure))
     threading.Thread(target=places.give, args=(ready.set,), daemon=True).start()
     late, early = Shim(line, 5), Shim(line, 4)
     assert ready.wait(DEADLINE)
@@ -161,7 +189,10 @@ def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
     while not failures:
         pass
     assert failures == [
-        "the process that MPI had started in place of a rank has ended, so the rank has lost its connection to MPI"
+        (
+            "the process that MPI had started in place of a rank has ended, so the rank has lost its connection to MPI",
+            PATIENCE,
+        )
     ]
     for each in (other, pmi, early.line, early.manager, late.manager):
         each.close()
@@ -169,9 +200,107 @@ def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
         pass
 
 
+class Spawned(Shim):
+    """Stands for the shim of a process that ranks spawn, for this process, and for MPICH's process manager behind it.
+
+    Args:
+        line: name of the companion's socket.
+        command: the command of the process.
+    """
+
+    def __init__(self, line: str, command: str) -> None:
+        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.line.connect(f"\0{line}")
+        self.manager, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.line, [json.dumps([os.getpid(), command]).encode()], [theirs.fileno()])
+        _, (descriptor, *_), _, _ = socket.recv_fds(self.line, 1, 1)
+        self.process = socket.socket(fileno=descriptor)
+        for each in (self.line, self.manager, self.process):
+            each.settimeout(DEADLINE)
+
+
+@pytest.fixture
+def serving() -> Iterator[tuple[str, list[tuple[str, float]], Shim]]:
+    """A companion with one rank: the name of its socket, what it reports, and the rank's shim."""
+    line, ready = f"test-{secrets.token_hex(8)}", threading.Event()
+    failures: list[tuple[str, float]] = []
+    places = Places(line, 1, "", lambda *failure: failures.append(failure))
+    threading.Thread(target=places.give, args=(ready.set,), daemon=True).start()
+    rank_shim = Shim(line, 0)
+    assert ready.wait(DEADLINE)
+    yield line, failures, rank_shim
+
+
+Serving = tuple[str, list[tuple[str, float]], Shim]
+
+
+def test_a_rank_spawns_processes_through_shims(serving: Serving) -> None:
+    line, _, shims = serving
+    _, _, pmi = ask(line, 0)
+    part = "mcmd=spawn\nnprocs=2\nexecname=%s\ntotspawns=2\nspawnssofar=%d\nargcnt=1\narg1=a b\ninfo_num=0\nendcmd\n"
+    request = part.encode() % (b"one", 1) + part.encode() % (b"two", 2)
+    pmi.sendall(request[:30])
+    for _ in range(2):  # after the second answer, the first bytes have been read
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(f"\0{line}")
+            other.send(b"wait")
+            assert other.recv(1) == b""
+    pmi.sendall(request[30:])
+    told = b""
+    while told.count(b"endcmd\n") < 2:
+        told += shims.manager.recv(1 << 16)
+    sh = "\n".join(f"arg{number}={word}" for number, word in enumerate([*SHIM[1:], "."], 1))
+    for number, name in ((1, "one"), (2, "two")):
+        assert f"spawnssofar={number}\nargcnt=6\n{sh}\narg5={name}\narg1=a b\n" in told.decode()
+    assert told.count(b"execname=/bin/sh\n") == 2
+
+
+def test_a_spawned_process_speaks_to_its_manager_until_its_shim_ends(serving: Serving) -> None:
+    line, failures, _ = serving
+    spawned = Spawned(line, "work")
+    spawned.process.sendall(b"cmd=init\n")
+    assert spawned.manager.recv(100) == b"cmd=init\n"
+    spawned.process.sendall(b"cmd=get kvsname=x key=PMI_hwloc_xmlfile\n")
+    assert spawned.process.recv(100) == b"cmd=get_result rc=1\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank_at_its_end:
+        rank_at_its_end.connect(f"\0{line}")
+        rank_at_its_end.send(b"wait")
+        spawned.process.close()
+        spawned.manager.setblocking(False)
+        with pytest.raises(BlockingIOError):  # the manager would kill the shim, which could not report a failure
+            spawned.manager.recv(100)
+        with pytest.raises(BlockingIOError):
+            rank_at_its_end.recv(1, socket.MSG_DONTWAIT)
+        spawned.line.send(b"0")
+        spawned.manager.settimeout(DEADLINE)
+        assert spawned.manager.recv(100) == b""
+        rank_at_its_end.settimeout(DEADLINE)
+        assert rank_at_its_end.recv(1) == b""
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "how"),
+    [
+        (lambda spawned: spawned.line.send(b"3"), "ended with code 3"),
+        (lambda spawned: spawned.line.send(b"-9"), "was killed by SIGKILL"),
+        (lambda spawned: spawned.line.close(), "was lost"),
+        (lambda spawned: spawned.process.sendall(b"cmd=abort exitcode=7\n"), "called MPI_Abort(7)"),
+    ],
+)
+def test_a_spawned_process_that_fails_is_told(serving: Serving, fails: Callable[[Spawned], Any], how: str) -> None:
+    line, failures, _ = serving
+    spawned = Spawned(line, "work hard")
+    fails(spawned)
+    while not failures:
+        pass
+    assert failures == [(f"a process that MPI_Comm_spawn had started {how}: work hard", 0.0)]
+
+
 def test_places_of_open_mpi_need_no_line_to_a_manager() -> None:
     line, ready = f"test-{secrets.token_hex(8)}", threading.Event()
-    threading.Thread(target=Places(line, 1, print).give, args=(ready.set,), daemon=True).start()
+    threading.Thread(target=Places(line, 1, "", print).give, args=(ready.set,), daemon=True).start()
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shims,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as companion,
@@ -190,6 +319,76 @@ def test_a_shim_whose_rank_is_elsewhere_says_so(monkeypatch: pytest.MonkeyPatch)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         with pytest.raises(SystemExit, match="rank 1 is not on this machine: two machines may have the same host name"):
             shim.connect(line, 1)
+
+
+@pytest.fixture
+def companion() -> Iterator[tuple[str, socket.socket]]:
+    line = f"test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{line}")
+        listener.listen()
+        listener.settimeout(DEADLINE)
+        yield line, listener
+
+
+def spawn(line: str, folder: Path, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    """The shim of a process that ranks spawn, as MPI starts it."""
+    environ = environment({**os.environ, NODE_ID: "7.1", "TMPDIR": "/ranks"}, str(folder), line, {"OMPI_MCA_x": "here"})
+    return subprocess.Popen([*SHIM, *words], env={**environ, NODE_ID: "7.0", "OMPI_MCA_x": "node 0's", **variables})
+
+
+def test_a_spawned_process_has_what_ranks_have(companion: tuple[str, socket.socket], tmp_path: Path) -> None:
+    line, listener = companion
+    (tmp_path / "rank-0.stdout").write_text("the rank's\n")
+    program = (
+        "import os, sys; print(os.getcwd(), *map(os.environ.get, ['TMPDIR', 'OMPI_MCA_x', 'DISTRIBUTOR_NODE_ID']), "
+        "*(name for name in os.environ if 'DISTRIBUTOR_MPI' in name)); print(sys.argv[1], file=sys.stderr)"
+    )
+    shims = spawn(line, tmp_path, "tests", sys.executable, "-c", program, "a b")
+    with listener.accept()[0] as connection:
+        assert json.loads(connection.recv(1 << 16)) == [shims.pid, shlex.join([sys.executable, "-c", program, "a b"])]
+        connection.send(b"-")
+        assert connection.recv(100) == b"0"
+    assert shims.wait(DEADLINE) == 0
+    assert (tmp_path / "rank-0.stdout").read_text() == f"the rank's\n{Path('tests').absolute()} /ranks here 7.1\n"
+    assert (tmp_path / "rank-0.stderr").read_text() == "a b\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["/", "/bin/sh", "-c", "exit 3"], 3, ""),
+        (["/", "/bin/sh", "-c", "kill -9 $$"], -9, ""),
+        (["/", "/no/such"], 127, "MPI_Comm_spawn cannot start /no/such in /: [Errno 2] No such file"),
+        (["/no/such", "true"], 127, "MPI_Comm_spawn cannot start true in /no/such: [Errno 2] No such file"),
+    ],
+)
+def test_a_spawned_process_that_fails_says_how(
+    companion: tuple[str, socket.socket], tmp_path: Path, words: list[str], code: int, told: str
+) -> None:
+    line, listener = companion
+    shims = spawn(line, tmp_path, *words)
+    with listener.accept()[0] as connection:
+        connection.recv(1 << 16)
+        connection.send(b"-")
+        assert connection.recv(100) == str(code).encode()
+    assert shims.wait(DEADLINE) == code & 0xFF
+    assert (tmp_path / "rank-0.stderr").read_text().startswith(told)
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("/usr", "/usr"), ("/no/such", os.getcwd())])
+def test_a_folder_that_a_machine_lacks_is_the_ranks(
+    companion: tuple[str, socket.socket], tmp_path: Path, chosen: str, expected: str
+) -> None:
+    """Open MPI chooses the folder of the rank that spawns."""
+    line, listener = companion
+    shims = spawn(line, tmp_path, shim.CHOSEN, "/bin/pwd", OMPI_MCA_initial_wdir=chosen)
+    with listener.accept()[0] as connection:
+        connection.recv(1 << 16)
+        connection.send(b"-")
+        assert connection.recv(100) == b"0"
+    assert shims.wait(DEADLINE) == 0
+    assert (tmp_path / "rank-0.stdout").read_text() == f"{expected}\n"
 
 
 def test_an_agent_tells_the_command_of_its_hosts_daemon(tmp_path: Path) -> None:
