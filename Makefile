@@ -4,7 +4,6 @@
 # TORCH_INDEX  an index that has torch for CPUs, if pip's default index has torch for CUDA
 PYTHON ?= python3
 VENV := .venv
-VENV35 := .venv-spark35
 VENV_VISION := .venv-vision
 VENV_STREAMING := .venv-streaming
 VENV_COMPOSER := .venv-composer
@@ -21,7 +20,7 @@ export TORCH_INDEX
 # Python keeps the modules that it has compiled: compiling the tests takes seconds in each process that runs them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
+.PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark test-torch test-pythons resolve chaos docker-test
 .PHONY: test-frameworks chaos-launchers
 .PHONY: docs pictures lint types bench clean
 
@@ -33,7 +32,8 @@ help:
 	@echo "make test-long     runs test-all, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
 	@echo "make test-frameworks  tests frameworks, all or FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
 	@echo "make test-cluster  runs those of test-all that need a standalone cluster over three hosts"
-	@echo "make test-spark35  runs the Spark tests of test-all on PySpark 3.5, in an environment of its own"
+	@echo "make test-spark    runs quick Spark tests with other versions of PySpark, all or SPARK=\"3.5 4.0\", each in an environment of its own"
+	@echo "make test-torch    runs quick tests with other versions of torch, all or TORCH=2.9, each in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make docker-test   builds the CPU image and tests it, with Docker, Podman, or buildah and debootstrap as root"
 	@echo "make docs          builds the documentation's site, into site/"
@@ -72,9 +72,10 @@ $(VENV_AXOLOTL)/%.ok: setup.cfg pyproject.toml constraints-axolotl.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV_AXOLOTL) $*
 
-$(VENV35)/%.ok: setup.cfg pyproject.toml constraints-spark35.txt
+# An environment for each section of versions.cfg.
+.venv-%/versions.ok: setup.cfg pyproject.toml constraints.txt versions.cfg
 	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV35) $*
+	@$(PYTHON) tools/environment.py .venv-$* versions
 
 demo: $(VENV)/demo.ok
 	$(BIN)/python examples/digits.py
@@ -94,13 +95,14 @@ test: $(VENV)/test.ok
 test-all: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
-	$(MAKE) test-spark35
+	$(MAKE) test-spark SPARK=4.0
 	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
 	$(BIN)/python -m pytest -m long
-	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
+	$(MAKE) test-spark SPARK="3.5 4.1 4.2"
+	$(MAKE) chaos chaos-launchers test-torch test-pythons test-frameworks docker-test
 	$(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
@@ -150,8 +152,20 @@ pictures: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
 	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
 
-test-spark35: $(VENV35)/spark35.ok
-	$(UNSET) $(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
+# SPARK, TORCH: which of the versions in versions.cfg to test, all by default.
+SPARK ?= 3.5 4.0 4.1 4.2
+TORCH ?= 2.9 2.14
+
+test-spark: $(addprefix test-spark-,$(SPARK))
+test-torch: $(addprefix test-torch-,$(TORCH))
+
+$(addprefix test-spark-,$(SPARK)): test-%: .venv-%/versions.ok
+	$(UNSET) .venv-$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
+	$(UNSET) .venv-$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
+
+# This machine and executors, second attempts, warm processes and checkpoints: where torch's own code is called.
+$(addprefix test-torch-,$(TORCH)): test-%: .venv-%/versions.ok
+	$(UNSET) .venv-$*/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit $(patsubst %,tests/test_%.py,local runs second_attempt warm company checkpoints)
 
 # Like `chaos`, with the launch paths of LAUNCHERS.
 chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok
@@ -180,4 +194,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_AXOLOTL) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-spark-* .venv-torch-* $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_AXOLOTL) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

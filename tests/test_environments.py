@@ -204,8 +204,27 @@ def test_environments_name_extras_that_exist() -> None:
     known.read(ROOT / "setup.cfg")
     for purpose in environment.PURPOSES.values():
         assert set(purpose.extras) <= set(known["options.extras_require"])
-    used = set(re.findall(r"\$\(VENV\w*\)/([\w-]+)\.ok$", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert used == set(environment.PURPOSES)
+    used = re.findall(r"(?:\$\(VENV\w*\)|\.venv-%)/([\w-]+)\.ok$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(used) == set(environment.PURPOSES)
+
+
+def test_each_version_is_tested_and_differs_from_the_pinned_one_only_where_it_says_so() -> None:
+    known = configparser.ConfigParser()
+    known.read(ROOT / "versions.cfg")
+    lists = re.findall(r"^(SPARK|TORCH) \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    tested = [f".venv-{name.lower()}-{version}" for name, versions in lists for version in versions.split()]
+    assert tested == known.sections()
+    constraints = (ROOT / "constraints.txt").read_text()
+    for others in map(known.__getitem__, tested):
+        pins = environment.pinned(constraints, others).splitlines()
+        assert len(pins) == len(constraints.splitlines())
+        assert set(pins) - set(constraints.splitlines()) == {f"{name}=={version}" for name, version in others.items()}
+
+
+def test_a_version_that_there_is_not_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"versions\.cfg has no \.venv-spark-5\.0: it has \.venv-spark-3\.5, "):
+        environment.install(tmp_path / ".venv-spark-5.0", "versions")
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_is_installed_alone_is_pinned() -> None:

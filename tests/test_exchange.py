@@ -14,7 +14,6 @@ import pytest
 import trainings
 import watch
 from proxy import Proxy
-from sessions import MASTERS, Sessions
 from test_channel import Listener
 
 from distributor import TorchDistributor
@@ -213,17 +212,13 @@ def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: p
         tasks.start(0, at, 1).result(watch.DEADLINE)
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) -> None:
+def test_sparks_tasks_exchange_their_facts_over_the_channel(spark: Any) -> None:
     """How Spark numbers them is as it is thought to be."""
-    for master in MASTERS:
-        sessions.get(master)
-        for _ in range(3):
-            run = TorchDistributor(4, False, False).submit(trainings.all_reduce)
-            assert run.results() == [10.0] * 4
-            assert run._supervisor.server is not None
-            assert run._supervisor.server._facts.settled
+    for _ in range(3):
+        run = TorchDistributor(4, False, False).submit(trainings.all_reduce)
+        assert run.results() == [10.0] * 4
+        assert run._supervisor.server is not None
+        assert run._supervisor.server._facts.settled
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

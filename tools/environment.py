@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ PURPOSES: dict[str, Purpose] = {
         constraints="constraints-axolotl.txt",
         alone=("axolotl", "axolotl-contribs-lgpl", "unsloth", "unsloth_zoo"),
     ),
-    "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
+    "versions": Purpose(("connect", "test-versions"), 1.8),
 }
 
 #: How much more disk space torch for CUDA takes than torch for CPUs, in gigabytes.
@@ -86,6 +86,16 @@ def requirements(purpose: Purpose, settings: str) -> list[str]:
     known.read_string(settings)
     extras = known["options.extras_require"]
     return [line.strip() for extra in purpose.extras for line in extras[extra].splitlines() if line.strip()]
+
+
+def pinned(constraints: str, others: Mapping[str, str]) -> str:
+    """Return constraints that have other versions in place of some.
+
+    >>> pinned("torch==2.13.0\\npyspark==4.3.0", {"pyspark": "4.0.5"})
+    'torch==2.13.0\\npyspark==4.0.5'
+    """
+    kept = (line for line in constraints.splitlines() if line.partition("==")[0] not in others)
+    return "\n".join([*kept, *(f"{name}=={version}" for name, version in others.items())])
 
 
 def announcement(name: str, folder: Path, version: str) -> str:
@@ -227,12 +237,19 @@ def make(folder: Path) -> Path:
 def install(folder: Path, name: str) -> None:
     """Install the packages that a make command needs into an environment."""
     purpose = PURPOSES[name]
+    versions = configparser.ConfigParser()
+    versions.read(ROOT / "versions.cfg")
+    if name == "versions" and not versions.has_section(folder.name):
+        sys.exit(f"versions.cfg has no {folder.name}: it has {', '.join(versions.sections())}")
     python = make(folder)
     say(announcement(name, folder, version_of(python) or ""))
     log = folder / f"{name}.log"
     log.write_text("")
     began = time.monotonic()
-    constraints = ["--constraint", str(ROOT / purpose.constraints)]
+    pins = folder / f"{name}.txt"
+    others = versions[folder.name] if versions.has_section(folder.name) else {}
+    pins.write_text(pinned((ROOT / purpose.constraints).read_text(), others))
+    constraints = ["--constraint", str(pins)]
     pip(folder, ["install", "--progress-bar", "off", *constraints, "pip"], log)
     bar = ["--progress-bar", "raw" if (pip_version(python) or (0,)) >= TELLING_PIP else "off"]
     index = os.environ.get("TORCH_INDEX")
