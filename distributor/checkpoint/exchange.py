@@ -338,10 +338,7 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
     told: list[Any] = [token]
     dist.broadcast_object_list(told, src=0, device=group.device())
     store: Any = dist.distributed_c10d._get_default_store()
-    if hasattr(store, "clone"):
-        store = store.clone()  # a connection of its own: a waiting thread blocks a connection for all others
-    else:  # torch before 2.8
-        store = _client(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = store.clone()  # a connection of its own: a waiting thread blocks a connection for all others
     return _exchange(store, rank, world_size, told[0]), told[0]
 
 

@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint.generations import Generation, Piece, Source, oldest, pack, padded, read
 from distributor.checkpoint.peers import Peers
 from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
-from distributor.checkpoint.state import DTensor, local_part
+from distributor.checkpoint.state import local_part
 from distributor.checkpoint.views import Room, dtype_of, views_in
 from distributor.machine import state_folders
 from distributor.text import notices

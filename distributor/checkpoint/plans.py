@@ -17,13 +17,14 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.seats import Seat, peer_of
 from distributor.checkpoint.shards import MeasuredFile
-from distributor.checkpoint.state import DTensor, local_part
+from distributor.checkpoint.state import local_part
 
 
 class Planner:

@@ -20,19 +20,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from distributor.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor as DTensor
-else:
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:  # torch 2.4
-        from torch.distributed._tensor import DTensor
 
 #: The entry under which a rank's random states are saved. It begins with #, unlike the names of users' entries.
 _RANDOM = "#random"

@@ -8,7 +8,6 @@ note that the rank trains, and whether it is in a process group of all ranks at 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import Any
 
 from distributor.rank.imports import on_import
@@ -53,8 +52,7 @@ class Company:
         return next((name for name in _FRAMEWORKS if name in sys.modules), "torch")
 
     def _watch_steps(self, optimizer: Any) -> None:
-        with suppress(AttributeError):  # torch before 2.0
-            self._handle = optimizer.register_optimizer_step_post_hook(lambda *_: self._note())
+        self._handle = optimizer.register_optimizer_step_post_hook(lambda *_: self._note())
 
     def _watch_backward(self, autograd: Any) -> None:
         backward = autograd.backward

@@ -3,11 +3,11 @@
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
 the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, each look-up takes 5 s or more.
 
-From torch 2.9 on, a process makes no more look-ups of host names once one look-up has failed (pytorch pull request
-159596). This module therefore makes one look-up fail. It connects a client to a Unix socket, and then starts a store
-on this socket. The store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the
-name of the port. The client's path is too long for such a name, so the look-up fails. This look-up sends no query, and
-changes no setting of the resolver. Forks of the process make no look-ups either.
+A process makes no more look-ups of host names once one look-up has failed (pytorch pull request 159596). This module
+therefore makes one look-up fail. It connects a client to a Unix socket, and then starts a store on this socket. The
+store looks up the client's name. For a Unix socket, getnameinfo(3) takes the socket's path as the name of the port. The
+client's path is too long for such a name, so the look-up fails. This look-up sends no query, and changes no setting of
+the resolver. Forks of the process make no look-ups either.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def warning(seconds: float, address: str) -> str | None:
         return None
     return (
         f"waited {seconds:.0f} s for torch's rendezvous store, most likely because a name server did not answer for "
-        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which looks up no names"
+        f"{address}: add the nodes to /etc/hosts"
     )
 
 

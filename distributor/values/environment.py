@@ -117,8 +117,8 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     connected only on demand, the collective would fail only at the timeout of the process group or, with three ranks or
     fewer, never (https://github.com/pytorch/gloo/issues/520).
 
-    ``TORCH_GLOO_LAZY_INIT`` lets ranks connect on demand; torch before 2.8 ignores it. ``TORCH_DIST_INIT_BARRIER``
-    makes ``init_process_group`` return only after all ranks have called it.
+    ``TORCH_GLOO_LAZY_INIT`` lets ranks connect on demand. ``TORCH_DIST_INIT_BARRIER`` makes ``init_process_group``
+    return only after all ranks have called it.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
