@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpointed
@@ -849,10 +850,10 @@ def save_without_room_for_files() -> list[int | None]:
     def fail(**_: Any) -> str:
         raise OSError(errno.ENOSPC, "no room")
 
-    found, mkdtemp = [], session.tempfile.mkdtemp
+    found, tempfile = [], session.tempfile
     for step in (1, 2):
-        if runtime.rank() == 1:
-            session.tempfile.mkdtemp = fail if step == 1 else mkdtemp  # type: ignore[assignment]
+        if runtime.rank() == 1:  # torch makes folders too
+            session.tempfile = SimpleNamespace(mkdtemp=fail) if step == 1 else tempfile  # type: ignore[assignment]
         runtime.save_checkpoint({"value": torch.full((2,), step)}, step, wait=True)
         last = runtime.latest_checkpoint()
         found.append(last.step if last is not None else None)

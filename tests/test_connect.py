@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,20 +36,35 @@ from distributor.schedulers.spark import connect as spark_connect, scheduler as 
 
 pytestmark = pytest.mark.connect
 
+#: A Python with PySpark 4, which starts the server. PySpark 3.5's package has none.
+SERVER = os.environ.get("CONNECT_SERVER")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if shutil.which("java") is None:
         pytest.skip("no Java here")
     pytest.importorskip("grpc")
+    pytest.importorskip("pyspark", None if SERVER else "4", "PySpark 3.5's package has no server: set CONNECT_SERVER")
     from pyspark.sql import SparkSession
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYSPARK_PYTHON", raising=False)
         patch.setenv("PATH", path_without_torch(tmp_path_factory.mktemp("bin")))
-        started = SparkSession.builder.remote("local[4]").getOrCreate()
-        yield started
-        started.stop()
+        with nullcontext("local[4]") if SERVER is None else serving(os.path.abspath(SERVER)) as remote:
+            started = SparkSession.builder.remote(remote).getOrCreate()
+            yield started
+            started.stop()
+
+
+@contextmanager
+def serving(python: str) -> Iterator[str]:
+    """The URL of a server that a Python starts, which also runs the tasks."""
+    command = [python, str(Path(__file__).parent / "support" / "connect_server.py")]
+    env = {**os.environ, "PYSPARK_PYTHON": python}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        yield f"sc://localhost:{int(process.stdout.readline())}"
 
 
 def on_executors(num_processes: int | tuple[int, int] = 2, **options: Any) -> TorchDistributor:
@@ -60,6 +78,7 @@ def test_every_rank_takes_part_in_a_collective(capfd: pytest.CaptureFixture[str]
     assert not run.placement.nodes[0].executor.startswith("127.0.0.1:0")
 
 
+@pytest.mark.skipif(SERVER is not None, reason="another process has started it")
 def test_a_server_that_this_process_started_runs_the_drivers_python() -> None:
     assert on_executors(1).run(lambda: sys.executable) == sys.executable
 

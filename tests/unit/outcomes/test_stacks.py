@@ -43,7 +43,7 @@ def dump_of(script, expected):
             return process.poll() is None and time.monotonic() < end
 
         try:
-            assert process.stdout.readline() == b"\n"
+            assert b"\n" in iter(process.stdout.readline, b"")  # gloo of torch 2.9 prints lines of its own
             text = ""
             while stacks.where(text) != expected and is_there():
                 before = path.stat().st_size

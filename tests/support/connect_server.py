@@ -1,0 +1,14 @@
+"""A Spark Connect server for a client of another version. It prints its port, and ends with its standard input."""
+
+import sys
+
+import sessions  # noqa: F401  # settings of all sessions of tests
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+session = builder.config("spark.connect.grpc.binding.port", "0").getOrCreate()
+service = getattr(session._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
+print(getattr(service, "MODULE$").localPort(), flush=True)
+sys.stdin.read()
+session.stop()
