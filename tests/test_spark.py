@@ -93,7 +93,7 @@ def plus_one(x: int) -> int:
 
 
 def test_code_of_ranks_keeps_its_file_and_its_source(one_jvm: Any) -> None:
-    """With each cloudpickle: 3.1.3, which names no files, is in the environment of PySpark 3.5."""
+    """With each cloudpickle: 3.1.3, which names no files, is in the environment of PySpark 4.0."""
 
     def train() -> tuple[list[str], int]:
         import inspect
