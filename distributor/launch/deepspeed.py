@@ -125,6 +125,12 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
             'configuration: pass script_arguments="trainer" (--script-arguments trainer)'
         )
     if kind == "deepspeed" and "argument --deepspeed_config: expected one argument" in text:
+        if isinstance(job.target, Function):
+            return (
+                "The function's parser takes --deepspeed_config, but not --deepspeed: add both with "
+                "deepspeed.add_config_arguments(parser), or pass script_arguments=False and read the configuration "
+                "with distributor.runtime.deepspeed_config()"
+            )
         return (
             "The training code takes --deepspeed_config, but not --deepspeed: pass script_arguments=False "
             "(--script-arguments none), and add --deepspeed_config PATH to the code's own arguments"

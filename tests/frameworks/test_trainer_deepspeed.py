@@ -172,7 +172,7 @@ def parse() -> None:
 
 
 def test_a_function_that_parses_a_command_line() -> None:
-    with pytest.raises(TrainingError, match=r"read the configuration with distributor.runtime.deepspeed_config\(\)"):
+    with pytest.raises(TrainingError, match=r"add both with deepspeed.add_config_arguments\(parser\)"):
         DeepspeedTorchDistributor(1, 1, True, False, zero(1, precision="fp32", torch_adam=True)).run(parse)
 
 
