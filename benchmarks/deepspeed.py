@@ -137,7 +137,7 @@ def _free_port() -> int:
 
 def surroundings(options: argparse.Namespace) -> dict[str, str]:
     """Return the same number of threads, and the same compiled extensions, for both launchers."""
-    from distributor.deepspeed.extensions import cache_folder
+    from distributor.launch.deepspeed.extensions import cache_folder
 
     threads = str(max(1, (os.cpu_count() or 1) // options.ranks))
     return {"OMP_NUM_THREADS": threads, "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", cache_folder())}

@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from distributor.run.goodput import Goodput
+from distributor.metrics.goodput import Goodput
 from distributor.runtime import suggest_checkpoint_interval
 
 #: The shape of a small training: its steps, the seconds of a step, and the steps between two saves.

@@ -41,10 +41,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distributor.api.autotune import autotune as autotune
+    from distributor.api.deepspeed import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.api.distributor import Distributor as Distributor, TorchDistributor as TorchDistributor
-    from distributor.deepspeed.autotune import autotune as autotune
-    from distributor.deepspeed.distributor import DeepspeedTorchDistributor as DeepspeedTorchDistributor
-    from distributor.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.errors import (
         CompanionError as CompanionError,
         ConfigurationError as ConfigurationError,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         StopError as StopError,
         TrainingError as TrainingError,
     )
+    from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.run.handle import Run as Run
     from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
@@ -70,10 +70,10 @@ __version__ = "0.1.0"
 _WHERE = {
     "Distributor": "distributor.api.distributor",
     "TorchDistributor": "distributor.api.distributor",
-    "DeepspeedTorchDistributor": "distributor.deepspeed.distributor",
-    "autotune": "distributor.deepspeed.autotune",
-    "suggest_zero": "distributor.deepspeed.zero",
-    "zero": "distributor.deepspeed.zero",
+    "DeepspeedTorchDistributor": "distributor.api.deepspeed",
+    "autotune": "distributor.api.autotune",
+    "suggest_zero": "distributor.launch.deepspeed.zero",
+    "zero": "distributor.launch.deepspeed.zero",
     "Checkpoints": "distributor.values.checkpoints",
     "Run": "distributor.run.handle",
     "Status": "distributor.values.job",
@@ -99,7 +99,7 @@ _WHERE = {
 }
 
 _MODULES = {
-    "deepspeed_checkpoint": "distributor.deepspeed.checkpoint",
+    "deepspeed_checkpoint": "distributor.launch.deepspeed.checkpoint",
     "launch": "distributor.launch",
     "runtime": "distributor.runtime",
 }

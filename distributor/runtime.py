@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed import CONFIG_PATH
-from distributor.rank import halting, reports
+from distributor.launch.deepspeed.path import CONFIG_PATH
+from distributor.metrics import rank as reports
+from distributor.stopping import rank as stopping
 
 if TYPE_CHECKING:
     from distributor.checkpoint.exchange import Exchange
@@ -164,7 +165,7 @@ def should_stop(step: int) -> bool:
         >>> should_stop(step=1)  # outside a run
         False
     """
-    return halting.should_stop(step)
+    return stopping.should_stop(step)
 
 
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
@@ -455,7 +456,7 @@ def deepspeed_config() -> dict[str, Any]:
             "this process has no DeepSpeed configuration: call deepspeed_config() in a rank of "
             "DeepspeedTorchDistributor(deepspeedConfig=...)"
         )
-    from distributor.deepspeed.config import unfilled
+    from distributor.launch.deepspeed.config import unfilled
 
     with open(path, encoding="utf-8") as file:
         config: dict[str, Any] = json.load(file)

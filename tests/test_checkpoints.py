@@ -157,7 +157,7 @@ def save_while_a_copy_is_sent() -> tuple[int, int]:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint.memory import Memory
+    from distributor.checkpoint.memory.memory import Memory
 
     may_go_on, sent = threading.Event(), list[str]()
 
@@ -200,7 +200,7 @@ def lose_memory() -> int | None:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint.memory import Memory
+    from distributor.checkpoint.memory.memory import Memory
 
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import watch
 from sessions import Make
 
 from distributor import StallError
-from distributor.run.goodput import Goodput
+from distributor.metrics.goodput import Goodput
 
 STEP = 0.05
 

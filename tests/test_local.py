@@ -28,11 +28,11 @@ from sessions import Make
 
 from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
 from distributor.channel import control
-from distributor.hosting.host_node import HostedNode
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
 from distributor.run.submission import Submission
+from distributor.schedulers.hosting.host_node import HostedNode
 from distributor.schedulers.local import LocalScheduler
 from distributor.shipping.payload import dump_function
 from distributor.values.job import Function
@@ -137,7 +137,7 @@ def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeyp
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor.hosting import host_node
+    from distributor.schedulers.hosting import host_node
 
     start_agent, started = host_node.start_agent, []
 

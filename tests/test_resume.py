@@ -247,10 +247,10 @@ def frozen() -> Callable[[Path], None]:
 
 
 def test_a_driver_that_sees_another_folder_than_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributor.files import tenure
+    from distributor.run import lease
 
     elsewhere = Folder(tmp_path / "elsewhere")
-    monkeypatch.setattr(tenure, "open_place", lambda *_: elsewhere)
+    monkeypatch.setattr(lease, "open_place", lambda *_: elsewhere)
     with pytest.raises(
         StartError, match="the driver must see the same folder as the ranks. Pass a URL as checkpoints=, or omit name="
     ):

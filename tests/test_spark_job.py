@@ -390,7 +390,7 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
-    from distributor.launch.deepspeed import DeepspeedRanks
+    from distributor.launch.deepspeed.path import DeepspeedRanks
     from distributor.values.job import Script
 
     job = make_job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())

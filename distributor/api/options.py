@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from distributor import launch as names
+import distributor.launch as paths
 from distributor.errors import ConfigurationError
 from distributor.values.checks import check_choice, check_title, optional
 from distributor.values.launch import Launch
@@ -35,12 +35,12 @@ def check_launch(name: str, launch: Any) -> Launch:
     Raises:
         ConfigurationError: ``launch`` is neither the name of a launch path nor an object with a method ``resolve``.
     """
-    if isinstance(launch, str) and launch in names.NAMES:
-        found: Launch = getattr(names, names.NAMES[launch])()
+    if isinstance(launch, str) and launch in paths.NAMES:
+        found: Launch = getattr(paths, paths.NAMES[launch])()
         return found
     if isinstance(launch, str) or not callable(getattr(launch, "resolve", None)) or isinstance(launch, type):
         raise ConfigurationError(
-            f"{name} must be {' or '.join(map(repr, names.NAMES))} or a launch path such as "
+            f"{name} must be {' or '.join(map(repr, paths.NAMES))} or a launch path such as "
             f"distributor.launch.DeepSpeed(config), not {launch!r}"
         )
     valid: Launch = launch
@@ -87,7 +87,7 @@ class Request(Group):
         "torchrun",
         check_launch,
         "How ranks are launched; deepspeed is for a script with a DeepSpeed configuration of its own.",
-        Flag(panel=WHAT, kind=tuple(names.NAMES)),
+        Flag(panel=WHAT, kind=tuple(paths.NAMES)),
     )
     name: str | None = option(
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)

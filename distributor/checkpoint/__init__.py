@@ -1,5 +1,1 @@
-"""Checkpoints that all ranks commit together.
-
-The code of this package runs in ranks, and in users' own processes outside a run. The package is a wing, which means
-that no core package imports it (see docs/architecture.md).
-"""
+"""Checkpoints that all ranks commit together. Runs in ranks, and in users' own processes outside a run."""

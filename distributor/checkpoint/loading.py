@@ -15,17 +15,18 @@ from typing import Any, TypeVar
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from distributor.checkpoint import pickles, recalling, shards, state as states
-from distributor.checkpoint.generations import is_newer
-from distributor.checkpoint.memory import Held, Memory, kept_by
-from distributor.checkpoint.recalling import InMemory, Kept
+from distributor.checkpoint import pickles, shards, state as states
+from distributor.checkpoint.memory import recalling
+from distributor.checkpoint.memory.generations import is_newer
+from distributor.checkpoint.memory.memory import Held, Memory, kept_by
+from distributor.checkpoint.memory.recalling import InMemory, Kept
 from distributor.checkpoint.records import Manifest, Shard, described, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
 from distributor.checkpoint.state import State
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
-from distributor.rank import reports
+from distributor.metrics import rank as reports
 from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 

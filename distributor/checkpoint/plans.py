@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
+from distributor.checkpoint.memory.seats import Seat, peer_of
 from distributor.checkpoint.records import Shard
-from distributor.checkpoint.seats import Seat, peer_of
 from distributor.checkpoint.shards import MeasuredFile
 from distributor.checkpoint.state import local_part
 

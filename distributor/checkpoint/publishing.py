@@ -11,7 +11,7 @@ from distributor.checkpoint.catalog import Draft
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session
 from distributor.errors import ConfigurationError
-from distributor.rank import reports
+from distributor.metrics import rank as reports
 from distributor.text import notices
 from distributor.text.wording import who
 

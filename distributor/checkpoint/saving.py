@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from distributor.checkpoint import plans, publishing, shards, state as states
-from distributor.checkpoint.memory import Memory, kept_by
+from distributor.checkpoint.memory.memory import Memory, kept_by
+from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.views import Room
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
-from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session, current
-from distributor.checkpoint.views import Room
 from distributor.text import notices
 
 _log = notices.logger

@@ -23,7 +23,7 @@ from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
 
 if TYPE_CHECKING:
-    from distributor.checkpoint.memory import Memory
+    from distributor.checkpoint.memory.memory import Memory
 
 _log = notices.logger
 

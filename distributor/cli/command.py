@@ -23,7 +23,7 @@ from click import get_current_context
 from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
-from distributor import __version__
+import distributor
 from distributor.api.distributor import Distributor
 from distributor.api.options import OPTIONS
 from distributor.api.target import find_script
@@ -74,7 +74,7 @@ _OWN = {
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="distributor")
+@click.version_option(distributor.__version__, prog_name="distributor")
 def main() -> None:
     """Train deep networks with PyTorch on this machine or on Apache Spark."""
 

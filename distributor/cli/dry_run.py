@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.machine import devices
 from distributor.shipping.package import package_zip
 from distributor.text.wording import count, size, without_token

@@ -7,13 +7,13 @@ from typing import Any
 
 import rich_click as click
 
-from distributor import launch
-from distributor.accelerate.launch import Accelerate
+import distributor.launch as paths
 from distributor.cli.options import own
-from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
 from distributor.launch import NAMES, tensorflow
-from distributor.ray.launch import Ray
+from distributor.launch.accelerate.launch import Accelerate
+from distributor.launch.deepspeed.launch import DeepSpeed
+from distributor.launch.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
 
@@ -105,5 +105,5 @@ def _path(name: str, given: Mapping[str, Any]) -> Launch:
         return tensorflow.TensorFlow(given.get("parameter_servers", 0), given.get("evaluator", False))
     if name == "ray":
         return Ray(given.get("object_store_memory"))
-    path: Launch = getattr(launch, NAMES[name])()
+    path: Launch = getattr(paths, NAMES[name])()
     return path

@@ -30,10 +30,10 @@ from distributor.compat.descriptions import (
 )
 from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
-from distributor.launch.mpi_env import MpiEnv
+from distributor.launch.mpi.env import MpiEnv
+from distributor.launch.ray.launch import Ray
 from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
-from distributor.ray.launch import Ray
 from distributor.text import notices
 from distributor.values.checks import check_choice, check_count, check_env, check_title
 from distributor.values.launch import Launch

@@ -5,8 +5,7 @@ to ``Distributor``, as the argument ``launch=``. The classes:
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 
-A launch path with a configuration or programs of its own has a subpackage, such as ``distributor.ray``. The path's
-class is loaded from that subpackage on first use.
+A path with a configuration or programs of its own has a folder, such as ``launch/ray``. Classes load on first use.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distributor.accelerate.launch import Accelerate as Accelerate
-    from distributor.deepspeed.launch import DeepSpeed as DeepSpeed
-    from distributor.launch.jax import Jax as Jax
-    from distributor.launch.mpi_env import MpiEnv as MpiEnv
+    from distributor.launch.accelerate.launch import Accelerate as Accelerate
+    from distributor.launch.deepspeed.launch import DeepSpeed as DeepSpeed
+    from distributor.launch.jax.path import Jax as Jax
+    from distributor.launch.mpi.env import MpiEnv as MpiEnv
+    from distributor.launch.mpi.launch import Mpi as Mpi
+    from distributor.launch.ray.launch import Ray as Ray
     from distributor.launch.tensorflow import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
-    from distributor.mpi.launch import Mpi as Mpi
-    from distributor.ray.launch import Ray as Ray
 
 _WHERE = {
-    "Accelerate": "distributor.accelerate.launch",
-    "DeepSpeed": "distributor.deepspeed.launch",
-    "Jax": "distributor.launch.jax",
-    "Mpi": "distributor.mpi.launch",
-    "MpiEnv": "distributor.launch.mpi_env",
-    "Ray": "distributor.ray.launch",
+    "Accelerate": "distributor.launch.accelerate.launch",
+    "DeepSpeed": "distributor.launch.deepspeed.launch",
+    "Jax": "distributor.launch.jax.path",
+    "Mpi": "distributor.launch.mpi.launch",
+    "MpiEnv": "distributor.launch.mpi.env",
+    "Ray": "distributor.launch.ray.launch",
     "TensorFlow": "distributor.launch.tensorflow",
     "Torchrun": "distributor.launch.torchrun",
 }

@@ -54,7 +54,7 @@ _PARTS = {
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
     "uploads": "distributor.node.uploads",
-    "accelerate": "distributor.accelerate.variables",
+    "accelerate": "distributor.launch.accelerate.variables",
 }
 
 #: The word that a keeper's command line shows in place of "agent". A keeper is a fork of an agent. It keeps the states

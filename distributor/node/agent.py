@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from distributor import errors
 from distributor.channel import control
 from distributor.channel.node import Offsets
+from distributor.errors import StartError
 from distributor.launch import placement
 from distributor.machine import folders, limits, network, processes, versions
 from distributor.node import guard, keeper, launching, outcomes, staging
@@ -232,7 +232,7 @@ class _Agent:
         """
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
-            raise errors.StartError(conflict)
+            raise StartError(conflict)
         who = placement.place(facts, job)
         node = who.node_of(self._order.executor)
         self._notes.warnings += versions.differences(job.versions, facts, facts[node.leader])

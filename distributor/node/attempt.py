@@ -12,18 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributor.channel import board
-from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
 from distributor.machine import folders, limits, processes
 from distributor.node import activity, hurry, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
-from distributor.node.halting import Halting
 from distributor.node.launching import Launcher, SpawnedLauncher
 from distributor.node.outcomes import Ends
 from distributor.node.ranks import Ranks
 from distributor.node.tailing import Tailing
+from distributor.stopping import board
+from distributor.stopping.board import Board
+from distributor.stopping.node import Halting
 from distributor.text.wording import who
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID

@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from distributor import errors
 from distributor.channel import frames
 from distributor.channel.node import Dial, Receiver, Rhythm, Uplink, over_socket, over_tls
+from distributor.errors import StartError
 from distributor.node.tailing import Tailing
 from distributor.values import messages
 from distributor.values.job import Job
@@ -80,7 +80,7 @@ class DriverLink:
             await uplink.open()
         except OSError as error:
             if self._order.reached and isinstance(error, ConnectionRefusedError):
-                raise errors.StartError(f"the driver does not listen at {at} any more, so the run has ended") from None
+                raise StartError(f"the driver does not listen at {at} any more, so the run has ended") from None
             return (
                 f"{frames.UNREACHED} at {at} ({error}), so its log lines are not shown live. Results and errors still "
                 "arrive"

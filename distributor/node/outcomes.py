@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distributor import errors
 from distributor.channel import rank_slots
+from distributor.errors import DistributorError
 from distributor.machine import processes
 from distributor.values.echoes import is_echo
 from distributor.values.job import Function, Target
@@ -255,7 +255,7 @@ def explain(error: Exception, folder: str) -> tuple[str, str]:
         error: why the node cannot start, or why its agent has failed.
         folder: the node's private folder.
     """
-    if isinstance(error, errors.DistributorError):
+    if isinstance(error, DistributorError):
         return type(error).__name__, str(error)
     host = socket.gethostname()
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

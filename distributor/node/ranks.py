@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from distributor.channel.rank_slots import Slots
 from distributor.machine import limits, processes
 from distributor.machine.shared_memory import Segments
-from distributor.node.halting import Halting
 from distributor.node.launching import Launcher
+from distributor.stopping.node import Halting
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 

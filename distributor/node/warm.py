@@ -4,7 +4,7 @@ The warm process runs no user code except the imports of ``preload``, touches no
 no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. The warm process ends
 when its executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. A warm
 process that is to be replaced, for example because the file of a loaded module has changed, ends after its last agent.
-For how runs find a warm process, see :mod:`distributor.hosting.warm`.
+For how runs find a warm process, see :mod:`distributor.schedulers.hosting.warm`.
 """
 
 from __future__ import annotations

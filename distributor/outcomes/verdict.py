@@ -12,7 +12,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from distributor import errors
+import distributor.errors
+from distributor.errors import (
+    CompanionError,
+    GroupError,
+    NodeLostError,
+    PreemptionError,
+    ResourceError,
+    ResultError,
+    RunCancelledError,
+    StallError,
+    StartError,
+    StopError,
+    TrainingError,
+)
 from distributor.outcomes.causes import (
     Cancelled,
     Cause,
@@ -39,7 +52,7 @@ from distributor.values.outcome import Collected, Failure
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
-_TRUE = (errors.StartError, errors.ResourceError, errors.CompanionError, errors.GroupError, errors.StopError)
+_TRUE = (StartError, ResourceError, CompanionError, GroupError, StopError)
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
@@ -60,7 +73,7 @@ class Verdict:
         """The final status of the run."""
         if self.error is None:
             return Status.SUCCEEDED
-        return Status.CANCELLED if isinstance(self.error, errors.RunCancelledError) else Status.FAILED
+        return Status.CANCELLED if isinstance(self.error, RunCancelledError) else Status.FAILED
 
 
 def verdict(
@@ -95,13 +108,13 @@ def verdict(
     # the driver stopped them is checked first.
     if isinstance(cause, Cancelled):
         why = f": {cause.why}" if cause.why else ""
-        return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled{why}"))
+        return Verdict(error=RunCancelledError(f"run {run_id} was cancelled{why}"))
     if isinstance(cause, Stalled):
-        return Verdict(error=errors.StallError(cause.message, stacks=cause.stacks))
+        return Verdict(error=StallError(cause.message, stacks=cause.stacks))
     if isinstance(cause, Disagreed):
-        return Verdict(error=errors.StopError(cause.message))
+        return Verdict(error=StopError(cause.message))
     if isinstance(cause, StartTimeout | Unfit):
-        return Verdict(error=errors.StartError(cause.message))
+        return Verdict(error=StartError(cause.message))
     if collected is not None:
         try:
             found = _judged(cause, collected, world_size, advise, local)
@@ -125,7 +138,7 @@ def _judged(
     return values(collected, world_size, advise, () if cause is None else cause.failures, local)
 
 
-def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.PreemptionError | None:
+def _cut_short(collected: Collected, preempted: Preempted | None) -> PreemptionError | None:
     """Return an error if ranks returned early because something other than the user told them to stop, else ``None``.
 
     Raises:
@@ -133,9 +146,9 @@ def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.Pree
     """
     halted = collected.halted
     if (wrong := disagreement(halted)) is not None:
-        raise errors.StopError(wrong)
+        raise StopError(wrong)
     if halted and preempted is not None:
-        return errors.PreemptionError(preempted.message(next(iter(halted.values()))))
+        return PreemptionError(preempted.message(next(iter(halted.values()))))
     return None
 
 
@@ -156,7 +169,7 @@ def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Adv
     failed = cause is not None and has_cause(cause.failures)
     if isinstance(error, _TRUE) and not (failed and is_mishap(error)):
         return error
-    if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
+    if isinstance(error, TrainingError) and not isinstance(error, NodeLostError):
         return error
     if cause is None:
         return error
@@ -195,7 +208,7 @@ def values(
     for report in collected.reports:
         if report.error is not None:
             kind, message = report.error
-            raise getattr(errors, kind)(escapes.colours(message))
+            raise getattr(distributor.errors, kind)(escapes.colours(message))
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
@@ -208,7 +221,7 @@ def values(
     if missing:
         gave_up = [f"the node on {report.host} {report.gave_up}" for report in collected.reports if report.gave_up]
         were = "was stopped before it finished" if len(missing) == 1 else "were stopped before they finished"
-        raise errors.NodeLostError(
+        raise NodeLostError(
             f"{who(missing)} {were}: "
             + (
                 "; ".join(gave_up)
@@ -220,7 +233,7 @@ def values(
     if unreturned and unreturned[0].failure is not None:
         failure = unreturned[0].failure
         message = escapes.colours(failure.message)
-        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {message}")
+        raise ResultError(f"rank {failure.rank} on {failure.host} finished, but {message}")
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
@@ -257,7 +270,7 @@ def training_error(
     failures: Sequence[Failure],
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
-) -> errors.TrainingError | errors.StartError | errors.ResourceError | errors.GroupError:
+) -> TrainingError | StartError | ResourceError | GroupError:
     """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
 
     The exception is a ``StartError`` or ``ResourceError`` if the root rank (the one whose failure caused the others)
@@ -273,19 +286,19 @@ def training_error(
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
     cause = payload.load_exception(ordered[0].exception)
-    for kind in (errors.StartError, errors.ResourceError):
+    for kind in (StartError, ResourceError):
         if isinstance(cause, kind):
             return kind(f"on {ordered[0].host}: {cause}")
-    if isinstance(cause, errors.GroupError):
-        return errors.GroupError(f"{who([failure.rank for failure in ordered])} {cause}")
+    if isinstance(cause, GroupError):
+        return GroupError(f"{who([failure.rank for failure in ordered])} {cause}")
     advice = advise(ordered[0])
     gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
     if gone and is_echo(ordered[0]):
         advice = f"{who(gone).capitalize()} had already returned: all ranks must take part in each collective"
-    return errors.TrainingError(escapes.colours(describe(ordered, advice)), ordered, cause)
+    return TrainingError(escapes.colours(describe(ordered, advice)), ordered, cause)
 
 
-def node_lost(nodes: Sequence[str], local: bool = False, loss: Loss = UNKNOWN) -> errors.NodeLostError:
+def node_lost(nodes: Sequence[str], local: bool = False, loss: Loss = UNKNOWN) -> NodeLostError:
     """Return the exception for lost nodes.
 
     Args:
@@ -295,15 +308,15 @@ def node_lost(nodes: Sequence[str], local: bool = False, loss: Loss = UNKNOWN) -
     """
     lost = f"lost the node on {escapes.colours('; '.join(sorted(set(nodes))))}."
     if local:
-        return errors.NodeLostError(
+        return NodeLostError(
             f"{lost} Its agent, the process that watches the ranks, ended while they were running (killed, perhaps for "
             "lack of memory): see the kernel's log"
         )
     if loss.said:
         lost += f" Spark says: {escapes.colours(loss.said)}."
     if loss.explanation:
-        return errors.NodeLostError(f"{lost} {loss.explanation}")
-    return errors.NodeLostError(
+        return NodeLostError(f"{lost} {loss.explanation}")
+    return NodeLostError(
         f"{lost} Its agent, Python worker or executor ended or was cut off while ranks were running (killed, out of "
         "memory, or the machine or its network failed): see the executor's own log"
     )

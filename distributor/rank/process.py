@@ -32,22 +32,12 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import (
-    by_host,
-    dataloaders,
-    groups,
-    halting,
-    lightning,
-    lookups,
-    parting,
-    reports,
-    spark,
-    spawning,
-    trainers,
-)
+from distributor.metrics import rank as reports, trainers
+from distributor.rank import by_host, dataloaders, groups, lightning, lookups, parting, spark, spawning
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
+from distributor.stopping import rank as stopping
 from distributor.text.wording import alone
 from distributor.values import layout
 from distributor.values.job import Function, Module, Script
@@ -123,7 +113,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if local_rank not in order.plan.serving_here:  # a parameter server ends after the other ranks
-        halting.begin(layout.board(order.folder), local_rank)
+        stopping.begin(layout.board(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:

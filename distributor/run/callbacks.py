@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributor.run.ended import EndedAttempt
-from distributor.run.metrics import Row
-from distributor.run.reports import News
+from distributor.metrics.driver import News
+from distributor.metrics.ended import EndedAttempt
+from distributor.metrics.rows import Row
 from distributor.text import notices
 from distributor.values.reports import Committed
 

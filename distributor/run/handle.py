@@ -17,16 +17,16 @@ from distributor.display.display import Display, make_logs
 from distributor.display.snapshot import Snapshot, far
 from distributor.display.view import View
 from distributor.errors import DistributorError, RunCancelledError, TrainingError
+from distributor.metrics.ended import EndedAttempt
+from distributor.metrics.goodput import Goodput
+from distributor.metrics.rows import Metrics
 from distributor.outcomes.mishaps import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import events, state
 from distributor.run.callbacks import Callbacks
-from distributor.run.ended import EndedAttempt
-from distributor.run.goodput import Goodput
 from distributor.run.interrupt import plain_interrupts
 from distributor.run.margins import Margins
-from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
 from distributor.run.supervisor import Supervisor

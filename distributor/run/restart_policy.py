@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distributor import errors
+from distributor.errors import (
+    CompanionError,
+    NodeLostError,
+    PreemptionError,
+    ResourceError,
+    ResultError,
+    StallError,
+    StartError,
+    StopError,
+    TrainingError,
+)
 from distributor.outcomes.causes import Cause, Disagreed, NodeLost, RankFailed, Stalled
 from distributor.outcomes.failures import is_consequence, is_infrastructure, order_failures
 from distributor.outcomes.mishaps import is_final
@@ -17,7 +27,7 @@ from distributor.values.outcome import Failure
 _LASTING = ("GroupError", "ResourceError", "StartError")
 
 #: Errors of a job that could not start. They end the run only if they happen in its first attempt.
-_NOT_STARTED = (errors.StartError, errors.ResourceError)
+_NOT_STARTED = (StartError, ResourceError)
 
 #: Number of attempts in a row after which a run ends if none of them reaches a later step than the attempts before.
 _PATIENCE = 3
@@ -62,23 +72,23 @@ def again_in_new_job(
         excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
             so that the run could go on with more ranks. ``recovery`` allows one more restart for each such attempt.
 
-    >>> lost = errors.NodeLostError("lost the node on host-b")
-    >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
+    >>> lost = NodeLostError("lost the node on host-b")
+    >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(StartError("no torch"), 0, Recovery(1))
     (True, False)
     """
-    if isinstance(error, errors.PreemptionError):
+    if isinstance(error, PreemptionError):
         return widens or recovery.max_restarts > excused  # a preemption does not count as a restart
     if attempt >= recovery.max_restarts or is_final(error):
         return False
-    if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):
+    if isinstance(error, _NOT_STARTED) or (isinstance(error, CompanionError) and NOT_READY in str(error)):
         return attempt > 0
-    if isinstance(error, errors.StallError | errors.CompanionError | errors.StopError):
+    if isinstance(error, StallError | CompanionError | StopError):
         return True
-    if isinstance(error, errors.ResultError):
+    if isinstance(error, ResultError):
         return recovery.restart_on == "any"
-    if not isinstance(error, errors.TrainingError):
+    if not isinstance(error, TrainingError):
         return False
-    lost = isinstance(error, errors.NodeLostError) and not error.failures
+    lost = isinstance(error, NodeLostError) and not error.failures
     return lost or _may_pass(error.failures, recovery)
 
 

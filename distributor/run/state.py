@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distributor.channel import frames
+from distributor.metrics.goodput import Moments
 from distributor.outcomes.causes import (
     Cancelled,
     Cause,
@@ -54,11 +55,10 @@ from distributor.run.events import (
     TellNodes,
     Warn,
 )
-from distributor.run.goodput import Moments
-from distributor.run.halting import Agreement
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
+from distributor.stopping.driver import Agreement
 from distributor.text.wording import alone, who
 from distributor.values import messages
 from distributor.values.echoes import is_echo

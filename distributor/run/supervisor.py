@@ -13,22 +13,22 @@ from distributor.channel.server import ChannelServer
 from distributor.channel.tls import make_peer_key
 from distributor.display.display import Display
 from distributor.errors import NodeLostError, PreemptionError, RunCancelledError
-from distributor.files.deposits import Deposits, held_now, keep
-from distributor.files.tenure import Tenure, hold
+from distributor.metrics.driver import Reports
+from distributor.metrics.ended import add_history
+from distributor.metrics.goodput import Goodput, goodput
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, Stalled, StartTimeout
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, failures_of, verdict
+from distributor.output.deposits import Deposits, held_now, keep
 from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.avoiding import blamed, hosts_to_avoid
-from distributor.run.ended import add_history
 from distributor.run.events import Event
-from distributor.run.goodput import Goodput, goodput
+from distributor.run.lease import Tenure, hold
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
-from distributor.run.reports import Reports
 from distributor.run.restart_policy import again, again_in_new_job, is_stuck
 from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState

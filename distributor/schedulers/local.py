@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.hosting import agents
-from distributor.hosting.host_node import host_node
-from distributor.hosting.report import pieces, rest
 from distributor.launch import placement
 from distributor.machine import devices, folders, limits, network, processes
+from distributor.schedulers.hosting import agents
+from distributor.schedulers.hosting.host_node import host_node
+from distributor.schedulers.hosting.report import pieces, rest
 from distributor.shipping import package, project
 from distributor.text import wording
 from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth

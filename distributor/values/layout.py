@@ -76,7 +76,7 @@ def stacks(folder: Folder, local_rank: int) -> Path:
 
 
 def board(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.channel.board.Board` (a file that the node's processes share).
+    """Return the path of the :class:`~distributor.stopping.board.Board` (a file that the node's processes share).
 
     Through the board, the node's ranks and their agent agree on a step at which all ranks stop.
     """

@@ -64,7 +64,7 @@ class Companion:
         environment: environment variables of the process, in addition to the node's.
 
     Example:
-        >>> Companion("head", "distributor.ray.head", "serve", {"port": 6379}).name
+        >>> Companion("head", "distributor.launch.ray.head", "serve", {"port": 6379}).name
         'head'
     """
 

@@ -20,8 +20,8 @@ from sessions import LOCAL, Make
 
 from distributor import CompanionError, TrainingError
 from distributor.launch import Mpi
+from distributor.launch.mpi.shims import find
 from distributor.machine import folders, shared_memory
-from distributor.mpi.shims import find
 
 pytest.importorskip("mpi4py")
 

@@ -25,9 +25,9 @@ from typing import Any
 from distributor.channel import proof, task as exchange
 from distributor.channel.lines import Endpoint
 from distributor.errors import StartError
-from distributor.hosting.host_node import host_node
-from distributor.hosting.report import pieces, rest
 from distributor.machine import devices, folders, network, processes, versions
+from distributor.schedulers.hosting.host_node import host_node
+from distributor.schedulers.hosting.report import pieces, rest
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
 from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
 from distributor.schedulers.spark.rows import CROWDED
@@ -307,10 +307,8 @@ class _Importing:
 
     Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
 
-    The callback starts no thread, so that this worker can find the warm process (which has imported torch) that it
-    started earlier. The search (in :mod:`distributor.hosting`) finds a warm process only if the warm process ignores
-    the same signals as a new child of this worker would. When a process starts its first thread, the C library changes
-    which signals the children of the process ignore.
+    The callback starts no thread: with the first one, the C library changes which signals a child ignores, and
+    ``hosting`` finds a warm process only if it ignores the same signals as a new child would.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

@@ -9,8 +9,8 @@ import pytest
 from distributor.api.build import build_job, ranks_env
 from distributor.api.options import Options
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed import DeepspeedRanks
-from distributor.launch.ray import RayNodes
+from distributor.launch.deepspeed.path import DeepspeedRanks
+from distributor.launch.ray.path import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job, Module, OutputDir, TaskProfile, Widths, WorkingDir, warmth
 from distributor.values.options import Resources, Variables

@@ -8,7 +8,7 @@ import pytest
 from jobs import make_job
 
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.values.job import Function, Module, Script
 
 

@@ -12,7 +12,7 @@ import trainings
 import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.launch import NAMES, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.values.launch import BasePath
 from distributor.values.plan import Plan, Site
 

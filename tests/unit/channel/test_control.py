@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from distributor.channel import control
-from distributor.hosting import report
 from distributor.machine import bootstrap
+from distributor.schedulers.hosting import report
 from distributor.values.messages import Rest
 
 

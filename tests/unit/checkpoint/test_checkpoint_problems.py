@@ -15,10 +15,10 @@ import torch
 
 from distributor.checkpoint import folder as folders, loading, plans, saving
 from distributor.checkpoint.exchange import Exchange
+from distributor.checkpoint.memory.recalling import Kept
+from distributor.checkpoint.memory.seats import Seat
 from distributor.checkpoint.publishing import Save
-from distributor.checkpoint.recalling import Kept
 from distributor.checkpoint.records import Manifest, Shard
-from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
 from distributor.values.checkpoints import Checkpoints, Settings
 

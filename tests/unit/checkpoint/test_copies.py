@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 pytest.importorskip("torch")
 
-from distributor.checkpoint.generations import (
+from distributor.checkpoint.memory.generations import (
     Generation,
     Holding,
     Piece,
@@ -20,8 +20,8 @@ from distributor.checkpoint.generations import (
     read_sources,
     sources,
 )
+from distributor.checkpoint.memory.seats import Seat, peer_of
 from distributor.checkpoint.records import folder_name, step_of
-from distributor.checkpoint.seats import Seat, peer_of
 
 
 def piece(name: str, offset: int = 0, *, whole: bool = True, size: int = 8) -> Piece:

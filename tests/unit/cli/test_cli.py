@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 import distributor
-from distributor.accelerate.launch import Accelerate
 from distributor.cli import command
-from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import (
     ConfigurationError,
     DistributorError,
@@ -27,6 +25,8 @@ from distributor.errors import (
     StartError,
     TrainingError,
 )
+from distributor.launch.accelerate.launch import Accelerate
+from distributor.launch.deepspeed.launch import DeepSpeed
 from distributor.launch.torchrun import Torchrun
 from distributor.values.outcome import Failure
 

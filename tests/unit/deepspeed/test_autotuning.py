@@ -14,8 +14,8 @@ from distributor import (
     TrainingError,
     autotune,
 )
-from distributor.deepspeed import autotune as autotuning
-from distributor.deepspeed.autotune import Experiment, Tuning, best, combinations, is_out_of_memory, merged
+from distributor.api import autotune as autotuning
+from distributor.api.autotune import Experiment, Tuning, best, combinations, is_out_of_memory, merged
 from distributor.values.outcome import Failure
 
 

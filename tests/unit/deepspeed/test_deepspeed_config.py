@@ -12,9 +12,9 @@ import trainings
 from hypothesis import given, strategies as st
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor
-from distributor.deepspeed import config as deepspeed_config, reading
-from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed import config as deepspeed_config, reading
+from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
+from distributor.launch.deepspeed.path import DeepspeedRanks
 
 ADAM = {"type": "AdamW", "params": {}}
 

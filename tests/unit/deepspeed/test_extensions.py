@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from distributor import StartError
-from distributor.deepspeed import extensions
-from distributor.deepspeed.extensions import Baton
+from distributor.launch.deepspeed import extensions
+from distributor.launch.deepspeed.extensions import Baton
 
 HOLD = """
 import sys
-from distributor.deepspeed.extensions import Baton
+from distributor.launch.deepspeed.extensions import Baton
 assert Baton(sys.argv[1], 1).try_acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import stores
 
-from distributor.deepspeed.checkpoint import _latest
 from distributor.errors import ConfigurationError
+from distributor.launch.deepspeed.checkpoint import _latest
 
 
 def test_why_there_is_no_latest_checkpoint(tmp_path: Path) -> None:

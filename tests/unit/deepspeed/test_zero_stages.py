@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, suggest_zero, zero
-from distributor.deepspeed import config as deepspeed_config, reading
-from distributor.deepspeed.config import MICRO, TRAIN
-from distributor.deepspeed.zero import estimate
+from distributor.launch.deepspeed import config as deepspeed_config, reading
+from distributor.launch.deepspeed.config import MICRO, TRAIN
+from distributor.launch.deepspeed.zero import estimate
 
 CHOICES = [
     (stage, offload, precision)

@@ -14,9 +14,9 @@ from jobs import make_job
 
 from distributor.channel import frames
 from distributor.errors import StartError
-from distributor.files.deposits import Deposits, keep
-from distributor.files.store import Folder
-from distributor.files.versions import Version
+from distributor.output.deposits import Deposits, keep
+from distributor.output.store import Folder
+from distributor.output.versions import Version
 from distributor.values.files import Brought, Entry
 from distributor.values.job import OutputDir
 from distributor.values.messages import Deposit, Message, Proceed, Received, Refused, Withdraw

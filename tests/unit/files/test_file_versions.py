@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
-from distributor.files.store import Folder
-from distributor.files.versions import Version, Versions, names
+from distributor.output.store import Folder
+from distributor.output.versions import Version, Versions, names
 from distributor.values.files import incoming, is_incoming
 
 

@@ -17,10 +17,10 @@ from jobs import make_job
 
 from distributor import Checkpoints
 from distributor.errors import ConfigurationError, RunCancelledError, StartError
-from distributor.files import tenure
-from distributor.files.tenure import Tenure, Times, hold
 from distributor.machine import processes
 from distributor.machine.places import Folder
+from distributor.run import lease
+from distributor.run.lease import Tenure, Times, hold
 from distributor.values import claims
 from distributor.values.claims import FILES, Claim, Holder, Identity, Resume
 from distributor.values.job import Job, Module
@@ -141,13 +141,13 @@ def test_a_run_whose_name_was_taken_hears_of_it(tmp_path: Path) -> None:
 
 def test_of_two_that_write_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run writes its claim just after this one's."""
-    sleep = tenure.time.sleep
+    sleep = lease.time.sleep
 
     def overtaken(seconds: float) -> None:
         write(tmp_path, replace(record(tmp_path), run="z9", holder=of_another()))
         sleep(seconds)
 
-    monkeypatch.setattr(tenure.time, "sleep", overtaken)
+    monkeypatch.setattr(lease.time, "sleep", overtaken)
     with pytest.raises(StartError, match="the name 'gpt' is held by run z9 of process 1 on host-z"):
         with held(job(tmp_path)):
             pass

@@ -5,7 +5,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from distributor.hosting import warm
+from distributor.schedulers.hosting import warm
 
 
 def test_the_oldest_beyond_three_are_told_to_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 from jobs import make_job
 
-from distributor.launch.deepspeed import CONFIG_PATH, DeepspeedRanks
+from distributor.launch.deepspeed.path import CONFIG_PATH, DeepspeedRanks
 from distributor.launch.placement import place, with_port
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets

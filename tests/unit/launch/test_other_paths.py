@@ -11,13 +11,13 @@ import pytest
 from jobs import make_job
 
 from distributor.errors import ConfigurationError
-from distributor.jax import cluster
 from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
-from distributor.launch.accelerate import AccelerateRanks
-from distributor.launch.deepspeed import DeepspeedRanks
-from distributor.launch.mpi import MpiNodes
+from distributor.launch.accelerate.path import AccelerateRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
+from distributor.launch.jax import cluster
+from distributor.launch.mpi.path import MpiNodes
 from distributor.launch.placement import place
-from distributor.launch.ray import RayNodes
+from distributor.launch.ray.path import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.outcome import Failure

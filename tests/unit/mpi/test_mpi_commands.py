@@ -9,7 +9,7 @@ from multiprocessing import AuthenticationError
 
 import pytest
 
-from distributor.mpi import commands
+from distributor.launch.mpi import commands
 
 KEY = b"the run's"
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from distributor.launch.mpi import mpich, node, openmpi, rank, shim
+from distributor.launch.mpi.places import PATIENCE, Places
+from distributor.launch.mpi.shims import SHIM, environment
 from distributor.machine import processes
-from distributor.mpi import mpich, node, openmpi, rank, shim
-from distributor.mpi.places import PATIENCE, Places
-from distributor.mpi.shims import SHIM, environment
 from distributor.values.environment import NODE_ID
 
 DEADLINE = 60.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distributor.mpi import pmi
-from distributor.mpi.shims import SHIM
+from distributor.launch.mpi import pmi
+from distributor.launch.mpi.shims import SHIM
 
 
 def request(*lines: str) -> bytes:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import distributor
-from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
 from distributor.machine import limits
 from distributor.machine.limits import Limits
 from distributor.node import ranks
-from distributor.node.halting import Halting
+from distributor.stopping.board import Board
+from distributor.stopping.node import Halting
 from distributor.values import layout
 
 

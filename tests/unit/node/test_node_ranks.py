@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
-from distributor.node.halting import Halting
 from distributor.node.ranks import Ranks
+from distributor.stopping.board import Board
+from distributor.stopping.node import Halting
 from distributor.values.messages import RankExited, RanksStarted
 
 UNHEARD = Halting(Board(Path("none")), 0, 0, print, print)

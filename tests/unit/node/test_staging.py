@@ -6,7 +6,7 @@ import pytest
 from jobs import make_job
 
 from distributor import Checkpoints
-from distributor.launch.mpi_env import MpiEnv
+from distributor.launch.mpi.env import MpiEnv
 from distributor.launch.placement import place
 from distributor.launch.torchrun import Torchrun
 from distributor.node.staging import launcher_order

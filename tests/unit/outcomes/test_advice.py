@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import make_job
 
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
 from distributor.outcomes.advice import advise

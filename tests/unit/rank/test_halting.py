@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from distributor import ConfigurationError, StopError, runtime
-from distributor.channel import board
-from distributor.channel.board import NONE, Board, Head, Seat
-from distributor.node.halting import Halting
-from distributor.rank import halting
-from distributor.rank.halting import Stopper
+from distributor.stopping import board, rank as stopping
+from distributor.stopping.board import NONE, Board, Head, Seat
+from distributor.stopping.node import Halting
+from distributor.stopping.rank import Stopper
 from distributor.values.messages import Agree, Halted, Message, Preempted, Propose, Reached
 
 
@@ -202,7 +201,7 @@ def test_a_step_that_is_none(step: Any, told: str) -> None:
 
 @pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3), True])
 def test_a_step_may_come_from_a_tensor(step: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halting, "_stopper", Stopper(Board(path), 0))
+    monkeypatch.setattr(stopping, "_stopper", Stopper(Board(path), 0))
     assert not runtime.should_stop(step)
     assert Board(path).seats()[0].step == int(step)
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from distributor.launch.ray import node as ray_node
 from distributor.rank import gpus
-from distributor.ray import node as ray_node
 from distributor.values.environment import CHECK_GPUS
 
 

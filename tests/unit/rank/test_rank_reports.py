@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distributor import ConfigurationError, runtime
-from distributor.rank import reports
+from distributor.metrics import rank as reports
 from distributor.values.reports import LONGEST, Report, parse
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_costs_reports_and_nothing_else(file: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data[:most])
 
-    monkeypatch.setattr("distributor.rank.reports.os.write", full)
+    monkeypatch.setattr("distributor.metrics.rank.os.write", full)
     for number in range(5):
         runtime.report(loss=number)
     assert [report.values["loss"] for report in lines(file)] == [3, 4]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distributor.channel.board import NONE, Board, Head, Seat
-from distributor.node.halting import Halting
-from distributor.rank.halting import answer
-from distributor.run.halting import Agreement
+from distributor.stopping.board import NONE, Board, Head, Seat
+from distributor.stopping.driver import Agreement
+from distributor.stopping.node import Halting
+from distributor.stopping.rank import answer
 from distributor.values import messages
 from distributor.values.messages import Agree, Halted, Propose, Reached
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from distributor.errors import ConfigurationError
-from distributor.run.metrics import Metrics, Row
-from distributor.run.reports import Reports
+from distributor.metrics.driver import Reports
+from distributor.metrics.rows import Metrics, Row
 from distributor.values import reports as form
 from distributor.values.outcome import REPORTS, Log
 from distributor.values.reports import Progress, Report, Warned, pack

@@ -21,12 +21,12 @@ from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
-from distributor.files.tenure import Tenure
-from distributor.launch.accelerate import AccelerateRanks
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.accelerate.path import AccelerateRanks
+from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor
+from distributor.run.lease import Tenure
 from distributor.run.margins import Margins
 from distributor.text import notices
 from distributor.values import messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from distributor.run.goodput import Course, Goodput, Moments, goodput
+from distributor.metrics.goodput import Course, Goodput, Moments, goodput
 
 #: The driver's clock, and how much the ranks' is ahead of it.
 AHEAD = 1000.0

@@ -21,7 +21,7 @@ from jobs import SparkError, changed, make_job
 from distributor.channel.intake import Intake
 from distributor.errors import RunCancelledError, StartError
 from distributor.launch import Jax, TensorFlow
-from distributor.launch.ray import RayNodes
+from distributor.launch.ray.path import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import mishaps
 from distributor.outcomes.mishaps import is_final

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distributor import runtime
+import distributor.runtime as runtime
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

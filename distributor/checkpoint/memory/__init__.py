@@ -1,0 +1,1 @@
+"""Checkpoints in shared memory, and their copies on other nodes."""

@@ -1,0 +1,320 @@
+"""Keeps the newest saved states of a node's ranks in shared memory, in files that outlive the ranks.
+
+Each rank has two *slots*, which are files, and saves to them in turn. While one slot is written, the other one stays
+complete. A slot is valid once it has a record (a second file that names the slot's checkpoint and tensors).
+
+If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
+keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node.
+
+A rank begins a save only when all ranks have done their parts of the previous save, so no rank is two saves ahead of
+another. Each rank keeps two states. Once all ranks have copied their first state, there is therefore always a
+checkpoint that all ranks have in memory, unless memory was too small for a rank's state, a rank has revoked one, or a
+save has failed in a rank that then goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, pack, padded, read
+from distributor.checkpoint.memory.peers import Peers
+from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.views import Room, dtype_of, views_in
+from distributor.checkpoint.session import Session
+from distributor.checkpoint.state import local_part
+from distributor.machine import state_folders
+from distributor.text import notices
+from distributor.values.checkpoints import SharedMemory
+
+_log = notices.logger
+
+
+def kept_by(session: Session) -> Memory | None:
+    """Return the states that this rank keeps in shared memory; ``None`` without ``Checkpoints(memory=True)``."""
+    about = session.settings.memory
+    if session.memory is None and about is not None:
+        peers = Peers(about.folder, session) if about.replicate else None
+        session.memory = Memory(about, session.exchange.rank, session.exchange.world_size, peers)
+    return session.memory
+
+
+class Memory:
+    """The states that one rank keeps in shared memory.
+
+    Args:
+        about: the folder in shared memory for the states of all ranks of the node, and the maximum total size of the
+            files of tensors in this folder.
+        rank: this rank.
+        world_size: number of ranks.
+        peers: the connections to other nodes, which keep copies of the states; ``None`` if other nodes keep no copies.
+    """
+
+    def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
+        self.peers = peers
+        self._about = about
+        self._folder = Path(about.folder)
+        self._rank = rank
+        self._world_size = world_size
+        self._slots = [_Slot(self._folder / f"{rank}-{number}") for number in range(2)]
+        self._open: tuple[_Slot, Generation] | None = None
+        self._loaded: str | None = None
+        self._warned: set[str] = set()
+
+    def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
+        """Begin to overwrite a slot (one of this rank's two files in shared memory) with a new state.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            step: the step of the training.
+            tensors: the tensors that this rank keeps.
+            others: the names of the tensors that other ranks of the node keep for this rank.
+
+        Returns:
+            The memory to copy each tensor to, by name. If there is too little memory, the mapping is empty, a warning
+            is logged (the first time only), and this rank's previous states are removed, because they are then
+            outdated.
+        """
+        number = oldest([slot.generation for slot in self._slots], self._loaded)
+        self._loaded = None  # the next save may overwrite it, since all ranks have a newer state by then
+        slot, pieces, size = self._slots[number], *_layout(tensors)
+        self._open = None
+        slot.clear()
+        try:
+            room = slot.prepare(pieces, size, self._about.limit)
+        except OSError as error:
+            for each in self._slots:  # frees the memory of the other slot's state, which becomes outdated
+                each.remove()
+            self._warn(error)
+            return {}
+        self._open = slot, Generation(checkpoint, step, self._world_size, pieces, tuple(others))
+        return room
+
+    def seal(self, objects: bytes) -> None:
+        """Complete the state that :meth:`begin` started, and make it valid. Its tensors must be in the slot (file).
+
+        Args:
+            objects: the rank's state apart from the tensors.
+        """
+        if self._open is None:
+            return
+        (slot, generation), self._open = self._open, None
+        try:
+            slot.seal(generation, objects)
+        except OSError as error:
+            self._warn(error)
+
+    def revoke(self, checkpoint: str) -> None:
+        """Invalidate the state that this rank keeps of a checkpoint, so that the state is not loaded."""
+        for slot in self._slots:
+            if slot.holds(checkpoint):
+                slot.clear()
+
+    def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
+        """Send this rank's state to the node that keeps a copy of it. The first time that this fails, log a warning.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            objects: the rank's state apart from the tensors.
+            omitted: names of tensors that the copy need not hold, because lower ranks hold them too.
+            peer: how to reach the node that keeps the copy; ``None`` if there is only one node.
+        """
+        kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
+        if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
+            return
+        generation, parts = kept.generation.without(omitted)
+        try:
+            self.peers.send(peer, kept.path, pack(generation), objects, parts)
+        except OSError as error:
+            self._warn(error, "Checkpoints(replicate=True): no copy is kept")
+
+    def held(self) -> list[Generation]:
+        """Return descriptions of the states that this rank can load completely from the memory of its own node."""
+        found = []
+        for generation in (slot.generation for slot in self._slots):
+            if generation is not None and generation.world_size == self._world_size:
+                here = {
+                    piece.name
+                    for _, other in self._of(generation.checkpoint)
+                    for piece in other.pieces
+                    if piece.is_whole
+                }
+                if here.issuperset(generation.others):
+                    found.append(generation)
+        return found
+
+    def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
+        """Return this rank's state of a checkpoint, read from memory.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            sources: where the parts of the rank's state are; ``None`` if this node holds all of them.
+            seats: for each node, the seat of one of its ranks, which says how to reach the node.
+
+        Raises:
+            OSError: the state cannot be read.
+        """
+        if sources is None:
+            return self._read_here(checkpoint)
+        assert self.peers is not None
+        held, elsewhere = Held(), {seat.node: seat for seat in seats if seat.node != self.peers.seat.node}
+        for source in sources:
+            seat, slot = elsewhere.get(source.node), _Slot(Path(source.path))
+            if source.objects is not None:
+                size = source.objects
+                held.objects = slot.objects.read_bytes() if seat is None else self.peers.objects(seat, source, size)
+            views = slot.views(source.pieces) if seat is None else self.peers.tensors(seat, source)
+            held.add(views, source.pieces, views.keys() - held.tensors.keys())
+        if any(slot.holds(checkpoint) for slot in self._slots):
+            self._loaded = checkpoint
+        return held
+
+    def _read_here(self, checkpoint: str) -> Held:
+        held = Held()
+        for slot, generation in self._of(checkpoint):
+            if slot.path.name.partition("-")[0] == str(self._rank):
+                self._loaded, held.objects = checkpoint, slot.objects.read_bytes()
+                kept = {piece.name for piece in generation.pieces}
+            else:
+                kept = {piece.name for piece in generation.pieces if piece.is_whole} - held.tensors.keys()
+            held.add(slot.views(generation.pieces), generation.pieces, kept)
+        return held
+
+    def _of(self, checkpoint: str) -> Iterator[tuple[_Slot, Generation]]:
+        """Yield the slots (files) in which this node's ranks keep their states of a checkpoint, this rank's first."""
+        own = {slot.path for slot in self._slots}
+        paths = sorted(path.with_suffix("") for path in self._folder.glob("*.record"))
+        for path in sorted(paths, key=lambda each: each not in own):
+            slot = _Slot(path)
+            if slot.generation is not None and slot.holds(checkpoint):
+                yield slot, slot.generation
+
+    def _warn(self, error: OSError, what: str = "Checkpoints(memory=True): nothing is kept in memory") -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("%s: %s", what, error)
+
+
+@dataclass
+class Held:
+    """One rank's state of a checkpoint, as it was read from the memory of one or more nodes.
+
+    Attributes:
+        tensors: this rank's part of each tensor, by name.
+        sizes: the size and type of each tensor, by name.
+        objects: the content of the file that holds the rank's state apart from tensors.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    sizes: dict[str, TensorStorageMetadata] = field(default_factory=dict)
+    objects: bytes = b""
+
+    def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
+        """Add the tensors with the given names to this state.
+
+        Args:
+            views: tensors by name, which were all read from one file in a node's shared memory.
+            pieces: the type and the full size of each tensor in ``views``.
+            names: the names of the tensors in ``views`` to add.
+        """
+        chosen = set(names)
+        for piece in pieces:
+            if piece.name in chosen:
+                self.tensors[piece.name] = views[piece.name]
+                about = TensorProperties(dtype=dtype_of(piece))
+                self.sizes[piece.name] = TensorStorageMetadata(about, torch.Size(piece.whole), [])
+
+
+class _Slot:
+    """The files of one state in shared memory: its tensors, its other objects, and a record that describes it.
+
+    Args:
+        path: path of the file of tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.objects = path.with_suffix(".objects")
+        self._record = path.with_suffix(".record")
+        self._mapped: tuple[tuple[Piece, ...], Room] | None = None
+        #: Describes the state in the slot; ``None`` if there is no complete state. The description is read once.
+        #: Later, only the rank that writes the slot updates it.
+        self.generation: Generation | None = None
+        with suppress(FileNotFoundError):
+            self.generation = read(self._record.read_bytes())
+
+    def holds(self, checkpoint: str) -> bool:
+        """Return whether the files of this slot hold the rank's state of a checkpoint."""
+        return self.generation is not None and self.generation.checkpoint == checkpoint
+
+    def clear(self) -> None:
+        """Make the state in this slot's files invalid. The file of tensors stays, for the next state."""
+        self._record.unlink(missing_ok=True)
+        self.generation = None
+
+    def remove(self) -> None:
+        """Make the state in this slot's files invalid, and remove the file of tensors, which frees memory."""
+        self.clear()
+        self._mapped = None
+        self.path.unlink(missing_ok=True)
+
+    def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
+        """Return the memory to copy a new state's tensors to.
+
+        The memory of the slot's last state is reused if this process wrote that state, and if its tensors had the same
+        names, types and sizes.
+
+        Args:
+            pieces: where each tensor is in the file.
+            size: size of the file, in bytes.
+            limit: maximum total size of all files of tensors in the node's folder, in bytes.
+
+        Raises:
+            OSError: there is not enough shared memory.
+        """
+        if self._mapped is not None and self._mapped[0] == pieces:
+            return self._mapped[1]
+        self.remove()
+        state_folders.create_file(self.path, size, limit)
+        self._mapped = pieces, self.views(pieces)
+        return self._mapped[1]
+
+    def views(self, pieces: tuple[Piece, ...]) -> Room:
+        """Return the tensors in the slot's file of tensors, by name, without copying them."""
+        size = os.stat(self.path).st_size
+        return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
+
+    def seal(self, generation: Generation, objects: bytes) -> None:
+        """Write a state's objects and then its record, which makes the state valid.
+
+        The tensors of the state must be copied before this call.
+        """
+        state_folders.write_beside(self.path, objects, pack(generation))
+        self.generation = generation
+
+
+def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
+    """Return where this rank's part of each tensor goes in a new file in shared memory, and the size of this file."""
+    pieces, end = [], 0
+    for name, tensor in tensors.items():
+        local = local_part(tensor)
+        pieces.append(
+            Piece(
+                name,
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(local.shape),
+                tuple(tensor.shape),
+                not isinstance(tensor, DTensor),
+                end,
+                local.numel() * local.element_size(),
+            )
+        )
+        end += padded(pieces[-1].size)
+    return tuple(pieces), max(end, padded(1))

@@ -1,0 +1,1 @@
+"""DeepSpeed: configurations, ZeRO, checkpoints and extensions."""

@@ -1,0 +1,1 @@
+"""JAX: ``path`` runs on the driver and on nodes, ``cluster`` in ranks."""

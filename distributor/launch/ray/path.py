@@ -1,0 +1,111 @@
+"""The launch path for Ray: all nodes form one Ray cluster, and the user's code runs once, as Ray's driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.text import wording
+from distributor.values.launch import BasePath, key
+from distributor.values.placement import Node
+from distributor.values.plan import Companion, Plan, Site
+
+#: Maximum length of the path of Ray's folder. A socket's path has at most 107 bytes (unix(7)), and Ray appends
+#: names such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
+_LONGEST = 42
+
+
+@dataclass(frozen=True)
+class RayNodes(BasePath):
+    """The launch path for Ray. Each node of the run joins one Ray cluster, with the CPUs and GPUs of the node's tasks.
+
+    Attributes:
+        secret: the secret from which the run's token is made. Nobody without the token can use the cluster.
+        object_store_memory: number of bytes of each node's object store; ``None`` leaves the choice to Ray.
+    """
+
+    name: ClassVar[str] = "ray"
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({"ray": "launch=Ray()"})
+    ports: ClassVar[int] = 2
+    once: ClassVar[bool] = True
+
+    secret: str = field(repr=False)
+    object_store_memory: int | None = None
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
+        return Torchrun().env(use_gpu)
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node: Ray runs as a companion, a process beside the ranks. Only node 0 has a rank."""
+        plan, node, head = Torchrun().plan(site), site.node, site.placement.master
+        token = key(self.secret, site.job.job_id)
+        port, client_port = head.ports[:2]
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        known = {**access, "RAY_ADDRESS": wording.address(head.address, port)}
+        temporary = self._temporary(site)
+        return replace(
+            plan,
+            rank_env=tuple({**env, **known} for env in plan.rank_env),
+            elsewhere=() if temporary.startswith(f"{site.folder}{os.sep}") else (temporary,),
+            companions=(
+                Companion(
+                    "ray",
+                    "distributor.launch.ray.node",
+                    "serve",
+                    {
+                        "head": None if node == head else (head.address, port),
+                        "arguments": (*self._resources(site), *_places(node, head, port, client_port, temporary)),
+                        "temporary": temporary,
+                        "use_gpu": site.job.resources.use_gpu,
+                    },
+                    {**access, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+                ),
+            ),
+        )
+
+    def _resources(self, site: Site) -> tuple[str, ...]:
+        node, store = site.node, self.object_store_memory
+        tasks = node.slots // site.job.ranks_per_task
+        sizes = () if store is None else (f"--object-store-memory={store}",)
+        return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
+
+    def _temporary(self, site: Site) -> str:
+        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if socket paths would be too long.
+
+        Other users cannot guess the name in ``/tmp``, so they cannot create the folder first.
+        """
+        inside = os.path.join(site.folder, "ray")
+        if len(inside) <= _LONGEST:
+            return inside
+        unknown = key(self.secret, site.folder)[:8]
+        return f"/tmp/dr-{site.job.job_id}-{unknown}"  # noqa: S108
+
+
+def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
+    """Return the arguments of ``ray start`` with a node's addresses, ports and folder.
+
+    ``port`` and ``client_port`` are ports of the head node that the run has reserved for Ray. The operating system
+    chooses all other ports.
+    """
+    role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
+    if node == head:
+        role = (
+            "--head",
+            f"--port={port}",
+            f"--ray-client-server-port={client_port}",
+            "--include-dashboard=false",
+            "--disable-usage-stats",
+        )
+    return (
+        *role,
+        f"--node-ip-address={node.address}",
+        f"--temp-dir={temporary}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+    )

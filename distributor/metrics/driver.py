@@ -1,0 +1,299 @@
+"""Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
+
+The user's callbacks get these reports. The callbacks are also told of committed checkpoints and of ended attempts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from distributor.metrics.ended import EndedAttempt
+from distributor.metrics.goodput import Course, Goodput
+from distributor.metrics.rows import Metrics, Row
+from distributor.text import escapes
+from distributor.text.wording import size
+from distributor.values import reports
+from distributor.values.messages import Offset
+from distributor.values.outcome import REPORTS, Log
+from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent, Warned
+
+#: Number of seconds over which the number of steps per second is measured.
+_WINDOW = 30.0
+
+#: Number of a rank's last reports from which the number of steps per second is computed.
+_RECENT = 1000
+
+#: Maximum number of metrics of which the latest value is kept.
+_MOST_NAMES = 1000
+
+#: What callbacks receive: a report of a rank, a committed checkpoint, or the end of an attempt.
+News = Row | Committed | EndedAttempt
+
+#: Maximum number of items that wait for callbacks. If there are more, the oldest are dropped.
+_MOST_NEW = 100_000
+
+#: Maximum number of different warnings of ranks that are shown.
+_MOST_WARNINGS = 100
+
+#: The driver's limit for a rank's reports, as a multiple of the rank's own limit. Driver and rank count bytes
+#: differently.
+_SLACK = 2
+
+
+@dataclass
+class _Kept:
+    """The reports that the driver keeps of one rank in one attempt."""
+
+    reports: list[Report] = field(default_factory=list)
+    size: int = 0
+    stage: int = 0
+    made: int = 0
+    total_steps: int | None = None
+
+    def add(self, report: Report, length: int) -> None:
+        """Keep a report of ``length`` bytes. If the rank now writes only some reports, drop some earlier ones, too.
+
+        To save space, a rank in stage ``n`` writes only the reports whose number is a multiple of ``2**n``. Once the
+        first report of stage ``n`` arrives, the driver drops the earlier reports whose number is not such a multiple.
+        """
+        self.made = max(self.made, report.number + 1)
+        self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
+        if report.stage > self.stage:
+            before, self.stage = len(self.reports), report.stage
+            self.reports = [each for each in self.reports if each.number & ((1 << self.stage) - 1) == 0]
+            self.size = self.size * len(self.reports) // max(1, before)
+        self.reports.append(report)
+        self.size += length
+
+
+@dataclass
+class _Stream:
+    """The stream of a rank's reports: how many bytes have arrived, and the last line while it is incomplete."""
+
+    offset: int = 0
+    begun: bytes = b""
+
+
+class Reports:
+    """Receives the ranks' reports in pieces. A piece may arrive again, for example after a connection broke.
+
+    Args:
+        world_size: number of ranks.
+        attempts: number of attempts that the run may make. Reports of later attempts are ignored.
+    """
+
+    def __init__(self, world_size: int, attempts: int) -> None:
+        self._attempts = attempts
+        self._room = _SLACK * reports.room(world_size)
+        self._streams: dict[int, _Stream] = {}
+        self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
+        self._attempt = 0  # the latest attempt in which a rank has reported
+        self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
+        self._new: list[News] | None = None  # what the next call of new() returns; None before its first call
+        self._ended: list[EndedAttempt] = []
+        self._courses: dict[int, Course] = {}  # by attempt
+        #: The last committed checkpoint that ranks have reported; ``None`` if there is none.
+        self.last_committed: Committed | None = None
+        self._told = False  # whether the warning about dropped reports was given
+        self._warned: set[Warned] = set()  # the warnings that ranks have sent
+        self._lock = threading.Lock()
+
+    def take(self, log: Log) -> list[str]:
+        """Take a piece of a rank's reports, and skip the bytes that have already arrived. Return warnings for the user.
+
+        These are the ranks' own warnings, each text once in each attempt, and, the first time that a rank has made too
+        many reports to keep all of them, a warning that says so.
+        """
+        with self._lock:
+            stream = self._streams.setdefault(log.rank, _Stream())
+            data = log.data[max(0, stream.offset - log.offset) :]
+            if not data:
+                return []
+            stream.offset = log.offset + len(log.data)
+            *lines, begun = (stream.begun + data).split(b"\n")
+            stream.begun = begun[: LONGEST + 1]
+            for line in lines:
+                self._add(log.rank, line)
+            return [*self._new_warnings(log.rank, lines), *self._too_many(log.rank)]
+
+    def _add(self, rank: int, line: bytes) -> None:
+        if len(line) > LONGEST:
+            return
+        if (committed := reports.parse_committed(line)) is not None:
+            self._note_step(committed.attempt, committed.step, committed.time)
+            self.last_committed = committed
+            self._add_news(committed)
+            return
+        if rank == 0 and (spent := reports.parse_spent(line)) is not None:
+            self._note_spent(spent)
+            return
+        report = reports.parse(line)
+        if report is None or report.attempt >= self._attempts:
+            return
+        if report.attempt > self._attempt:
+            self._attempt = report.attempt
+            self._newest.clear()
+        self._note_step(report.attempt, report.step, report.time)
+        kept = self._kept.setdefault((report.attempt, rank), _Kept())
+        if kept.size + len(line) >= self._room and report.stage <= kept.stage:
+            kept.made = max(kept.made, report.number + 1)
+            return
+        kept.add(report, len(line) + 1)
+        if report.attempt == self._attempt:
+            self._note_newest(rank, report)
+        self._add_news(_row(rank, report))
+
+    def begin_again(self) -> None:
+        """Prepare for the run's next job, whose ranks write new streams. Keep the reports of earlier jobs."""
+        with self._lock:
+            self._streams.clear()
+
+    def expect_another(self) -> None:
+        """Expect reports of one more attempt."""
+        with self._lock:
+            self._attempts += 1
+
+    def end_attempt(self, number: int, reason: str | None, goodput: Goodput, executor: str | None = None) -> None:
+        """Record the end of an attempt; see :class:`~distributor.metrics.ended.EndedAttempt`."""
+        with self._lock:
+            course = self._courses.get(number, Course())
+            ended = EndedAttempt(number, goodput.total, reason, course.step, goodput, executor)
+            self._ended.append(ended)
+            self._add_news(ended)
+
+    def reached(self, attempt: int, step: int) -> None:
+        """Record a step that ranks have reached, even if they have not called ``report()`` for it."""
+        with self._lock:
+            self._note_step(attempt, step, time.time())
+
+    def steps(self, number: int) -> list[int | None]:
+        """Return the last step of each attempt up to attempt ``number``; ``None`` for an attempt without steps."""
+        with self._lock:
+            return [self._courses.get(each, Course()).step for each in range(number + 1)]
+
+    def course(self, number: int) -> Course:
+        """Return the progress of an attempt, as far as its ranks have reported it."""
+        with self._lock:
+            return replace(self._courses.get(number, Course()))
+
+    @property
+    def ended(self) -> tuple[EndedAttempt, ...]:
+        """The attempts that have ended."""
+        with self._lock:
+            return tuple(self._ended)
+
+    def _add_news(self, news: News) -> None:
+        if self._new is not None:
+            self._new.append(news)
+            del self._new[: max(0, len(self._new) - _MOST_NEW)]
+
+    def _note_step(self, attempt: int, step: int | None, time: float) -> None:
+        if step is not None and attempt < self._attempts:
+            course, before = self._courses.setdefault(attempt, Course()), None
+            if course.passed is None:  # otherwise, the attempt is already past their steps
+                earlier = [each.step for number, each in self._courses.items() if number < attempt]
+                before = max((each for each in earlier if each is not None), default=None)
+            course.note(step, time, before)
+
+    def _note_spent(self, spent: Spent) -> None:
+        if spent.attempt < self._attempts:
+            course = self._courses.setdefault(spent.attempt, Course())
+            if spent.what == "saving":
+                course.saving += spent.seconds
+            else:
+                course.loading += spent.seconds
+
+    def _note_newest(self, rank: int, report: Report) -> None:
+        for name, value in report.values.items():
+            known = self._newest.get(name)
+            if rank <= known[0] if known is not None else len(self._newest) < _MOST_NAMES:
+                self._newest[name] = (rank, value)
+
+    def _new_warnings(self, rank: int, lines: Iterable[bytes]) -> Iterator[str]:
+        for line in lines:
+            warned = reports.parse_warned(line) if len(line) <= LONGEST else None
+            if warned is None or warned.attempt >= self._attempts or len(self._warned) >= _MOST_WARNINGS:
+                continue
+            if warned not in self._warned:
+                self._warned.add(warned)
+                yield f"rank {rank}: {escapes.plain(warned.text)}"
+
+    def _too_many(self, rank: int) -> Iterator[str]:
+        if self._told or not any(kept.stage for (_, other), kept in self._kept.items() if other == rank):
+            return
+        self._told = True
+        yield (
+            f"rank {rank} has reported more than {size(self._room // _SLACK)}: only every second report is kept, "
+            "then every fourth, and so on; run.metrics.dropped counts the dropped reports. Report less often"
+        )
+
+    def received(self, rank: int) -> int:
+        """Return how many bytes of a rank's reports have arrived."""
+        with self._lock:
+            return self._streams[rank].offset if rank in self._streams else 0
+
+    def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
+        """Return how many bytes of the reports of the given ranks have arrived."""
+        with self._lock:
+            return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
+
+    def new(self) -> tuple[News, ...]:
+        """Return what has arrived since the last call: rows of metrics, committed checkpoints and ended attempts.
+
+        The first call returns nothing, but begins the collection. In a run without callbacks, there is no such call, so
+        nothing is collected.
+        """
+        with self._lock:
+            news, self._new = tuple(self._new or ()), []
+            return news
+
+    @property
+    def metrics(self) -> Metrics:
+        """The reports that have arrived so far."""
+        with self._lock:
+            rows = [_row(rank, report) for (_, rank), kept in self._kept.items() for report in kept.reports]
+            dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
+        return Metrics(tuple(sorted(rows, key=lambda row: (row.attempt, row.time, row.rank))), max(0, dropped))
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest value of each metric in the latest attempt, by name.
+
+        If several ranks report the same metric, the lowest rank's value counts.
+        """
+        with self._lock:
+            return {name: value for name, (_, value) in self._newest.items()}
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the training has come; ``None`` unless a rank reports steps."""
+        with self._lock:
+            attempt = self._attempt
+            for rank in sorted(rank for number, rank in self._kept if number == attempt):
+                kept = self._kept[attempt, rank]
+                if (found := progress(kept.reports[-_RECENT:], kept.total_steps)) is not None:
+                    return found
+        return None
+
+
+def _row(rank: int, report: Report) -> Row:
+    return Row(report.attempt, report.step, report.time, rank, report.values)
+
+
+def progress(made: Sequence[Report], total: int | None) -> Progress | None:
+    """Return how far a rank has come, according to its last reports; ``None`` if no report has a step.
+
+    >>> progress([Report(n, 0, 0, 100.0 + n / 2, n, None) for n in range(20)], 60)
+    Progress(step=19, total=60, rate=2.0)
+    """
+    stepped = [(report.time, report.step) for report in made if report.step is not None]
+    if not stepped:
+        return None
+    now, step = stepped[-1]
+    before, first = stepped[min(len(stepped) - 1, bisect_left(stepped, now - _WINDOW, key=lambda each: each[0]))]
+    rate = (step - first) / (now - before) if step > first and now > before else None
+    return Progress(step, total, rate)

@@ -1,0 +1,86 @@
+"""Report what Transformers' Trainer and Lightning's Trainer log, and the steps that they have reached.
+
+Sources: ``DEFAULT_CALLBACKS`` of ``transformers.trainer``; ``_LoggerConnector.log_metrics`` of pytorch-lightning 2.6,
+which passes to the loggers everything that a module logs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+from distributor.metrics import rank as reports
+from distributor.rank.imports import on_import
+
+_LIGHTNING = (
+    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
+)
+
+#: Minimum number of seconds between reports of steps for which Transformers' Trainer logs nothing.
+_INTERVAL = 1.0
+
+
+def watch() -> None:
+    """Report what Transformers' and Lightning's Trainers log from now on. These Trainers need not be imported yet."""
+    on_import("transformers.trainer", _watch_transformers)
+    for module in _LIGHTNING:
+        on_import(module, _watch_lightning)
+
+
+def _watch_transformers(module: Any) -> None:
+    callbacks, base = getattr(module, "DEFAULT_CALLBACKS", None), getattr(module, "TrainerCallback", None)
+    if not isinstance(callbacks, list) or base is None:
+        return  # another version, for which users call report() themselves
+
+    class ReportCallback(base):  # type: ignore[misc, valid-type]
+        """Reports what Transformers' Trainer logs, and the steps that it has reached."""
+
+        _last = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.is_world_process_zero and (now := time.monotonic()) - self._last >= _INTERVAL:
+                self._last = now
+                _report({}, state.global_step, state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            _report(logs or {}, state.global_step, state.max_steps)
+
+    callbacks.append(ReportCallback)
+
+
+def _watch_lightning(module: Any) -> None:
+    connector = getattr(module, "_LoggerConnector", None)
+    log: Callable[..., None] | None = getattr(connector, "log_metrics", None)
+    if connector is None or log is None:
+        return
+
+    @wraps(log)
+    def reported(this: Any, metrics: Any, step: int | None = None) -> None:
+        with suppress(Exception):  # a private part of Lightning, which may change
+            if metrics:
+                _report(metrics, step or this.trainer.global_step, _total(this.trainer))
+        log(this, metrics, step)
+
+    connector.log_metrics = reported
+
+
+def _total(trainer: Any) -> int | None:
+    """Return the total number of steps of Lightning's trainer; ``None`` if it is infinite or not known yet."""
+    if trainer.train_dataloader is None:
+        return None
+    steps = trainer.estimated_stepping_batches
+    return int(steps) if math.isfinite(steps) and steps > 0 else None
+
+
+def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
+    """Of the values that a Trainer has logged, report those that are numbers, and ignore the others."""
+    numbers: dict[str, float] = {}
+    for name, value in logs.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements
+            numbers[str(name)] = float(value)
+    reports.add(numbers, step, total)

@@ -1,0 +1,108 @@
+"""The places that keep new files of ranks: a folder on the driver, or a URL that all nodes can reach.
+
+All methods in this module block until they have changed or read the files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from distributor.machine.urls import Remote
+from distributor.output.versions import Put, Remove
+from distributor.shipping import tree
+from distributor.values.files import Entry, incoming, remove
+
+
+class Store(Protocol):
+    """A place that keeps new files of ranks under relative names with slashes. ``apply`` may raise an ``OSError``."""
+
+    def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
+        """Perform steps (copies, moves and removals of files) in order.
+
+        Args:
+            steps: which files to copy, to move and to remove.
+            came: temporary name of the file that has just arrived from a node; ``None`` if no file has arrived.
+        """
+
+    def discard(self, name: str) -> None:
+        """Remove the file with the given name, if it exists. Ignore every ``OSError``."""
+
+
+class Folder:
+    """A folder on this machine that keeps new files of ranks. It is created when the first file arrives.
+
+    Args:
+        path: the folder, which users pass as ``output_dir``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes in bytes of the folder's files by name, as :func:`distributor.shipping.tree.sizes` does.
+
+        Files that have arrived only in part are left out.
+        """
+        return tree.sizes(str(self.path))
+
+    def open(self, name: str) -> int:
+        """Create an empty file to write to, and return the file's descriptor."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def finish(self, name: str, entry: Entry) -> None:
+        """Set the mode and modification time of a received file to those that it had on its node, as in ``entry``."""
+        path = self.path / name
+        with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+            os.chmod(path, entry.mode)
+        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
+        for step in steps:
+            path = self.path / step.name
+            if isinstance(step, Remove):
+                self.discard(step.name)
+                continue
+            source = came if step.source is None else step.source
+            assert source is not None
+            if step.source is None:
+                os.replace(self.path / source, path)
+            else:
+                copy = path.with_name(incoming(path.name, 0, 0))
+                shutil.copy2(self.path / source, copy)
+                os.replace(copy, path)
+
+    def discard(self, name: str) -> None:
+        """Remove a file, and the folders that it leaves empty."""
+        with suppress(OSError):
+            remove(str(self.path), name)
+
+
+class Url:
+    """A folder behind a URL. Nodes write files there themselves; the driver only copies, moves and removes the files.
+
+    Args:
+        remote: access to the folder.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
+        for step in steps:
+            if isinstance(step, Remove):
+                self._remote.remove(step.name)
+            elif step.source is not None:
+                self._remote.copy(step.source, step.name)
+            elif came is not None:
+                self._remote.move(came, step.name)
+
+    def discard(self, name: str) -> None:
+        with suppress(OSError):
+            self._remote.remove(name)

@@ -1,0 +1,358 @@
+"""Asks a warm process for an agent, on behalf of the Python worker of a Spark task or of the driver.
+
+A warm process has imported torch in advance, and forks agents (the processes that each run one node). It serves the
+Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The
+folder's name is a digest of the executor or driver and of everything that a fork inherits: the Python interpreter, this
+package, the environment, the limits. The job's modules to preload and its ``keep_warm`` are part of the digest too. If
+any of these differs, the run gets another warm process. If no warm process answers, one is started. If the start fails,
+the caller starts the agent as a new process. This module uses the standard library only, because it is pickled by value
+into Spark's workers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from distributor.channel import control
+from distributor.channel.control import OUTDATED, UNFIT, peer_user
+from distributor.machine import allocator, bootstrap, folders, processes
+from distributor.machine.bootstrap import PLACEHOLDER, UNMARKED
+from distributor.schedulers.hosting.agents import Agent, anew
+from distributor.values import environment, layout, messages
+from distributor.values.environment import NODE_ID
+from distributor.values.job import Warmth
+
+#: Seconds that a ready warm process may take to fork an agent. Normally, this takes milliseconds.
+_PATIENCE = 5.0
+
+#: Seconds that a warm process may take for its imports; after that, it is killed.
+_IMPORT_PATIENCE = 300.0
+
+#: Seconds between checks of whether a caller that waits for imports still wants its agent.
+_LOOK = 0.1
+
+#: Maximum number of warm processes that accept requests of one executor or driver. If another one starts, the oldest
+#: accepts no more requests, and ends once all agents that it has forked have ended.
+_MOST = 3
+
+
+#: Variables that may differ between runs that share a warm process. They are read only after the fork, only by Spark,
+#: or not at all (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
+_VOLATILE = frozenset(
+    {
+        *environment.CONTRACT,
+        environment.CHECK_GPUS,
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "OLDPWD",
+        "PWD",
+        "PYTEST_CURRENT_TEST",
+    }
+)
+_VOLATILE_PREFIXES = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "PYTHON_FAULTHANDLER_")
+
+
+def from_warm(
+    root: str,
+    inherit: Mapping[str, socket.socket],
+    owner: int,
+    warmth: Warmth,
+    task_cpus: int,
+    wanted: Callable[[], bool],
+    importing: Callable[[str], None],
+) -> tuple[Agent, socket.socket] | None:
+    """Return an agent that a warm process has forked, and this process's end of a socket pair that controls the agent.
+
+    Return ``None`` if no warm process forks an agent, or if the agent is no longer wanted. If the warm process says
+    that it must not be forked, start the agent as a new process, and keep the reason in the agent's ``note``, a warning
+    for the user. For the arguments, see :func:`~distributor.schedulers.hosting.host_node.start_agent`.
+
+    Raises:
+        OSError: a warm process cannot be found or started, for example because the disk is full.
+    """
+    overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
+    environ = environment.apply(os.environ, overlay)
+    environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
+    environ = _with_absolute_path(environ)
+    if not warmth["use_gpu"]:
+        environ |= allocator.huge_pages(environ)  # forks keep the effect, though they get the caller's environment
+    for _ in range(3):
+        folder = _folder(root, owner, warmth, environ)
+        try:
+            connection, fresh = _reach(folder, root, owner, warmth, environ)
+        except FileNotFoundError:  # the previous process has just ended and removed its folder
+            continue
+        # Each try uses its own control line, the socket pair that controls the agent. The request of an earlier try may
+        # still be queued and start an agent. That agent finds its line closed, and ends.
+        ours, theirs = socket.socketpair()
+        with connection, theirs:
+            answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
+        if descriptor >= 0:
+            return Agent(int(answer), descriptor), ours
+        ours.close()
+        if answer.startswith(UNFIT):
+            return anew(root, inherit, answer[len(UNFIT) :].decode())
+        # If a new warm process forks no agent, it has most likely failed to import a module. The agent that the caller
+        # then starts as a new process fails in the same way, and reports the error.
+        if not wanted() or (fresh and answer != OUTDATED):
+            return None
+    return None
+
+
+def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
+    """Return the environment with absolute folders in ``PYTHONPATH``.
+
+    The warm process, which gets this environment, runs in the directory ``/``, where relative folders would be wrong.
+    An empty entry of ``PYTHONPATH`` stands for the current directory, as in Python.
+    """
+    path = environ.get("PYTHONPATH")
+    if not path:
+        return environ
+    return {**environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
+
+
+def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
+    """Return the folder through which this process finds a suitable warm process. Create the folder if it is missing.
+
+    A warm process has imported torch in advance, and forks agents. The folder's name depends on the executor or driver
+    that the warm process serves (``owner``), and on what the forks of the warm process inherit, such as ``environ``.
+
+    Raises:
+        OSError: the folder cannot be created, or other users have access to it.
+    """
+    package: object = root
+    if os.path.isfile(root):
+        with open(root, "rb") as file:
+            package = hashlib.sha256(file.read()).hexdigest()
+    same = {
+        name: value
+        for name, value in environ.items()
+        if name not in _VOLATILE and not name.startswith(_VOLATILE_PREFIXES)
+    }
+    who = [os.readlink("/proc/self/ns/pid"), os.geteuid(), owner, processes.start_time(owner)]
+    what = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
+    folder = os.path.join(tempfile.gettempdir(), f"{layout.PREFIX}warm-{_digest(who)}-{_digest(what)}")
+    folders.make_private(folder)
+    return folder
+
+
+def _digest(values: list[object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _short(folder: str) -> Iterator[tuple[str, int]]:
+    """Yield a second path to a folder (short enough for a socket in the folder) and the folder's descriptor.
+
+    A socket's path may have at most 107 bytes (unix(7)). Paths of temporary folders in a cluster's containers can be
+    longer.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}", descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[str]:
+    """Lock a warm process's folder, so that no other process starts or ends the warm process during the ``with`` block.
+
+    Yield another path to the folder, short enough for a socket in the folder; see :func:`_short`.
+
+    Raises:
+        FileNotFoundError: the folder has just been removed or replaced.
+    """
+    with _short(folder) as (short, descriptor):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(f"{folder} was replaced")
+        yield short
+
+
+def _reach(
+    folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
+) -> tuple[socket.socket, bool]:
+    """Connect to the warm process that listens on a socket in a folder. If no process listens there, start one.
+
+    Return the connection, and whether the warm process was started just now.
+
+    Raises:
+        FileNotFoundError: the folder has just been removed or replaced.
+        OSError: the warm process cannot be started, or too many other clients wait for it.
+    """
+    with _locked(folder) as short:
+        try:
+            return _connect(short), False
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        try:
+            _start(folder, short, root, owner, warmth, environ)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _connect(short), True
+
+
+def _connect(folder: str) -> socket.socket:
+    """Connect to the warm process that listens on a socket in a folder.
+
+    The folder's path must be short enough for a socket's path; see :func:`_short`.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_PATIENCE)
+        connection.connect(f"{folder}/socket")
+        if peer_user(connection) != os.geteuid():
+            raise PermissionError(f"{folder}/socket belongs to another user")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
+    """Start a warm process, which imports torch and then forks agents for clients.
+
+    Clients (processes that want agents) can connect to the socket in ``folder`` at once. They wait until the warm
+    process is ready.
+    """
+    # Remove the files of a previous warm process, which has ended or accepts no more requests.
+    for name in ("socket", "importing", "ready", "owner", "pid"):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{short}/{name}")
+    if os.path.isfile(root):  # a zip, which is removed with the run, so the warm process needs a copy
+        shutil.copyfile(root, f"{short}/package.new")
+        os.rename(f"{short}/package.new", f"{short}/package.zip")
+        root = os.path.join(folder, "package.zip")
+    with open(f"{short}/token", "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as token:
+        token.write(secrets.token_bytes(32))
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{short}/log", "wb") as log:
+        listener.bind(f"{short}/socket")
+        listener.listen(128)
+        starter = subprocess.Popen(
+            bootstrap.command(
+                root,
+                "warm",
+                PLACEHOLDER,
+                folder,
+                str(owner),
+                str(listener.fileno()),
+                str(warmth["keep"]),
+                json.dumps(warmth["preload"]),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**environ, NODE_ID: UNMARKED.partition("=")[2]},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    starter.wait()  # ends at once and leaves the warm process as an orphan
+    _retire_oldest(folder)
+
+
+def _retire_oldest(newest: str) -> None:
+    """If an executor or driver has more than :data:`_MOST` warm processes, tell the oldest ones to end.
+
+    These accept no more requests, and end once all agents that they have forked have ended. A warm process that was
+    killed counts towards :data:`_MOST` until its folder is removed.
+
+    Args:
+        newest: the folder of the warm process that was started last.
+    """
+    owner = os.path.basename(newest).rpartition("-")[0]
+    parent = os.path.dirname(newest)
+    others = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(f"{owner}-")]
+    ages = []
+    for other in others:
+        with suppress(OSError):
+            ages.append((os.stat(os.path.join(other, "socket")).st_mtime, other))
+    for _, old in sorted(ages)[:-_MOST]:
+        with suppress(OSError), _short(old) as (short, _), _connect(short) as connection:
+            _send(connection, old, messages.Retire(), [])
+
+
+def _send(connection: socket.socket, folder: str, request: messages.Message, descriptors: list[int]) -> None:
+    with open(os.path.join(folder, "token"), "rb") as token:
+        socket.send_fds(connection, [token.read()], descriptors)
+    control.send(connection, messages.encode(request))
+
+
+def _ask(
+    connection: socket.socket,
+    folder: str,
+    sockets: Mapping[str, socket.socket],
+    wanted: Callable[[], bool],
+    importing: Callable[[str], None],
+) -> tuple[bytes, int]:
+    """Ask a warm process for an agent. Return the answer, and the agent's process descriptor (-1 without an agent).
+
+    The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
+    answer within :data:`_PATIENCE` seconds once it is ready.
+    """
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        request = messages.Fork(tuple(sockets), os.getpid(), dict(os.environ))
+        descriptors = [here, 1, 2, *(sock.fileno() for sock in sockets.values())]
+        try:
+            _send(connection, folder, request, descriptors)
+        except OSError:  # the warm process has just ended
+            return b"", -1
+    finally:
+        os.close(here)
+    deadline, ready, told = time.monotonic() + _IMPORT_PATIENCE, False, ""
+    while not processes.readable([connection.fileno()], _LOOK):
+        if not ready and os.path.exists(os.path.join(folder, "ready")):
+            deadline, ready = time.monotonic() + _PATIENCE, True
+        if not ready and (module := _imported_now(folder)) not in ("", told):
+            told = module
+            importing(module)
+        if not wanted():
+            return b"", -1
+        if time.monotonic() > deadline:
+            _kill(folder)
+            return b"", -1
+    if told:
+        importing("")
+    try:
+        answer, received, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return b"", -1
+    return answer, received[0] if received else -1
+
+
+def _imported_now(folder: str) -> str:
+    """Return the name of the module that a warm process is importing, or "" before the first import."""
+    try:
+        with open(os.path.join(folder, "importing")) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _kill(folder: str) -> None:
+    """Kill a warm process that does not answer."""
+    with suppress(OSError, ValueError):
+        with open(os.path.join(folder, "pid")) as file:
+            pid, _, started = file.read().partition(" ")
+        descriptor = processes.pidfd_open(int(pid))
+        try:
+            if processes.start_time(int(pid)) == started:
+                processes.kill_by(descriptor, int(pid))
+                processes.readable([descriptor], _PATIENCE)
+        finally:
+            os.close(descriptor)

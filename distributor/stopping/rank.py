@@ -1,0 +1,139 @@
+"""Make all ranks stop at the same step, without a collective.
+
+Before a rank goes on with a step, it writes the step's number to the board, a file that it shares with its agent. To
+stop the ranks, the driver proposes a step that lies ahead of all of them. Once each agent has accepted this step, all
+ranks stop there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distributor.errors import ConfigurationError, StopError
+from distributor.rank import dataloaders
+from distributor.stopping.board import NONE, Board, Head
+from distributor.values.checks import as_whole
+
+#: Maximum number of seconds that a rank waits at a proposed step to learn whether all nodes have agreed to the step.
+PATIENCE = 60.0
+
+#: Number of seconds between two reads of the board (the file that says when to stop) while a rank waits at a step.
+_LOOK = 0.005
+
+_LARGEST = 1 << 62
+
+
+def answer(step: int, head: Head) -> bool | None:
+    """Return whether a rank stops at a step; ``None`` if all nodes must first agree to stop there.
+
+    >>> answer(7, Head()), answer(7, Head(proposed=8)), answer(8, Head(proposed=8)), answer(9, Head(8, agreed=8))
+    (False, False, None, True)
+    """
+    if head.proposed == NONE or step < head.proposed:
+        return False
+    return True if head.agreed == head.proposed else None
+
+
+class Stopper:
+    """Tells a rank whether it must stop.
+
+    Args:
+        board: the file through which the ranks and the agent of a node agree on the step at which all ranks stop.
+        local_rank: the rank's local rank.
+        patience: maximum number of seconds that the rank waits to learn whether all nodes agree to stop, once it has
+            reached the step at which the driver proposes to stop.
+    """
+
+    def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:
+        self._board = board
+        self._local_rank = local_rank
+        self._patience = patience
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._handles = False
+        self._halted = False
+
+    def should_stop(self, step: int) -> bool:
+        """Return whether the rank stops at a step; ``False`` in a fork of the rank.
+
+        Raises:
+            StopError: the driver did not say in time whether all nodes agree to stop at the proposed step.
+            OSError: the node's folder has been removed.
+        """
+        if os.getpid() != self._owner:
+            return False
+        self._watch_signal()
+        end: float | None = None
+        while (stops := self._ask(step)) is None:
+            end = time.monotonic() + self._patience if end is None else end
+            if time.monotonic() > end:
+                raise StopError(
+                    f"the ranks were asked to stop at step {step} or before, but the driver did not say within "
+                    f"{self._patience:g} s whether all nodes agree to stop there"
+                )
+            time.sleep(_LOOK)
+        return stops
+
+    def _ask(self, step: int) -> bool | None:
+        with self._lock, self._board.locked():
+            self._board.name_step(self._local_rank, step)
+            stops = answer(step, self._board.head())
+            if stops and not self._halted:
+                self._board.halt(self._local_rank, step)
+                self._halted = True
+            return stops
+
+    def _watch_signal(self) -> None:
+        """From now on, treat SIGTERM as a request to stop all ranks together, unless user code handles the signal.
+
+        This begins only in the main thread, and only if the agent could reach the driver when the attempt began.
+        """
+        handler = signal.getsignal(signal.SIGTERM)
+        is_main = threading.current_thread() is threading.main_thread()
+        if handler is signal.SIG_DFL and is_main and self._board.head().linked:
+            signal.signal(signal.SIGTERM, self._on_signal)
+            handler = self._on_signal
+        handles = handler == self._on_signal
+        if handles != self._handles:
+            self._handles = handles
+            self._board.handle(self._local_rank, handles)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            if dataloaders.is_worker():
+                return
+        elif (head := self._board.head()).linked and not head.ending:
+            self._board.preempt(self._local_rank)
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+_stopper: Stopper | None = None
+
+
+def begin(path: Path, local_rank: int) -> None:
+    """Begin to read in the board (a file of the agent) when this rank must stop."""
+    global _stopper
+    _stopper = Stopper(Board(path), local_rank)
+
+
+def should_stop(step: Any) -> bool:
+    """Return whether this rank stops at a step; ``False`` if this process is not a rank.
+
+    Raises:
+        ConfigurationError: the step is not a whole number of at least 0.
+        StopError, OSError: as for :meth:`Stopper.should_stop`.
+    """
+    number = step if type(step) is int else as_whole(step)
+    if number is None:
+        raise ConfigurationError(f"should_stop(): step must be a whole number, not {step!r:.100}")
+    if not 0 <= number < _LARGEST:
+        raise ConfigurationError(f"should_stop(): step must be 0 or more, not {number!r}")
+    return _stopper is not None and _stopper.should_stop(number)
