@@ -169,7 +169,7 @@ test-spark-3.5: .venv-spark-4.0/versions.ok
 
 # This machine and executors, second attempts, warm processes and checkpoints: where torch's own code is called.
 $(addprefix test-torch-,$(TORCH)): test-%: .venv-%/versions.ok
-	$(UNSET) .venv-$*/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit --ignore=tests/unit/deepspeed $(patsubst %,tests/test_%.py,local runs second_attempt warm company checkpoints)
+	$(UNSET) .venv-$*/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit --ignore=tests/unit/launch/deepspeed --ignore=tests/unit/api/test_autotune.py $(patsubst %,tests/test_%.py,local runs second_attempt warm company checkpoints)
 
 # Like `chaos`, with the launch paths of LAUNCHERS.
 chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok

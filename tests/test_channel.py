@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trainings
 import watch
+from listeners import Listener, hello, trusted
 from proxy import Proxy
 from sessions import Make, Sessions
 
@@ -26,41 +27,11 @@ from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
 
 
-class Listener:
-    """Remembers what it was told, as the driver would."""
-
-    def __init__(self) -> None:
-        self.logs: list[Log] = []
-        self.events: list[tuple[str, messages.Message]] = []
-        self.lost: list[tuple[str, str]] = []
-        self.has: dict[tuple[int, int], int] = {}
-
-    def on_log(self, log: Log) -> None:
-        self.logs.append(log)
-        self.has[log.rank, log.stream] = log.offset + len(log.data)
-
-    def on_message(self, node: str, message: messages.Message) -> None:
-        self.events.append((node, message))
-
-    def on_lost(self, node: str, why: str) -> None:
-        self.lost.append((node, why))
-
-    def offsets(self, node: str) -> tuple[messages.Offset, ...]:
-        return tuple((rank, stream, offset) for (rank, stream), offset in self.has.items())
-
-    def heard(self, kind: type[messages.Message]) -> list[tuple[str, messages.Message]]:
-        return [(node, message) for node, message in self.events if isinstance(message, kind)]
-
-
 @pytest.fixture
 def served() -> Iterator[tuple[Listener, ChannelServer, Endpoint]]:
     listener = Listener()
     with ChannelServer(listener) as server:
         yield listener, server, server.listen("127.0.0.1", "127.0.0.1")
-
-
-def hello(name: str = "node-a") -> messages.Hello:
-    return messages.Hello(name)
 
 
 class Node:
@@ -337,21 +308,6 @@ def test_a_node_that_does_not_read_holds_up_no_end() -> None:
         connection.sendall(frames.pack(hello()))
         watch.until(lambda: server.reached)
     connection.close()
-
-
-def trusted(endpoint: Endpoint) -> ssl.SSLSocket:
-    """A connection that has shown the token."""
-    connection = stranger(endpoint)
-    connection.sendall(endpoint.token)
-    return connection
-
-
-def stranger(endpoint: Endpoint) -> ssl.SSLSocket:
-    """A connection that accepts any certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context.wrap_socket(socket.create_connection((endpoint.host, endpoint.port), timeout=watch.DEADLINE))
 
 
 def test_what_is_no_frame_ends_the_connection(served: tuple[Listener, ChannelServer, Endpoint]) -> None:

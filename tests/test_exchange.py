@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import trainings
 import watch
+from listeners import Listener
 from proxy import Proxy
-from test_channel import Listener
 
 from distributor import TorchDistributor
 from distributor.channel import lines, server, task

@@ -20,11 +20,11 @@ import psutil
 import pytest
 import trainings
 import watch
+from listeners import GROWTH, Listener, answer, hello, refused, stranger, trusted
 from sessions import Make, Sessions
-from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import door, frames, lines
+from distributor.channel import door, frames
 from distributor.channel.intake import Intake
 from distributor.channel.returns import Returns
 from distributor.channel.server import ChannelServer
@@ -32,23 +32,12 @@ from distributor.values import messages
 from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
 
-#: Bytes by which the driver may grow under attack: a few megabytes of buffers, however much was sent.
-GROWTH = 128 << 20
-
 
 @pytest.fixture
 def served() -> Iterator[tuple[Listener, Endpoint]]:
     listener = Listener()
     with ChannelServer(listener) as server:
         yield listener, server.listen("127.0.0.1", "127.0.0.1")
-
-
-def refused(connection: socket.socket) -> bool:
-    """Whether the other side ends the connection."""
-    try:
-        return connection.recv(1) == b""
-    except OSError:
-        return True
 
 
 def raw(message: Any) -> bytes:
@@ -159,16 +148,6 @@ def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
         server.returns = Returns(Intake(limit=1 << 20))
         server.intake.expect(range(2))
         yield server, server.listen("127.0.0.1", "127.0.0.1")
-
-
-def answer(connection: socket.socket) -> messages.Message | None:
-    """What the driver answers; ``None`` if it ends the connection instead."""
-    try:
-        return lines.read(connection)
-    except TimeoutError:
-        raise
-    except OSError:
-        return None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import trainings
 import watch
 from sessions import Make
-from test_warm import folder_of, started_by
+from watch import started_by
 
 from distributor import NodeLostError
 from distributor.machine import bootstrap
@@ -85,7 +85,7 @@ def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals
     with subprocess.Popen([sys.executable, str(script)], env=env, stderr=subprocess.DEVNULL) as driver:
         watch.until(importing.exists)
         (warm,) = watch.warm_processes(driver.pid)
-        guard, folder = warm.parent(), folder_of(warm.pid)
+        guard, folder = warm.parent(), watch.folder_of(warm.pid)
         assert guard is not None
         driver.send_signal(number)
     watch.until(lambda: not warm.is_running(), watch.ORPHAN_DEADLINE)
@@ -98,7 +98,7 @@ def test_warm_processes_whose_folders_were_deleted_end(make_local: Make) -> None
     there = []
     for index in range(3):
         there.append(psutil.Process(make_local(1, env={"DELETED": str(index)}).run(started_by)))
-        shutil.rmtree(folder_of(there[-1].pid))
+        shutil.rmtree(watch.folder_of(there[-1].pid))
     watch.until(lambda: not any(process.is_running() for process in there))
 
 
@@ -106,7 +106,7 @@ def test_a_warm_process_whose_folder_was_deleted_serves_its_run(make_local: Make
     warm = psutil.Process(make_local(1, env={"DELETED": "used"}).run(started_by))
     run = make_local(1, env={"DELETED": "used"}).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.snapshot().ranks_up == 1)
-    shutil.rmtree(folder_of(warm.pid))
+    shutil.rmtree(watch.folder_of(warm.pid))
     assert not run.wait(2.0)
     (tmp_path / "go").touch()
     assert run.result(timeout=watch.DEADLINE) == 0

@@ -17,8 +17,7 @@ import psutil
 import pytest
 import trainings
 import watch
-from test_channel import Listener, trusted
-from test_hostile import GROWTH, answer, refused
+from listeners import GROWTH, Listener, answer, refused, trusted
 
 from distributor import Run, Status, TorchDistributor
 from distributor.channel import door, frames, server as channel

@@ -21,15 +21,10 @@ import pytest
 import trainings
 import watch
 from sessions import Make
+from watch import started_by
 
 from distributor import RunCancelledError, Status, TorchDistributor, TrainingError
 from distributor.values import environment, layout
-
-
-def started_by() -> int:
-    """In a rank: the pid of the process that forked its agent, 0 if none did."""
-    forked_by = psutil.Process().parents()[2]
-    return forked_by.pid if "warm" in forked_by.cmdline()[4:5] else 0
 
 
 def test_a_run_after_the_first_is_forked_by_the_same_process(make: Make) -> None:
@@ -285,10 +280,6 @@ def warm_folders() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}warm-*"))
 
 
-def folder_of(pid: int) -> Path:
-    return Path(psutil.Process(pid).cmdline()[6])
-
-
 def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, keep_warm=0.1).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)
@@ -341,7 +332,7 @@ def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> Non
     forked_by = distributor.submit(started_by).results()
     owner = psutil.Process(int(psutil.Process(forked_by[0]).cmdline()[7]))
     assert "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline())
-    folder = folder_of(forked_by[0])
+    folder = watch.folder_of(forked_by[0])
     owner.kill()
     watch.until(lambda: not psutil.pid_exists(forked_by[0]))
     watch.until(lambda: not folder.exists())
@@ -365,7 +356,7 @@ def test_the_end_of_the_driver_is_its_end(end: str, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         forked_by = int(driver.stdout.readline())
-        folder = folder_of(forked_by) if "sleep" in end else None
+        folder = watch.folder_of(forked_by) if "sleep" in end else None
         if "sleep" in end:
             driver.send_signal(signal.SIGINT)
     watch.until(lambda: not psutil.pid_exists(forked_by))
@@ -502,7 +493,7 @@ def test_there_are_not_many(make_local: Make) -> None:
     folder_by_pid = {}
     for index in range(5):
         pid = make_local(1, env={"SETTING": str(index)}).run(started_by)
-        folder_by_pid[pid] = folder_of(pid)
+        folder_by_pid[pid] = watch.folder_of(pid)
     assert len(folder_by_pid) == 5
 
     def left() -> set[int]:
@@ -517,7 +508,7 @@ def test_there_are_not_many(make_local: Make) -> None:
 
 def test_strangers_get_nothing_from_it(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
-    folder = folder_of(forked_by)
+    folder = watch.folder_of(forked_by)
     assert folder.stat().st_mode & 0o777 == 0o700
     for shown in (b"", b"x" * 32, b"x" * 31):
         with socket.socket(socket.AF_UNIX) as stranger:
@@ -532,7 +523,7 @@ def test_strangers_get_nothing_from_it(make_local: Make) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_other_users_get_nothing_from_it(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
-    folder = folder_of(forked_by)
+    folder = watch.folder_of(forked_by)
     token = (folder / "token").read_bytes()
 
     def ask_as_nobody() -> int:
@@ -566,7 +557,7 @@ def test_other_users_get_nothing_from_it(make_local: Make) -> None:
 @pytest.mark.slow
 def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
-    folder = folder_of(forked_by)
+    folder = watch.folder_of(forked_by)
     folder.chmod(0o770)
     try:
         assert make_local(1).run(started_by) == 0

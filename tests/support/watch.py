@@ -172,3 +172,13 @@ def endpoints(monkeypatch: pytest.MonkeyPatch) -> list[Endpoint]:
 
     monkeypatch.setattr(ChannelServer, "listen", remember)
     return seen
+
+
+def started_by() -> int:
+    """In a rank: the pid of the process that forked its agent, 0 if none did."""
+    forked_by = psutil.Process().parents()[2]
+    return forked_by.pid if "warm" in forked_by.cmdline()[4:5] else 0
+
+
+def folder_of(pid: int) -> Path:
+    return Path(psutil.Process(pid).cmdline()[6])

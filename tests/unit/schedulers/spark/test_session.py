@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import watch
+import watch
 
 from distributor.api.choose import choose_session
 from distributor.errors import ConfigurationError, ResourceError

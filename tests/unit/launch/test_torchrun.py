@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from dataclasses import replace
 
 import pytest
 from jobs import make_job
@@ -356,7 +357,7 @@ HUGGING_FACE = "File transformers/trainer.py\n"
     ("kind", "said", "told"),
     [
         ("deepspeed", "error: argument --deepspeed: expected one argument", 'script_arguments="trainer"'),
-        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "add --deepspeed_config PATH"),
+        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "add_config_arguments(parser)"),
         ("deepspeed", f"{UNKNOWN} --deepspeed --deepspeed_config /n/deepspeed.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} --deepspeed /n/deepspeed-given.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} /n/deepspeed-given.json", 'script_arguments="deepspeed"'),
@@ -382,6 +383,9 @@ def test_advice_depends_on_the_run():
     ranks, told = DeepspeedRanks("{}", "{}", script_arguments=False), "arguments are required: --deepspeed_config"
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=told)
     assert ranks.advise(failure, job(target=Module("train"))) == ""
+    refused = replace(failure, log_tail="error: argument --deepspeed_config: expected one argument")
+    advice = DeepspeedRanks("{}", "{}").advise(refused, job(target=Module("train")))
+    assert "add --deepspeed_config PATH" in advice
     counted = f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1"
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=counted)
     assert "leave all but one" in ranks.advise(failure, job(num_processes=1))
