@@ -37,7 +37,7 @@ help:
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make docker-test   builds the CPU image and tests it, with Docker, Podman, or buildah and debootstrap as root"
 	@echo "make docs          builds the documentation's site, into site/"
-	@echo "make pictures      draws the two pictures at the top of the README: a terminal, and launch times"
+	@echo "make pictures      draws the pictures of the documentation: a terminal during a run, and launch times"
 	@echo "make lint types    runs ruff and mypy"
 	@echo "make test-pythons  runs the demo and a smoke test in a fresh clone for each Python: VERSIONS=\"3.12 3.13\""
 	@echo "make resolve       asks whether the pinned versions can be installed, and installs nothing: VERSIONS=\"3.12 3.13\""
