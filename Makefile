@@ -1,17 +1,12 @@
-# Everything runs in virtual environments of this folder; nothing else is touched.
+# Everything runs in virtual environments below .venvs; nothing else is touched, an environment in .venv neither.
 #
 # PYTHON       the Python that makes them, 3.11 to 3.13: make demo PYTHON=python3.12
 # TORCH_INDEX  an index that has torch for CPUs, if pip's default index has torch for CUDA
 PYTHON ?= python3
-VENV := .venv
-VENV_VISION := .venv-vision
-VENV_STREAMING := .venv-streaming
-VENV_COMPOSER := .venv-composer
-VENV_LAUNCHERS := .venv-launchers
-VENV_AXOLOTL := .venv-axolotl
+VENVS := .venvs
 # Commands run as if nothing of Spark, torchrun or a proxy were set. pip keeps the proxies.
 UNSET := $(PYTHON) tools/unset.py
-BIN := $(UNSET) $(VENV)/bin
+BIN := $(UNSET) $(VENVS)/main/bin
 
 RUNS ?= 100
 JOBS ?= 4
@@ -43,44 +38,19 @@ help:
 	@echo "make resolve       asks whether the pinned versions can be installed, and installs nothing: VERSIONS=\"3.12 3.13\""
 	@echo "make bench         measures launch times, live logs and DeepSpeed, here and with torchrun, PySpark's distributor, DeepSpeed's launcher"
 	@echo
-	@echo "Each command installs only what it needs, mostly in $(VENV). PYTHON=python3.12 takes another Python than python3."
+	@echo "Each command installs only what it needs, mostly in $(VENVS)/main. PYTHON=python3.12 takes another Python than python3."
 	@echo "TORCH_INDEX=URL takes torch from an index that has it for CPUs, which is several gigabytes smaller than for CUDA."
 	@echo "https://pytorch.org/get-started/locally/ names such an index."
 
-# Commands share an environment. Each command adds the packages that it needs and that are missing.
-$(VENV)/%.ok: setup.cfg pyproject.toml constraints.txt
+# What a command needs is installed into the environment of the first name: .venvs/main/demo.ok, .venvs/spark-4.0/versions.ok.
+$(VENVS)/%.ok: setup.cfg pyproject.toml $(wildcard constraints/*)
 	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV) $*
+	@$(PYTHON) tools/environment.py $@
 
-$(VENV_VISION)/%.ok: setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV_VISION) $*
-
-$(VENV_LAUNCHERS)/%.ok: setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV_LAUNCHERS) $*
-
-$(VENV_STREAMING)/%.ok: setup.cfg pyproject.toml constraints-streaming.txt
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV_STREAMING) $*
-
-$(VENV_COMPOSER)/%.ok: setup.cfg pyproject.toml constraints-composer.txt
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV_COMPOSER) $*
-
-$(VENV_AXOLOTL)/%.ok: setup.cfg pyproject.toml constraints-axolotl.txt
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py $(VENV_AXOLOTL) $*
-
-# An environment for each section of versions.cfg.
-.venv-%/versions.ok: setup.cfg pyproject.toml constraints.txt versions.cfg
-	@$(PYTHON) tools/preflight.py
-	@$(PYTHON) tools/environment.py .venv-$* versions
-
-demo: $(VENV)/demo.ok
+demo: $(VENVS)/main/demo.ok
 	$(BIN)/python examples/digits.py
 
-demo-deepspeed: $(VENV)/demo-deepspeed.ok
+demo-deepspeed: $(VENVS)/main/demo-deepspeed.ok
 	$(BIN)/python examples/deepspeed_zero3.py
 
 # JOBS: number of processes that run tests side by side. Tests mostly wait, so there are more processes than cores.
@@ -88,11 +58,11 @@ demo-deepspeed: $(VENV)/demo-deepspeed.ok
 SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup
 
 # A process can have only one kind of Spark session, classic or Connect. So there is a call for each.
-test: $(VENV)/test.ok
+test: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not connect" --ignore=tests/frameworks
 	$(BIN)/python -m pytest -m "not slow and not long" tests/test_connect.py
 
-test-all: $(VENV)/test.ok
+test-all: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark SPARK=4.0
@@ -103,7 +73,7 @@ test-long: test-all
 	$(BIN)/python -m pytest -m long
 	$(MAKE) test-spark SPARK="3.5 4.1 4.2"
 	$(MAKE) chaos chaos-launchers test-torch test-pythons test-frameworks docker-test
-	$(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
+	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
@@ -113,79 +83,79 @@ NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
 	$(PYTHON) tools/frameworks.py
 
-test-framework-vision: $(VENV_VISION)/vision.ok
-	$(NOTED) $(UNSET) $(VENV_VISION)/bin/python -m pytest tests/frameworks/test_vision.py
-	$(UNSET) $(VENV_VISION)/bin/python -m pytest tests/test_notebooks.py -k retinanet
+test-framework-vision: $(VENVS)/vision/vision.ok
+	$(NOTED) $(UNSET) $(VENVS)/vision/bin/python -m pytest tests/frameworks/test_vision.py
+	$(UNSET) $(VENVS)/vision/bin/python -m pytest tests/test_notebooks.py -k retinanet
 
-test-framework-streaming: $(VENV_STREAMING)/streaming.ok
-	$(NOTED) $(UNSET) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py
+test-framework-streaming: $(VENVS)/streaming/streaming.ok
+	$(NOTED) $(UNSET) $(VENVS)/streaming/bin/python -m pytest tests/frameworks/test_streaming.py
 
-test-framework-composer: $(VENV_COMPOSER)/composer.ok
-	$(NOTED) $(UNSET) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
-	$(UNSET) $(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k "composer or foundry"
+test-framework-composer: $(VENVS)/composer/composer.ok
+	$(NOTED) $(UNSET) $(VENVS)/composer/bin/python -m pytest tests/frameworks/test_composer.py
+	$(UNSET) $(VENVS)/composer/bin/python -m pytest tests/test_notebooks.py -k "composer or foundry"
 
 # These run the framework's tests and its notebook.
-test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENV_AXOLOTL)/axolotl.ok
-	$(NOTED) $(UNSET) $(VENV_AXOLOTL)/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
+test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENVS)/axolotl/axolotl.ok
+	$(NOTED) $(UNSET) $(VENVS)/axolotl/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
 
-$(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
-	$(NOTED) $(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
+$(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENVS)/launchers/launchers.ok
+	$(NOTED) $(UNSET) $(VENVS)/launchers/bin/python -m pytest tests/frameworks/test_$*.py
 
 # CI runs these tests of LAUNCHERS, two files at a time. The results do not go into the table.
-test-frameworks-launchers: $(VENV_LAUNCHERS)/launchers.ok
-	$(UNSET) $(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
+test-frameworks-launchers: $(VENVS)/launchers/launchers.ok
+	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
 
-test-framework-%: $(VENV)/test.ok
+test-framework-%: $(VENVS)/main/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py
 
-test-cluster: $(VENV)/test.ok
+test-cluster: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
 # NOTEBOOKS: which notebooks to run in the image, the first by default.
 docker-test:
 	docker/test.sh $(NOTEBOOKS)
 
-docs: $(VENV)/docs.ok
+docs: $(VENVS)/main/docs.ok
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(VENV)/bench.ok
+pictures: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
 	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
 
-# SPARK, TORCH: which of the versions in versions.cfg to test, all by default.
+# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default.
 SPARK ?= 3.5 4.0 4.1 4.2
 TORCH ?= 2.9 2.14
 
 test-spark: $(addprefix test-spark-,$(SPARK))
 test-torch: $(addprefix test-torch-,$(TORCH))
 
-$(addprefix test-spark-,$(SPARK)): test-%: .venv-%/versions.ok
-	$(UNSET) .venv-$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
-	$(UNSET) .venv-$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
+$(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
+	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
+	$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.
-test-spark-3.5: export CONNECT_SERVER = .venv-spark-4.0/bin/python
-test-spark-3.5: .venv-spark-4.0/versions.ok
+test-spark-3.5: export CONNECT_SERVER = $(VENVS)/spark-4.0/bin/python
+test-spark-3.5: $(VENVS)/spark-4.0/versions.ok
 
 # This machine and executors, second attempts, warm processes and checkpoints: where torch's own code is called.
-$(addprefix test-torch-,$(TORCH)): test-%: .venv-%/versions.ok
-	$(UNSET) .venv-$*/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit --ignore=tests/unit/launch/deepspeed --ignore=tests/unit/api/test_autotune.py $(patsubst %,tests/test_%.py,local runs second_attempt warm company checkpoints)
+$(addprefix test-torch-,$(TORCH)): test-%: $(VENVS)/%/versions.ok
+	$(UNSET) $(VENVS)/$*/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit --ignore=tests/unit/launch/deepspeed --ignore=tests/unit/api/test_autotune.py $(patsubst %,tests/test_%.py,local runs second_attempt warm company checkpoints)
 
 # Like `chaos`, with the launch paths of LAUNCHERS.
-chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok
-	$(UNSET) $(VENV_LAUNCHERS)/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+chaos-launchers: $(VENVS)/launchers/launchers.ok
+	$(UNSET) $(VENVS)/launchers/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
-chaos: $(VENV)/test.ok
+chaos: $(VENVS)/main/test.ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
-lint: $(VENV)/lint.ok
+lint: $(VENVS)/main/lint.ok
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/types.ok
+types: $(VENVS)/main/types.ok
 	$(BIN)/mypy
 
-bench: $(VENV)/bench.ok
+bench: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/launch.py --plot launch.png
 	$(BIN)/python benchmarks/logs.py
 	$(BIN)/python benchmarks/deepspeed.py
@@ -198,4 +168,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* .venv-torch-* $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_AXOLOTL) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENVS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 if torch.version.cuda is not None:
     sys.exit("torch is not the CPU build")
 wrong = []
-for line in open("/src/constraints.txt"):
+for line in open("/src/constraints/main.txt"):
     if line.startswith("#"):
         continue
     pin = Requirement(line.strip())
@@ -37,7 +37,7 @@ for line in open("/src/constraints.txt"):
     if (pin.marker is None or pin.marker.evaluate()) and not pin.specifier.contains(installed):
         wrong.append(f"{pin.name} {installed}, not {pin.specifier}")
 if wrong:
-    sys.exit(f"packages have other versions than in constraints.txt: {wrong}")
+    sys.exit(f"packages have other versions than in constraints/main.txt: {wrong}")
 PYTHON
 
 say "two ranks without Spark"

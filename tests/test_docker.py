@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,10 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
 def test_extras_are_those_of_the_package() -> None:
     known = configparser.ConfigParser()
     known.read(ROOT / "setup.cfg")
-    (extras,) = re.findall(r"'\.\[(.*?)\]'", DOCKERFILE)
+    ((extras, group),) = re.findall(r"'\.\[(.*?)\]' --group (\w+)", DOCKERFILE)
     for extra in extras.split(","):
         assert known.has_option("options.extras_require", extra), extra
+    assert group in tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
 
 
 def test_nothing_but_this_machine_reaches_the_ports() -> None:

@@ -71,9 +71,9 @@ def test_commands_and_files_of_the_readme_exist() -> None:
 def test_versions_are_the_pinned_ones() -> None:
     """And each page names the same Pythons."""
     rows = {name: (everything, quick) for name, everything, quick in table(section(README, "Versions"))}
-    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "constraints" / "main.txt").read_text(), re.MULTILINE))
     others = configparser.ConfigParser()
-    others.read(ROOT / "versions.cfg")
+    others.read(ROOT / "constraints" / "versions.cfg")
     for name, pin in (("PyTorch", "torch"), ("PySpark", "pyspark"), ("DeepSpeed", "deepspeed")):
         everything, quick = rows[name]
         assert everything.split()[0] == pins[pin]

@@ -1,4 +1,4 @@
-"""Create a virtual environment, or add to one, for a make command: ``environment.py .venv demo``."""
+"""Install what a make command needs into an environment of its own: ``environment.py .venvs/main/demo.ok``."""
 
 from __future__ import annotations
 
@@ -6,86 +6,66 @@ import configparser
 import fcntl
 import os
 import platform
-import re
 import subprocess
 import sys
-import threading
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-
-#: Number of seconds between lines about the progress of an installation.
-INTERVAL = 10.0
-
-#: The first version of pip that can report the progress of a download.
-TELLING_PIP = (24, 1)
+CONSTRAINTS = ROOT / "constraints"
 
 
 class Purpose(NamedTuple):
-    """What a make command needs.
+    """What a make command needs."""
 
-    Args:
-        extras: the extras in setup.cfg.
-        size: size of the environment in gigabytes, with torch for CPUs if the package is installed.
-        package: whether the package itself is needed, and so torch.
-        constraints: the file that pins the versions.
-        alone: packages that are installed last and without their dependencies, because these ask for another torch.
-            An extra names what they really need.
-    """
-
-    extras: tuple[str, ...]
-    size: float
-    package: bool = True
-    constraints: str = "constraints.txt"
-    alone: tuple[str, ...] = ()
+    groups: tuple[str, ...]  # of pyproject.toml's dependency groups
+    size: float  # GB of the environment, with torch for CPUs if the package is installed
+    extras: tuple[str, ...] | None = ()  # of the package; None: not even the package, and so no torch
+    constraints: str = "main"  # the file that pins the versions
+    alone: tuple[str, ...] = ()  # installed without their dependencies, since these ask for another torch
 
 
 PURPOSES: dict[str, Purpose] = {
-    "lint": Purpose(("lint",), 0.1, package=False),
-    "docs": Purpose(("docs",), 0.2, package=False),
-    "types": Purpose(("spark", "types"), 1.6),
-    "demo": Purpose(("spark", "demo"), 1.8),
-    "demo-deepspeed": Purpose(("deepspeed",), 1.2),
-    "bench": Purpose(("spark", "deepspeed", "bench"), 1.8),
-    "test": Purpose(("connect", "deepspeed", "demo", "docs", "integrations", "lint", "notebook", "test", "types"), 2.9),
-    "vision": Purpose(("spark", "notebook", "test-vision"), 2.1),
-    "launchers": Purpose(("spark", "test-launchers"), 4.0),
-    "streaming": Purpose(("spark", "test-streaming"), 2.0, constraints="constraints-streaming.txt"),
-    "composer": Purpose(
-        ("spark", "notebook", "test-composer"),
-        3.3,
-        constraints="constraints-composer.txt",
-        alone=("mosaicml", "llm-foundry"),
+    "lint": Purpose(("lint",), 0.1, None),
+    "docs": Purpose(("docs",), 0.2, None),
+    "types": Purpose(("types",), 1.6, ("spark",)),
+    "demo": Purpose(("demo",), 1.8, ("spark",)),
+    "demo-deepspeed": Purpose((), 1.2, ("deepspeed",)),
+    "bench": Purpose(("bench",), 1.8, ("spark", "deepspeed")),
+    "test": Purpose(
+        ("demo", "docs", "integrations", "lint", "notebook", "test", "types"), 2.9, ("connect", "deepspeed")
     ),
+    "versions": Purpose(("test-versions",), 1.8, ("connect",)),
+    "vision": Purpose(("notebook", "test-vision"), 2.1, ("spark",)),
+    "launchers": Purpose(("test-launchers",), 4.0, ("spark",)),
+    "streaming": Purpose(("test-streaming",), 2.0, ("spark",), "streaming"),
+    "composer": Purpose(("notebook", "test-composer"), 3.3, ("spark",), "composer", ("mosaicml", "llm-foundry")),
     "axolotl": Purpose(
-        ("spark", "test-axolotl"),
-        4.2,
-        constraints="constraints-axolotl.txt",
-        alone=("axolotl", "axolotl-contribs-lgpl", "unsloth", "unsloth_zoo"),
+        ("test-axolotl",), 4.2, ("spark",), "axolotl", ("axolotl", "axolotl-contribs-lgpl", "unsloth", "unsloth_zoo")
     ),
-    "versions": Purpose(("connect", "test-versions"), 1.8),
 }
 
 #: How much more disk space torch for CUDA takes than torch for CPUs, in gigabytes.
 CUDA = 4.0
 
 
-def requirements(purpose: Purpose, settings: str) -> list[str]:
+def requirements(purpose: Purpose) -> list[str]:
     """Return pip's arguments for a purpose.
 
-    Args:
-        purpose: what to install.
-        settings: the text of setup.cfg.
+    >>> requirements(PURPOSES["lint"])
+    ['ruff>=0.6']
     """
-    if purpose.package:
-        return ["--editable", f"{ROOT}[{','.join(purpose.extras)}]"]
-    known = configparser.ConfigParser()
-    known.read_string(settings)
-    extras = known["options.extras_require"]
-    return [line.strip() for extra in purpose.extras for line in extras[extra].splitlines() if line.strip()]
+    package = [] if purpose.extras is None else ["--editable", f"{ROOT}[{','.join(purpose.extras)}]"]
+    return [*package, *(need for name in purpose.groups for need in group(name))]
+
+
+def group(name: str) -> list[str]:
+    """Return the packages of a dependency group; pip's own ``--group`` is younger than the pip of many Pythons."""
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][name]
+    return [word for need in needs for word in ([need] if isinstance(need, str) else group(need["include-group"]))]
 
 
 def pinned(constraints: str, others: Mapping[str, str]) -> str:
@@ -101,12 +81,12 @@ def pinned(constraints: str, others: Mapping[str, str]) -> str:
 def announcement(name: str, folder: Path, version: str) -> str:
     """Return a line that says what is about to be installed, and how large it is.
 
-    >>> print(announcement("lint", Path(".venv"), "3.11.2"))
-    .venv, Python 3.11.2: installs what lint needs, 0.1 GB
+    >>> print(announcement("lint", Path(".venvs/main"), "3.11.2"))
+    .venvs/main, Python 3.11.2: installs what lint needs, 0.1 GB
     """
     purpose = PURPOSES[name]
     text = f"{folder}, Python {version}: installs what {name} needs, {purpose.size:.1f} GB"
-    if not purpose.package or os.environ.get("TORCH_INDEX") or any(folder.glob("lib/*/site-packages/torch")):
+    if purpose.extras is None or os.environ.get("TORCH_INDEX") or any(folder.glob("lib/*/site-packages/torch")):
         return text
     return (
         f"{text} with torch for CPUs, {purpose.size + CUDA:.1f} GB with torch for CUDA, which pip's default index has "
@@ -114,96 +94,39 @@ def announcement(name: str, folder: Path, version: str) -> str:
     )
 
 
-def activity(line: str, before: str) -> str:
-    """Return what pip is doing after it has written a line.
-
-    Args:
-        line: a line of pip's output.
-        before: what pip was doing until then.
-    """
-    words = line.split()
-    if line.startswith("Collecting "):
-        return f"finds versions, now of {words[1]}"
-    if line.startswith("Downloading "):
-        return f"downloads {' '.join([words[1].rpartition('/')[2].partition('-cp3')[0], *words[2:]])}"
-    if progress := re.fullmatch(r"Progress (\d+) of (\d+)", line):
-        return f"{before.partition(': ')[0]}: {100 * int(progress[1]) // max(1, int(progress[2]))} %"
-    if line.startswith("Building "):
-        return line.partition(":")[0].lower().replace("building", "builds")
-    if line.startswith("Installing collected packages:"):
-        return f"unpacks {len(words) - 3} packages"
-    return before
-
-
 def gigabytes(folder: Path) -> float:
-    """Return what a folder takes on disk."""
-    # Files may go while it looks: that is no matter.
+    """Return what a folder takes on disk; its files may go meanwhile."""
     found = subprocess.run(
         ["du", "-sk", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
     )
     return int(found.stdout.split()[0]) * 1024 / 1e9
 
 
-def pip(folder: Path, arguments: Sequence[str], log: Path) -> None:
-    """Run pip, and print every few seconds what it is doing. Its output goes to a file.
-
-    Args:
-        folder: the environment.
-        arguments: the arguments of pip.
-        log: the file to which pip's output is appended.
+def pip(folder: Path, *arguments: str) -> None:
+    """Run an environment's pip, whose output is shown: what it collects, downloads and installs.
 
     Raises:
         SystemExit: pip has failed.
     """
-    state = {"doing": "starts"}
-    began = time.monotonic()
     # -I: pip takes no packages of PYTHONPATH for installed ones.
-    command = [str(folder / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check", *arguments]
-    with log.open("a") as kept:
-        process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-        def read() -> None:
-            assert process.stdout is not None
-            for line in process.stdout:
-                state["doing"] = activity(line.strip(), state["doing"])
-                if not line.startswith("Progress "):
-                    kept.write(line)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        while True:
-            reader.join(INTERVAL)
-            if not reader.is_alive():
-                break
-            say(f"{time.monotonic() - began:5.0f} s, {gigabytes(folder):.1f} GB: {state['doing']}")
-        code = process.wait()
+    command = [str(folder / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    code = subprocess.run(command, cwd=str(ROOT), check=False).returncode
     if code != 0:
-        tail = [line for line in log.read_text().splitlines() if line.strip()][-15:]
-        say("\n".join(["pip has failed; the last lines of its output:", *tail]))
-        sys.exit(f"pip could not install what is needed (exit code {code}): {log} has all of its output")
+        sys.exit(f"pip could not install what is needed (exit code {code}): its output is above")
 
 
-def version_of(python: Path) -> str | None:
-    """Return the version of an environment's Python; ``None`` if it does not exist or does not run."""
+def output(command: Sequence[str]) -> str | None:
+    """Return what a command prints; ``None`` if it cannot run or fails."""
     try:
-        ended = subprocess.run(
-            [str(python), "-c", "import platform; print(platform.python_version())"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None
 
 
-def pip_version(python: Path) -> tuple[int, ...] | None:
-    """Return the version of an environment's pip; ``None`` if the environment has no pip."""
-    ended = subprocess.run(
-        [str(python), "-I", "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    found = re.match(r"pip (\d+)\.(\d+)", ended.stdout)
-    return None if found is None else tuple(int(part) for part in found.groups())
+def version_of(python: Path) -> str | None:
+    """Return the version of an environment's Python; ``None`` if it does not exist or does not run."""
+    return output([str(python), "-c", "import platform; print(platform.python_version())"])
 
 
 def make(folder: Path) -> Path:
@@ -222,7 +145,7 @@ def make(folder: Path) -> Path:
             f"{folder} has Python {there}, but PYTHON is {here}: pass the PYTHON with which {folder} was made, "
             "or remove it first (make clean)"
         )
-    if there is None or pip_version(python) is None:
+    if there is None or output([str(python), "-I", "-m", "pip", "--version"]) is None:
         ended = subprocess.run(
             [sys.executable, "-m", "venv", str(folder)],
             stdout=subprocess.PIPE,
@@ -238,26 +161,23 @@ def install(folder: Path, name: str) -> None:
     """Install the packages that a make command needs into an environment."""
     purpose = PURPOSES[name]
     versions = configparser.ConfigParser()
-    versions.read(ROOT / "versions.cfg")
+    versions.read(CONSTRAINTS / "versions.cfg")
     if name == "versions" and not versions.has_section(folder.name):
-        sys.exit(f"versions.cfg has no {folder.name}: it has {', '.join(versions.sections())}")
+        sys.exit(f"constraints/versions.cfg has no {folder.name}: it has {', '.join(versions.sections())}")
     python = make(folder)
     say(announcement(name, folder, version_of(python) or ""))
-    log = folder / f"{name}.log"
-    log.write_text("")
     began = time.monotonic()
     pins = folder / f"{name}.txt"
     others = versions[folder.name] if versions.has_section(folder.name) else {}
-    pins.write_text(pinned((ROOT / purpose.constraints).read_text(), others))
-    constraints = ["--constraint", str(pins)]
-    pip(folder, ["install", "--progress-bar", "off", *constraints, "pip"], log)
-    bar = ["--progress-bar", "raw" if (pip_version(python) or (0,)) >= TELLING_PIP else "off"]
+    pins.write_text(pinned((CONSTRAINTS / f"{purpose.constraints}.txt").read_text(), others))
+    constraints = ("--constraint", str(pins))
+    pip(folder, "--quiet", *constraints, "pip")
     index = os.environ.get("TORCH_INDEX")
-    if purpose.package and index:
-        pip(folder, ["install", *bar, *constraints, "--index-url", index, "torch"], log)
-    pip(folder, ["install", *bar, *constraints, *requirements(purpose, (ROOT / "setup.cfg").read_text())], log)
+    if purpose.extras is not None and index:
+        pip(folder, *constraints, "--index-url", index, "torch")
+    pip(folder, *constraints, *requirements(purpose))
     if purpose.alone:
-        pip(folder, ["install", *bar, *constraints, "--no-deps", *purpose.alone], log)
+        pip(folder, *constraints, "--no-deps", *purpose.alone)
     (folder / f"{name}.ok").touch()
     say(f"{folder} is ready for {name}: {time.monotonic() - began:.0f} s, {gigabytes(folder):.1f} GB")
 
@@ -267,7 +187,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main(folder: str, name: str) -> None:
+def main(target: str) -> None:
     """Install, while no other make command does: two would write into the same environment."""
     lock = os.open(ROOT, os.O_RDONLY)
     try:
@@ -276,7 +196,7 @@ def main(folder: str, name: str) -> None:
         say("waiting: another make command is installing in this folder")
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        install(Path(folder), name)
+        install(Path(target).parent, Path(target).stem)
     except KeyboardInterrupt:
         sys.exit("interrupted: run the same command to continue")
 

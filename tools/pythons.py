@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from environment import PURPOSES, ROOT, gigabytes, requirements, version_of
+from environment import CONSTRAINTS, PURPOSES, ROOT, gigabytes, requirements, version_of
 
 
 def candidates(version: str) -> Iterator[Path]:
@@ -44,12 +44,11 @@ def run(python: Path, told: str) -> None:
         call(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)])
         began = time.monotonic()
         call(["make", "-C", str(clone), "demo", f"PYTHON={python}"])
-        seconds, size = time.monotonic() - began, gigabytes(clone / ".venv")
-        call(["make", "-C", str(clone), ".venv/demo-deepspeed.ok", f"PYTHON={python}"])
-        call(
-            [str(python), str(clone / "tools/unset.py"), str(clone / ".venv/bin/python"), str(clone / "tools/smoke.py")]
-        )
-        print(f"=== Python {told}: make demo took {seconds:.0f} s, .venv had {size:.1f} GB", flush=True)
+        seconds, size = time.monotonic() - began, gigabytes(clone / ".venvs/main")
+        call(["make", "-C", str(clone), ".venvs/main/demo-deepspeed.ok", f"PYTHON={python}"])
+        unset, own = clone / "tools/unset.py", clone / ".venvs/main/bin/python"
+        call([str(python), str(unset), str(own), str(clone / "tools/smoke.py")])
+        print(f"=== Python {told}: make demo took {seconds:.0f} s, .venvs/main had {size:.1f} GB", flush=True)
 
 
 def resolve(python: Path, told: str) -> None:
@@ -57,9 +56,9 @@ def resolve(python: Path, told: str) -> None:
     with tempfile.TemporaryDirectory(prefix="distributor-resolve-") as folder:
         call([str(python), "-m", "venv", folder])
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        constraints = ["--constraint", str(CONSTRAINTS / "main.txt")]
         call([*pip, *constraints, "pip"])
-        wanted = [word for name in ("test", "bench") for word in requirements(PURPOSES[name], "")]
+        wanted = [word for name in ("test", "bench") for word in requirements(PURPOSES[name])]
         call([*pip, "--dry-run", *constraints, *wanted])
     print(f"=== Python {told}: the pinned versions can be installed", flush=True)
 

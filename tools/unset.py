@@ -1,4 +1,4 @@
-"""Run a command as if nothing of Spark, torchrun or a proxy were set: ``unset.py .venv/bin/python program.py``."""
+"""Run a command as if nothing of Spark, torchrun or a proxy were set: ``unset.py python program.py``."""
 
 from __future__ import annotations
 
