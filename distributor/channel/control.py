@@ -1,12 +1,7 @@
-"""The private connection (control line) between an agent and its owner, the process that started the agent.
+"""The *control line* between an agent and its owner, the Python worker or driver that started it.
 
-The owner is the Python worker of a Spark task or, in local mode, the driver. The control line between agent and owner
-is a socket pair. The agent inherits one end, and no other process can reach the line. The line carries pickles of plain
-values, each preceded by its length. When the agent or the owner ends, the line closes, and the other process notices
-this.
-
-On Spark, this module also runs in Python workers where ``distributor`` is not installed. It therefore imports nothing
-but the standard library.
+A socket pair of which the agent inherits one end: no other process can reach it, and either end notices the other's
+exit. Python workers without ``distributor`` run this module too, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -16,13 +11,11 @@ import socket
 import struct
 from typing import Any
 
-#: What a warm process (a process that has imported torch, and forks agents on request) answers if it must be replaced,
-#: for example because a module that it has loaded has changed.
+#: A warm process that must be replaced answers this, for example because a module that it has loaded has changed.
 OUTDATED = b"outdated"
 
 
-#: The start of what a warm process (a process that has imported torch, and forks agents on request) answers if it must
-#: not be forked, for example because a module has started threads. The reason follows.
+#: A warm process that must not be forked answers this and a reason, for example that a module has started threads.
 UNFIT = b"unfit "
 
 
@@ -33,14 +26,14 @@ def peer_user(connection: socket.socket) -> int:
 
 
 def send(sock: socket.socket, message: Any) -> None:
-    """Send one message over a socket, as a pickle."""
+    """Send a message as its length and its pickle."""
     data = pickle.dumps(message, protocol=5)
     sock.sendall(struct.pack("!Q", len(data)))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> Any:
-    """Receive one message over a socket; return ``None`` when the process at the other end is gone."""
+    """Receive one message; ``None`` when the other process is gone."""
     header = _read_exactly(sock, 8)
     if header is None:
         return None

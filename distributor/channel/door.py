@@ -1,4 +1,4 @@
-"""The driver's door: a socket that listens for nodes, and admits TLS connections that show the run's token."""
+"""The driver's listening socket: admits TLS connections that show the run's token."""
 
 from __future__ import annotations
 
@@ -13,28 +13,23 @@ from typing import Any
 from distributor.channel.tls import TOKEN_BYTES, make_tls
 from distributor.values.plan import Endpoint
 
-#: Seconds that a new connection may take for the TLS handshake, and then again for showing the token.
-_HELLO_TIMEOUT = 10.0
+_HELLO_TIMEOUT = 10.0  # seconds for the TLS handshake, and again for the token
 
-#: Maximum number of *strangers*: connections that have not yet shown the token and sent a valid first message. The
-#: maximum is twice the number of tasks if that is more. A further connection ends the oldest stranger, so that a flood
-#: of connections keeps no node out for long.
+#: Maximum number of *strangers*, connections without a valid first message; twice the number of tasks if that is more.
+#: A further connection ends the oldest stranger, so that a flood of connections keeps no node out for long.
 _MAX_STRANGERS = 128
 
-#: The type of a function that serves a connection until it ends.
+#: Serves a connection until it ends.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
-#: The type of a function that runs a coroutine as an asyncio task until the coroutine ends or the server closes.
+#: Runs a coroutine as an asyncio task until it ends or the server closes.
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
 class Door:
-    """The driver's listening socket for one job, with the connections whose first message has not been accepted yet.
+    """The listening socket of one job.
 
-    Args:
-        serve: serves each connection that has shown the run's token, and calls :meth:`admit` if the first message is
-            valid.
-        tasks: number of tasks that may connect at the same time.
+    ``serve`` gets each connection that has shown the token, and calls :meth:`admit` once its first message is valid.
     """
 
     def __init__(self, serve: Serve, tasks: int) -> None:
@@ -44,22 +39,12 @@ class Door:
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
-        #: The address ``host:port`` to which nodes connect; set once the socket listens.
-        self.address: str | None = None
+        self.address: str | None = None  # host:port for nodes, once the socket listens
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
-        """Listen on the first free port of ``ports``, and return the address, certificate and token that nodes need.
+        """Listen at ``bind`` on the first free port of ``ports``, which are first and last.
 
-        Connections are accepted once :meth:`accept` runs.
-
-        Args:
-            bind: the address at which the socket listens.
-            advertise: the address to which nodes connect.
-            ports: first and last port to try; ``None`` for any free port.
-
-        Raises:
-            OSError: the address ``bind`` does not belong to this machine, none of the ports is free, or the TLS key
-                cannot be written to a temporary file.
+        OSError if the address is not this machine's, no port is free, or the TLS key cannot be written to a file.
         """
         self._context, certificate = make_tls()
         self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
@@ -68,7 +53,6 @@ class Door:
         return Endpoint(advertise, port, certificate, self._token)
 
     async def accept(self, start: Start) -> None:
-        """Accept connections until the current asyncio task is cancelled."""
         assert self._listening is not None
         while True:
             try:
@@ -83,7 +67,7 @@ class Door:
                 next(iter(self._strangers)).cancel()
 
     def admit(self) -> None:
-        """Stop counting the current asyncio task's connection as a stranger: it has sent a valid first message."""
+        """Count the current asyncio task's connection no longer as a stranger."""
         task = asyncio.current_task()
         if task is not None:
             self._strangers.pop(task, None)
@@ -93,7 +77,7 @@ class Door:
             self._listening.close()
 
     async def _meet(self, sock: socket.socket) -> None:
-        """Do the TLS handshake of a new connection, check the token that it shows, and serve the connection."""
+        """Do the handshake, check the token, and serve the connection."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -118,7 +102,6 @@ class Door:
 
 
 def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
-    """Return a socket that listens on the first free port of ``ports``."""
     family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     failed: OSError | None = None
     for port in ports:

@@ -1,4 +1,4 @@
-"""Gather, on the driver, the facts of a run's tasks: the address, port, GPUs and CPUs of each task, and more."""
+"""The *facts* of a run's tasks on the driver: each task's address, port, GPUs, CPUs and more."""
 
 from __future__ import annotations
 
@@ -8,59 +8,38 @@ from typing import Any
 
 from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
 
-#: Maximum number of connections per task. Some may belong to earlier tasks, or be broken but not yet closed.
-_CONNECTIONS_PER_TASK = 8
+_CONNECTIONS_PER_TASK = 8  # some may belong to earlier tasks, or be broken but not yet closed
 
 
 class Facts:
-    """The facts (address, GPUs and more) of connected tasks, and the answer that tasks get once all facts are known.
+    """The facts of connected tasks, and the answer that tasks get once the facts are complete.
 
-    Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
-    *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. (If Spark
-    starts tasks again on the same executors, the earlier tasks are in the same wave.) Tasks that Spark starts together
-    get consecutive IDs, so the driver considers the facts complete only if the IDs of all tasks are consecutive. If a
-    version of Spark gives IDs that are not consecutive, the facts are never complete. All tasks then exchange their
-    facts through Spark's ``allGather``, not through the driver.
-
-    Args:
-        tasks: number of tasks of the run.
+    Spark may start all tasks again while earlier ones are still connected. Only the newest *wave* counts: the tasks
+    that Spark started together with the one of the highest ``taskAttemptId()``. After a start on the same executors,
+    earlier tasks are in the wave too; but tasks started together have consecutive IDs, so the facts are complete only
+    if the IDs are. If a version of Spark gave other IDs, tasks would always use ``allGather``.
     """
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether the exchange of facts is over, because an agent has connected. If a task sends its facts later, Spark
-        #: has started the task again, or the task has missed the answer.
+        #: An agent has connected. A task that sends facts now was started again, or has missed the answer.
         self.over = False
-        #: The timer after which the driver no longer waits for missing tasks.
-        self.fallback: asyncio.TimerHandle | None = None
-        #: Whether the driver has given up waiting for all facts, because some tasks cannot reach it.
-        self.given_up = False
-        #: The facts (address, GPUs and more) that came over each open connection.
+        self.fallback: asyncio.TimerHandle | None = None  # ends the wait for missing tasks
+        self.given_up = False  # some tasks cannot reach the driver: all use Spark's allGather
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
         self._complete: dict[int, TaskFacts] = {}
         self._answered: set[asyncio.StreamWriter] = set()
-        #: Whether the facts of all tasks were complete and accepted at some time, so that tasks may have got them.
-        self.begun = False
-        #: A function that gets the facts of all tasks, and decides whether the run may begin with the tasks on these
-        #: executors.
+        self.begun = False  # the facts were complete and accepted once, so tasks may have them
+        #: Decides by all facts whether the run may begin on these executors.
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether the driver has the facts (address, GPUs, ...) of all tasks, and ``told`` is among them.
-
-        A task that connects again, because its connection broke, sends the same facts as before, and gets the driver's
-        answer again. A task that Spark has started again sends other facts.
-        """
+        """Return whether complete facts include these, as after a broken connection; a restarted task's differ."""
         return self._complete.get(told.partition) == told
 
     def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
-        """Record the facts (address, GPUs and more) of a task that is connected.
-
-        Raises:
-            ValueError: too many connections from tasks are open. At most :data:`_CONNECTIONS_PER_TASK` times the number
-                of the run's tasks are allowed.
-        """
+        """Record a connected task's facts; ValueError if too many connections are open."""
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
             raise ValueError(
                 "a task sends its facts (address, GPUs and more), but the maximum number of connections is already open"
@@ -80,17 +59,13 @@ class Facts:
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
-        """Return the facts of the tasks that Spark has started last (the newest wave), by connection."""
+        """Return the facts of the newest wave."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
         return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
 
     @property
     def told(self) -> int:
-        """The number of connected tasks that have sent their facts (address, GPUs and more).
-
-        Only tasks of the newest wave (those that Spark has started last) are counted, since earlier tasks may still be
-        connected.
-        """
+        """The number of connected tasks of the newest wave."""
         return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
@@ -98,35 +73,26 @@ class Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """Stop waiting for the facts of tasks that cannot reach the driver.
-
-        All tasks must then exchange their facts through Spark's ``allGather``.
-        """
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether :attr:`accept` has refused the tasks, and forget this refusal.
-
-        Tasks are refused if the run must not begin on the executors on which Spark has placed them. Refused tasks end.
-        The driver may then submit the Spark job again, and the new tasks send facts (address, GPUs and more) of their
-        own.
-        """
+        """Return whether :attr:`accept` has refused the tasks, and forget it. The driver may then submit again."""
         refused, self._refused = self._refused, False
         return refused
 
     def waiting(self) -> list[asyncio.StreamWriter]:
-        """Return the connections of the newest wave's tasks that have got no answer yet, and mark them as answered."""
+        """Return the newest wave's connections without an answer, and mark them as answered."""
         waiting = [writer for writer in self._current() if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
 
     @property
     def settled(self) -> bool:
-        """Whether all tasks have sent their facts (address, GPUs and more) and were accepted or refused."""
+        """Whether all facts have come, and were accepted or refused."""
         return bool(self._complete) or self._refused
 
     def answer(self) -> Message | None:
-        """Return the driver's answer to all tasks, or ``None`` while the facts of some tasks are missing."""
+        """Return the answer for all tasks; ``None`` while facts are missing."""
         if self.given_up:
             return Gather()
         if self._refused:

@@ -1,7 +1,4 @@
-"""Frames, the units of data between a node and the driver: a length, a kind, and JSON or raw log bytes.
-
-Reading a frame runs no code from it, and unpickles nothing. To this module, the pickled return values in a ``Finished``
-message are text. The length of a frame is limited.
+"""Frames, the units of data between a node and the driver. Reading one runs no code from it and unpickles nothing.
 
 ::
 
@@ -23,13 +20,10 @@ from distributor.values import messages
 from distributor.values.messages import Message
 from distributor.values.outcome import Log
 
-#: Maximum number of bytes of a frame's body. A longer body is refused before it is read.
-MAX_BODY = 4 << 20
+MAX_BODY = 4 << 20  # bytes of a body; a longer one is refused before it is read
 
-#: Maximum number of log bytes in one frame.
-MAX_LOG = 256 << 10
+MAX_LOG = 256 << 10  # bytes of output in one frame
 
-#: How deep the values of a message may be nested, how many there may be, and how many digits a whole number may have.
 _MAX_DEPTH = 32
 _MAX_VALUES = 1 << 18
 _MAX_DIGITS = 40
@@ -38,34 +32,27 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: Matches the escape sequence of a surrogate in JSON. The surrogate may be a lone one, which UTF-8 cannot encode.
+#: Matches the escape of a surrogate in JSON, perhaps a lone one, which UTF-8 cannot encode.
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
-#: Matches a string in JSON. Its quantifiers are possessive, so that an unterminated string takes no longer to match
-#: than others.
+#: Matches a string in JSON. Possessive, so that an unterminated string takes no longer than others.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
-#: All bytes except those that open and close lists and objects.
-_NO_NESTING = bytes(set(range(256)) - set(b"[]{}"))
+_NO_NESTING = bytes(set(range(256)) - set(b"[]{}"))  # all but the bytes that open and close lists and objects
 
-#: The start of the warning about a node that cannot open its channel, the connection to the driver.
-UNREACHED = "cannot reach the driver"
+UNREACHED = "cannot reach the driver"  # start of the warning about a node without a channel
 
 
 class ProtocolError(Exception):
-    """A frame or its message is too long, malformed, or not allowed by the protocol of the channel."""
+    """A frame or its message is too long, malformed, or not allowed."""
 
 
 class CutError(ProtocolError):
-    """The connection ended before the whole frame, which holds a message or a piece of output, had arrived."""
+    """The connection ended inside a frame."""
 
 
 def pack(message: Message) -> bytes:
-    """Return a message as a frame whose body is JSON.
-
-    Raises:
-        ProtocolError: the frame's body would be longer than :data:`MAX_BODY`.
-    """
+    """Return a message as a frame; ProtocolError if it is longer than :data:`MAX_BODY`."""
     body = json.dumps(messages.encode(message)).encode()
     if len(body) > MAX_BODY:
         raise ProtocolError(
@@ -81,16 +68,9 @@ def pack_log(log: Log) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message | Log | None:
-    """Read the next frame; return ``None`` when the connection has ended between two frames.
+    """Read the next frame of at most ``limit`` bytes; ``None`` when the connection has ended between two frames.
 
-    Args:
-        reader: the connection.
-        limit: maximum number of bytes of the frame's body.
-
-    Raises:
-        ProtocolError: the frame is too long, of an unknown kind, or malformed.
-        CutError: the connection ended inside a frame.
-        OSError: the network broke the connection.
+    Raises ProtocolError for a bad frame, CutError for the end inside one, OSError if the network broke the connection.
     """
     try:
         header = await reader.readexactly(_HEADER.size)
@@ -121,11 +101,9 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
 
 def parse(body: bytes) -> Any:
-    """Parse the body of a frame as JSON (UTF-8). Lone surrogates, which UTF-8 cannot encode, are escaped.
+    """Parse the body of a frame as JSON, with lone surrogates escaped.
 
-    Raises:
-        ValueError: the body is not JSON, would take too much time, memory or stack to parse, or contains NaN or a
-            repeated field.
+    ValueError if it is no JSON, costs too much time, memory or stack, or has NaN or a repeated field.
 
     >>> parse(b'{"kind": "Beat", "alive": 2}')
     {'kind': 'Beat', 'alive': 2}
@@ -136,7 +114,7 @@ def parse(body: bytes) -> Any:
 
 
 def _encodable(value: Any) -> Any:
-    """Return plain values with lone surrogates escaped, so that all strings can be encoded as UTF-8.
+    """Escape lone surrogates.
 
     >>> _encodable(["half a \\ud800 character"])
     ['half a \\\\ud800 character']
@@ -151,7 +129,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Check the number and the nesting of the JSON values in a frame's body without parsing them."""
+    """Check the number and nesting of JSON values without parsing them."""
     if len(body) <= _MAX_VALUES and body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
         return
     rest, texts = _TEXT.subn(b"", body, _MAX_VALUES)

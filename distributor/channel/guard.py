@@ -1,13 +1,7 @@
-"""Decide which messages the driver accepts from processes that have the run's token.
+"""Decides which messages the driver accepts from processes that have the run's token.
 
-A process must show the run's token when it connects to the driver. Since any rank can read the token, the token does
-not prove to which node the process belongs. The driver therefore accepts messages about a node and its ranks only from
-a process that has proved with the node's secret that it belongs to the node. Only messages from before the node's agent
-connects, such as the facts of a task, need no such proof. If the driver refuses a message, it ends only the connection
-on which the message came.
-
-This module has no side effects except that it logs refusals. It has nothing to do with the guard process, which cleans
-up after an agent.
+Any rank can read the token, so it does not prove to which node a process belongs: the node's secret does. Only messages
+from before the node's agent connects, such as a task's facts, need no secret. A refusal ends its connection alone.
 """
 
 from __future__ import annotations
@@ -30,47 +24,34 @@ _log = notices.logger
 
 T = TypeVar("T")
 
-#: Maximum number of refusals that a guard logs.
-_MOST_LOGGED = 10
+_MOST_LOGGED = 10  # refusals
 
-#: Maximum number of different warnings of one node that are shown during the run; others are shown at its end.
-_MOST_WARNINGS = 64
+_MOST_WARNINGS = 64  # of one node, shown during the run; its report at the end repeats all
 
-#: Maximum number of node names per task that are accepted while the run's nodes are not known. Spark may start tasks
-#: again, and their nodes then have other names.
-_NAMES_PER_TASK = 4
+_NAMES_PER_TASK = 4  # while nodes are unknown; more than one, since Spark may start tasks again as nodes of other names
 
-#: Maximum numbers of characters of names, of paths, of warnings, and of the stacks of one rank.
+#: Maximum numbers of characters; stacks are those of one rank.
 _LONGEST_NAME = 512
 _LONGEST_PATH = 4096
 _LONGEST_WARNING = 16 << 10
 _LONGEST_STACKS = 512 << 10
 
-#: Maximum number of bytes of a connection's first message: a fixed number, plus a number for each task.
+#: Maximum number of bytes of a connection's first message.
 _FIRST = 64 << 10
 _FIRST_PER_TASK = 4 << 10
 
-#: The largest whole number that a message may hold.
 _LARGEST = 2**63 - 1
 
 _STREAMS = range(1, REPORTS + 1)
 
-#: States of ranks that have succeeded.
 _SUCCEEDED = ("finished", "unreturned")
 
 
 class Guard:
-    """Checks messages against what is known about the run's nodes. Use the guard in the channel's thread only.
+    """Checks messages against what is known about the run's nodes, in the channel's thread only; raises ProtocolError.
 
-    A guard that is made without arguments cannot check whether the run has the nodes and ranks that messages name.
-
-    Args:
-        label: names the run in log messages.
-        tasks: number of tasks of the run.
-        world_size: number of ranks of the run; ``None`` if it is not known.
-        placement: returns the placement (which rank runs on which node); ``None`` until a node has reported it.
-        received: returns how many bytes of an output stream have arrived, given the rank and the number of the stream.
-        skips: whether nodes may leave out output if the driver is too slow.
+    Made without arguments, it cannot check whether the run has the nodes and ranks that messages name. ``received``
+    returns how many bytes of a rank's stream have arrived. ``skips``: nodes may leave out output if the driver is slow.
     """
 
     def __init__(
@@ -91,8 +72,7 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
-        #: The seal, a random key from which tasks make the secrets of their nodes. Without a seal, the first secret
-        #: that a node shows is accepted.
+        #: Without a seal, the first secret that a node shows is accepted.
         self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
@@ -100,11 +80,10 @@ class Guard:
 
     @property
     def first_limit(self) -> int:
-        """Maximum number of bytes of the first message of a connection."""
         return min(MAX_BODY, _FIRST + _FIRST_PER_TASK * self._tasks)
 
     def log(self, peer: str, why: str) -> None:
-        """Log that the driver has ended a connection, and why. Only the first :data:`_MOST_LOGGED` ends are logged."""
+        """Log why a connection was ended, for the first :data:`_MOST_LOGGED` ones."""
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
             last = "; further ended connections are not logged" if self._refused == _MOST_LOGGED else ""
@@ -118,11 +97,6 @@ class Guard:
         return None if placement is None else nodes.keys()
 
     def check_facts(self, told: messages.TaskFacts) -> None:
-        """Check the facts of a task (address, GPUs and more).
-
-        Raises:
-            ProtocolError: the facts cannot come from a task of this run.
-        """
         if told.partition not in range(self._tasks):
             raise ProtocolError(f"a task reports that it runs partition {told.partition}, which the run does not have")
         _check_number("the task attempt ID that a task reports", told.attempt)
@@ -131,15 +105,7 @@ class Guard:
         )
 
     def check_importing(self, told: messages.Importing) -> None:
-        """Check a message that says which module a node is importing before its ranks start.
-
-        An ``Importing`` message carries no secret that proves who sent it. The message may come from the node's Spark
-        task over a separate connection, before the node's agent has connected.
-
-        Raises:
-            ProtocolError: the message names a node that the run does not have, gives a number of nodes that the run
-                cannot have, or contains a name that is too long.
-        """
+        """Check which module a node imports. No secret: its task may send this before the agent connects."""
         _check_length("the name of the module that a node imports", told.module, _LONGEST_NAME)
         _check_length("the name of a node that imports a module", told.node, _LONGEST_NAME)
         if self._world_size is None:
@@ -158,11 +124,6 @@ class Guard:
         self._importing.add(told.node)
 
     def check_value(self, value: messages.Value) -> None:
-        """Check that the announcement of a rank's return value comes from the agent of the rank's node.
-
-        Raises:
-            ProtocolError: the sender is not the agent of the rank's node.
-        """
         if not self._proves(value.node, value.secret):
             raise ProtocolError(
                 f"the sender announces the return value of rank {value.rank}, but does not prove with a secret that it "
@@ -171,11 +132,7 @@ class Guard:
         self._check_rank(value.node, value.rank)
 
     def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch | messages.Holding) -> int:
-        """Check that a message was sent by an agent of this run, and return the agent's node rank.
-
-        Raises:
-            ProtocolError: the sender is not an agent of this run.
-        """
+        """Check that an agent of this run has sent a message, and return its node rank."""
         nodes = self._nodes()[1]
         if told.node not in nodes or not self._proves(told.node, told.secret):
             raise ProtocolError(
@@ -185,12 +142,7 @@ class Guard:
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
-        """Check a message about a file that ranks have written or removed, and return the sender's node rank.
-
-        Raises:
-            ProtocolError: the sender is not an agent of this run, the message contains an invalid path, or the message
-                gives an invalid size, modification time or mode for a written file.
-        """
+        """Check a message about a file that ranks have written or removed, and return the sender's node rank."""
         node = self.check_node(told)
         path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
         _check_path(path)
@@ -207,12 +159,7 @@ class Guard:
         return node
 
     def admit(self, hello: messages.Hello) -> None:
-        """Register a node that has sent a hello, the first message of a node's connection.
-
-        Raises:
-            ProtocolError: the run has no such node, the hello's list of nodes or its secret is not valid, or another
-                process has registered as this node.
-        """
+        """Register the node of a hello."""
         _check_length("the name of a node that connects", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node that connects", hello.secret, _LONGEST_NAME)
         if self.seal is not None and not proof.holds(self.seal, hello.node, hello.secret):
@@ -227,17 +174,11 @@ class Guard:
         self._secrets[hello.node] = hello.secret
 
     def forget(self, node: str) -> None:
-        """Forget the secret of a lost node: Spark may start another node with the same name and another secret."""
+        """Forget the secret of a lost node: Spark may start a node of the same name with another secret."""
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
-        """Check a message of a node, and return whether to pass it on.
-
-        Allowed messages are passed on, except a node's warnings if they are too many or too long.
-
-        Raises:
-            ProtocolError: the node must not send this message, or the message has a value that is not allowed.
-        """
+        """Check a message, and return whether to pass it on: not so for warnings that are too many or too long."""
         match message:
             case Log():
                 self._check_log(node, message)
@@ -277,16 +218,14 @@ class Guard:
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is the one that the node has sent in its hello, the first message of its connection.
+        """Return whether the node has shown this secret in its hello.
 
-        Before a node has sent its hello, its secret is not known, so every secret is rejected. There is one exception:
-        a guard that was made without ``world_size`` cannot check which nodes the run has, and accepts an empty secret.
+        Without ``world_size``, the nodes are unknown, and an empty secret is accepted from a node without a hello.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
 
     def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
-        """Return the placement (which rank runs on which node), and the nodes by name."""
         placement = self._placement()
         if placement is not self._known[0]:
             nodes = () if placement is None else placement.nodes
@@ -294,7 +233,7 @@ class Guard:
         return self._known
 
     def _ranks(self, name: str) -> range | None:
-        """Return the ranks that run on a node; ``None`` while it is not known which ranks these are."""
+        """Return the ranks of a node; ``None`` while they are not known."""
         placement, nodes = self._nodes()
         if placement is None:
             return None
@@ -311,10 +250,7 @@ class Guard:
             self._check_count({*self._secrets, hello.node})
 
     def _check_count(self, names: set[str]) -> None:
-        """Check that not too many node names have been reported. The check matters while the run's nodes are unknown.
-
-        There may be more names than tasks, since Spark may start tasks again, and their nodes then have other names.
-        """
+        """Limit the names of unknown nodes."""
         if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
             raise ProtocolError(
                 "the sender claims to be a further node, but more node names have been reported than this run can have"
@@ -430,11 +366,9 @@ class Guard:
                 ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show a node's warnings during the run; ``False`` if they are too many or too long.
+        """Return whether to show warnings now: not if they are too many or too long.
 
-        At most :data:`_MOST_WARNINGS` different warnings of a node are shown during the run. Other warnings are not
-        lost, because the node's report at the end repeats all warnings. After a break of the connection, a node sends
-        its warnings again. Repeated warnings are accepted, and do not count towards the maximum a second time.
+        The node's report at the end repeats all. Warnings that come again after a break of the connection count once.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:
@@ -450,7 +384,6 @@ class Guard:
 
 
 def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
-    """Check that the nodes of a placement have all ranks of the run, in order."""
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
@@ -490,12 +423,10 @@ def _check_number(what: str, number: int) -> None:
 
 
 def _check_times(told: Message | Failure | Outcome) -> None:
-    """Check that all times are finite, so that they can be compared."""
     for name, value in vars(told).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ProtocolError(f"the field '{name}' in the node's message is {value}, which is not a finite number")
 
 
 def _equal(left: str, right: str) -> bool:
-    """Compare two texts in constant time."""
     return hmac.compare_digest(left.encode(errors="backslashreplace"), right.encode(errors="backslashreplace"))

@@ -1,8 +1,7 @@
-"""Receive, on the driver, the return values that agents send over separate connections.
+"""Receives, on the driver, return values that agents send over connections of their own.
 
-To send a rank's return value, an agent must show the secret of the rank's node. Ranks do not know this secret. Unless
-the Spark job fails or an agent dies, the driver compares the value's digest with the digest that arrives through Spark,
-and only then unpickles the value.
+A value comes with the secret of the rank's node, which ranks do not know. Unless the Spark job fails or an agent dies,
+the driver unpickles a value only if its digest is the one that arrives through Spark.
 """
 
 from __future__ import annotations
@@ -19,37 +18,29 @@ from distributor.channel import frames
 from distributor.machine import limits
 from distributor.values.messages import Proceed, Received, Value
 
-#: Minimum number of bytes that are hashed at a time, except at the end of a value.
-_STEP = 1 << 20
+_STEP = 1 << 20  # bytes hashed at a time, at least
 
-#: Memory is requested from the system in pieces of this number of bytes, shortly before data arrives for it.
-_READY = 16 << 20
+_READY = 16 << 20  # bytes of memory requested at a time, shortly before data arrives
 
-#: MADV_POPULATE_WRITE of madvise(2), which makes Linux 5.14 and later provide memory at once. Older systems refuse the
-#: call, and provide memory as it is used.
+#: MADV_POPULATE_WRITE of madvise(2): Linux 5.14 and later provide memory at once, older ones refuse, and do so on use.
 _POPULATE = 23
 
-#: Size of the buffer for bytes after the end of a value, which are dropped.
-_EXCESS = 64 << 10
+_EXCESS = 64 << 10  # buffer for bytes after the end of a value, which are dropped
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """The bytes of a rank's pickled return value, and their digest (sha256)."""
+    """A rank's pickled return value, and its sha256."""
 
     data: memoryview = field(repr=False)
     digest: bytes
 
 
 class Intake:
-    """The return values of a run that have arrived or are arriving over the channel, at most one for each rank.
+    """The return values of a run, at most one for each rank.
 
-    All methods except ``coming``, ``expect`` and ``get`` are called in the thread that serves the channel.
-
-    Args:
-        limit: maximum total size of all return values, in bytes. The default is half of this machine's memory, since
-            unpickling makes a copy. A value that would make the total exceed the limit is refused, and its node sends
-            the value through Spark.
+    Other threads may use ``coming``, ``expect`` and ``get`` only. All values together have at most ``limit`` bytes, by
+    default half of this machine's memory, since unpickling makes a copy. A refused value goes through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -60,39 +51,32 @@ class Intake:
 
     @property
     def coming(self) -> set[int]:
-        """The ranks whose return values are arriving, but are not complete yet."""
+        """The ranks of incomplete values."""
         return set(self._coming)
 
     @property
     def received(self) -> int:
-        """Number of bytes of return values that have arrived, including those of incomplete values."""
+        """Bytes that have arrived, also of incomplete values."""
         coming = (delivery.filled for delivery in self._coming.values())
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
     def has(self, rank: int) -> bool:
-        """Return whether the return value of a rank has arrived, or is not expected (see :meth:`expect`)."""
+        """Whether the value of a rank has arrived or is not expected."""
         return rank in self._arrived or rank not in self._ranks
 
     def expect(self, ranks: Collection[int]) -> None:
-        """Set the ranks whose return values are expected. The return values of other ranks are refused."""
         self._ranks = ranks
 
     def get(self, rank: int) -> Arrived | None:
-        """Return the return value of a rank; ``None`` if it has not arrived."""
         return self._arrived.get(rank)
 
     def clear(self) -> None:
-        """Forget the return values that have arrived."""
         self._arrived.clear()
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
-        """Receive a return value over the connection on which it was announced. Drop an earlier value of the same rank.
+        """Receive a return value in place of an earlier one of the rank; a refused one gets no answer.
 
-        If the value is not expected or is too large, send no answer. The caller then ends the connection.
-
-        Raises:
-            ConnectionError: the connection ended before all bytes of the value had arrived.
-            OSError: the operating system refuses to map memory for the value.
+        ConnectionError if the connection ends before all bytes have arrived, OSError if no memory can be mapped.
         """
         before = self._coming.pop(value.rank, None)
         if before is not None:
@@ -113,7 +97,6 @@ class Intake:
                 del self._coming[value.rank]
 
     def abort(self) -> None:
-        """End every connection over which a rank's return value is arriving."""
         for delivery in self._coming.values():
             delivery.abort()
 
@@ -123,15 +106,7 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one return value. The connection writes them into ``data``, and counts them in ``filled``.
-
-    Args:
-        size: number of bytes of the value. Memory is taken up only as the bytes arrive.
-        transport: the connection over which the value arrives.
-
-    Raises:
-        OSError: the operating system refuses to map ``size`` bytes of memory.
-    """
+    """The bytes of one return value, as they arrive; memory is taken up only then. OSError if it cannot be mapped."""
 
     def __init__(self, size: int, transport: asyncio.WriteTransport) -> None:
         self.data = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
@@ -158,10 +133,9 @@ class _Delivery(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def digest(self) -> bytes:
-        """Return the digest of the value once all bytes have arrived. Another thread hashes the bytes as they arrive.
+        """Return the digest once all bytes are there; another thread hashes them as they arrive.
 
-        Raises:
-            ConnectionError: the connection ended before all bytes had arrived.
+        ConnectionError if the connection ends before.
         """
         found = hashlib.sha256()
         done = 0
@@ -177,10 +151,9 @@ class _Delivery(asyncio.BufferedProtocol):
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash the value's bytes from ``start`` to ``end``, which have arrived. First, allocate memory for later bytes.
+        """Hash bytes that have arrived, and let the kernel allocate memory for later ones.
 
-        The kernel allocates memory for later bytes in madvise(2). Both madvise(2) and the hash function release the
-        GIL, so the channel's thread can receive more bytes meanwhile.
+        madvise(2) and the hash release the GIL, so the channel's thread receives meanwhile.
         """
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)

@@ -1,4 +1,4 @@
-"""The node's side of the channel, the connection to the driver. This module uses the standard library only."""
+"""The node's side of the channel. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message
 from distributor.values.plan import Endpoint
 
-#: Seconds that one attempt to reach the driver may take. If the first attempt fails, the run goes on without the
-#: channel.
+#: Seconds of one attempt to reach the driver. If the first attempt fails, the run goes on without the channel.
 CONNECT_TIMEOUT = 10.0
 
-#: Seconds to wait for the driver to confirm that it has received all messages and output.
-_BYE_TIMEOUT = 60.0
+_BYE_TIMEOUT = 60.0  # seconds for the driver to confirm that it has all messages and output
 
-#: Seconds between attempts to reconnect after a break.
-_REDIAL_INTERVAL = 0.2
+_REDIAL_INTERVAL = 0.2  # seconds between attempts to reconnect
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-#: Number of bytes that the driver has received, by rank and stream.
-Offsets = dict[tuple[int, int], int]
+Offsets = dict[tuple[int, int], int]  # bytes that the driver has received, by rank and stream
 
 
 def over_tls(endpoint: Endpoint) -> Dial:
-    """Return a function that connects to the driver over TLS with the run's certificate and sends the run's token."""
+    """Connect over TLS with the run's certificate and token."""
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = network.pinned_tls(endpoint.certificate)
@@ -44,42 +40,31 @@ def over_tls(endpoint: Endpoint) -> Dial:
 
 
 def over_socket(sock: socket.socket) -> Dial:
-    """Return a function that returns the streams to read and write ``sock``, which is already connected to the driver.
-
-    In local mode, an agent inherits such a socket from the driver.
-    """
+    """Use a socket that is connected to the driver already: in local mode, the agent inherits it."""
     return lambda: asyncio.open_connection(sock=sock)
 
 
 class Receiver(Protocol):
-    """The methods of an agent that the channel calls. All of them must return at once."""
+    """What the channel calls of an agent. All methods must return at once."""
 
     def on_order(self, order: Message) -> None:
-        """Obey an order from the driver."""
+        """Obey an order of the driver."""
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each output stream of ranks the driver has.
-
-        ``again`` means that a broken connection has been restored. In that case, send the output again from the
-        positions in ``offsets``.
-        """
+        """Note how much output the driver has; after a break (``again``), send output again from there."""
 
     def on_driver_lost(self) -> None:
-        """Note that the connection to the driver is broken and cannot be restored. This method is called once."""
+        """Note, once, that the connection cannot be restored."""
 
     def status(self) -> messages.Beat:
-        """Return the heartbeat to send to the driver now."""
+        """Return the heartbeat to send now."""
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """How often an agent and the driver must hear from each other.
+    """How often an agent and the driver must hear from each other, in seconds.
 
-    Attributes:
-        timeout: number of seconds without a message after which the driver counts as lost, if ``redial`` is true.
-        interval: number of seconds between heartbeats.
-        redial: whether a broken connection can be restored. If it cannot, the driver counts as lost when the connection
-            breaks.
+    Without ``redial``, a break of the connection means at once that the driver is lost; ``timeout`` is not used.
     """
 
     timeout: float
@@ -88,15 +73,9 @@ class Rhythm:
 
 
 class Uplink:
-    """An agent's end of the channel, the connection to the driver.
+    """An agent's end of the channel.
 
     With ``rhythm.redial``, a broken connection is restored, and the agent and the driver continue where they were.
-
-    Args:
-        dial: connects to the driver.
-        hello: the first message of each connection; it says which node this is.
-        receiver: gets the driver's orders.
-        rhythm: how often the agent and the driver must hear from each other.
     """
 
     def __init__(self, dial: Dial, hello: messages.Hello, receiver: Receiver, rhythm: Rhythm) -> None:
@@ -114,11 +93,7 @@ class Uplink:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Make the first connection to the driver.
-
-        Raises:
-            OSError: the driver cannot be reached, or does not have the expected certificate.
-        """
+        """Make the first connection; OSError if the driver cannot be reached or has another certificate."""
         try:
             reader = await asyncio.wait_for(self._connect(), CONNECT_TIMEOUT)
         except TimeoutError:
@@ -127,41 +102,32 @@ class Uplink:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection to the driver on which the driver has answered."""
+        """Whether the driver has answered on the present connection."""
         return self._welcome.is_set() and not self._ended.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection to the driver has broken and cannot be restored."""
+        """Whether the connection has broken for good."""
         return self._ended.is_set() and self._bye is None
 
     def tell(self, message: Message) -> None:
-        """Send a message that must reach the driver, and send it again whenever a broken connection is restored.
-
-        Raises:
-            ProtocolError: the message is too long for a frame.
-        """
+        """Send a message that must arrive: again after each break. ProtocolError if it is too long for a frame."""
         self._told.append(frames.pack(message))
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Use a new first message for later connections. Do not send the earlier messages of :meth:`tell` again."""
+        """Use another first message for later connections, and forget the messages of :meth:`tell`."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
-        """Send a message once. If the connection breaks, the message is lost.
-
-        Raises:
-            ProtocolError: the message is too long for a frame.
-        """
+        """Send a message that a break may lose. ProtocolError if it is too long for a frame."""
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a rank's output to the driver, and return once the driver is ready for more.
+        """Send a piece of output, and return once the driver is ready for more.
 
-        While the connection is down, wait until it is restored or lost for good. If it is restored, the driver says how
-        many bytes of the output have arrived. If bytes before this piece are missing, the piece is not sent, since the
-        missing bytes must be sent again first.
+        While the connection is down, wait. If bytes before this piece are missing then, they go first, and it is not
+        sent.
         """
         if not self._welcome.is_set():
             await self._welcome.wait()
@@ -173,11 +139,7 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> messages.Farewell | None:
-        """Tell the driver that no more messages follow, and return its answer.
-
-        Return ``None`` if the connection to the driver is lost, or if the driver does not confirm within
-        :data:`_BYE_TIMEOUT` seconds that it has received everything.
-        """
+        """Say good-bye, and return the driver's answer; ``None`` if it does not confirm that it has everything."""
         if not self._ended.is_set():
             self.tell(messages.Bye())
             with suppress(TimeoutError):
@@ -201,7 +163,7 @@ class Uplink:
             self._writer.write(data)
 
     async def _serve(self, reader: asyncio.StreamReader | None) -> None:
-        """Read the messages from the driver, over as many connections as needed."""
+        """Read the driver's messages, over as many connections as needed."""
         while reader is not None:
             with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
                 while self._bye is None and isinstance(message := await frames.read(reader), Message):
@@ -233,7 +195,7 @@ class Uplink:
             self._ended.set()
 
     async def _come_back(self) -> asyncio.StreamReader | None:
-        """Reconnect to the driver; return ``None`` once the driver has been silent for too long."""
+        """Reconnect; ``None`` once the driver has been silent for too long."""
         loop = asyncio.get_running_loop()
         self._breaks += 1
         while (left := self._heard + self._rhythm.timeout - loop.time()) > 0:

@@ -1,14 +1,11 @@
 """The connection between nodes: ranks send copies of their states to other nodes, and fetch states from them.
 
-A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent serves connections
-from ranks of other nodes. Each connection has a thread of its own, because a connection may carry gigabytes. This
-module uses the standard library only.
+A *state* is what a rank saves as a checkpoint. The client is a rank, the server the agent of another node, with a
+thread for each connection, because one may carry gigabytes. Standard library only. A connection carries one request:
 
-A connection carries one request. The client (a rank) shows the token that all nodes of the run share. Then it sends a
-:class:`~distributor.values.messages.Copy` to announce its state, or a :class:`~distributor.values.messages.Recall` to
-ask for a state. The server (the agent of another node) answers ``Proceed`` or ``Refused``. After ``Proceed``, the
-client sends the bytes of a ``Copy``, or the server sends the bytes for a ``Recall``. Once the server has a whole copy,
-it answers ``Received``, or ``Refused`` if it cannot store the copy.
+    client: token | Copy, or Recall
+    server: Proceed or Refused
+    then    the copy's bytes from the client, and Received or Refused from the server; or the recalled bytes
 """
 
 from __future__ import annotations
@@ -27,60 +24,47 @@ from distributor.channel.lines import CONNECT_TIMEOUT, PIECE, Endpoint, connect,
 from distributor.values.checkpoints import PeerKey
 from distributor.values.messages import Copy, Message, Proceed, Recall, Received, Refused
 
-#: Number of seconds without progress after which the other side counts as lost.
-_SILENCE = 30.0
+_SILENCE = 30.0  # seconds without progress after which the other side is lost
 
-#: Maximum number of bytes of a request, and maximum number of connections that are served at a time. Further
-#: connections wait.
+#: Maximum number of bytes of a request, and of connections at a time; further ones wait.
 _MOST_BYTES = 4 << 20
 _MOST_LINES = 64
 
-#: Number of seconds until the next connection is accepted after this has failed, for example for too many open files.
-_ACCEPT_AGAIN = 0.1
+_ACCEPT_AGAIN = 0.1  # seconds after a failure to accept, for example with too many open files
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: An offset in a file, and a number of bytes.
-Part = tuple[int, int]
+Part = tuple[int, int]  # offset in a file, number of bytes
 
 
 class Incoming(Protocol):
-    """The memory that receives one copy of a rank's state."""
+    """The memory for one copy of a rank's state."""
 
     @property
     def tensors(self) -> memoryview:
-        """The memory into which the tensors of the arriving copy of a rank's state are written."""
+        """Where the copy's tensors go."""
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Store the rest of the copy (everything but tensors), and mark the copy as complete."""
+        """Store the rest of the copy, and mark it as complete."""
 
     def close(self) -> None:
-        """Release the memory, even if only a part of the copy has arrived: an incomplete copy is never used."""
+        """Release the memory; an incomplete copy is never used."""
 
 
 class Store(Protocol):
-    """Keeps copies of the states (model, optimizer and more) that ranks of other nodes have saved as checkpoints.
-
-    Several threads may call the methods of one store at the same time.
-    """
+    """Keeps copies of states of other nodes' ranks. Several threads may call it."""
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Make room for a copy of a rank's state. Raise an ``OSError`` if there is no room."""
+        """Make room for a copy; OSError if there is none."""
 
     def path_of(self, path: str) -> str:
-        """Return ``path`` if ranks of other nodes may read this file, and raise an ``OSError`` if they may not."""
+        """Return ``path`` if other nodes' ranks may read it; OSError if not."""
 
 
 class PeerServer(threading.Thread):
-    """Receives copies of the states of other nodes' ranks, and sends parts of states on request, until :meth:`close`.
-
-    Args:
-        listener: the listening socket, which the server closes at the end.
-        key: the certificate, the private key and the token that all nodes of the run share.
-        store: keeps the copies of states that this node receives.
-    """
+    """Receives copies of other nodes' states and sends parts of states, until :meth:`close`."""
 
     def __init__(self, listener: socket.socket, key: PeerKey, store: Store) -> None:
         super().__init__(name="distributor-peers", daemon=True)
@@ -92,7 +76,6 @@ class PeerServer(threading.Thread):
         self._closed = threading.Event()
 
     def run(self) -> None:
-        """Accept connections from ranks of other nodes until :meth:`close`."""
         while True:
             self._places.acquire()
             try:
@@ -105,7 +88,7 @@ class PeerServer(threading.Thread):
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections. Requests that are being served go on until they are done or the process ends."""
+        """Accept no more connections; requests that are being served go on."""
         self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
@@ -153,18 +136,13 @@ class PeerServer(threading.Thread):
 
 
 class _StoreError(Exception):
-    """This node cannot keep a copy of a rank's state, or lacks the state that a rank of another node asks for."""
+    """This node has no room for a copy, or lacks the state."""
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that reads or writes states on this node. If the function fails, raise a ``_StoreError``.
+    """Call a function of this node's store; its OSError becomes a _StoreError.
 
-    The caller can thus distinguish a failure on this node, such as lack of memory for a copy, from a failure of the
-    connection to the other node, which raises an ``OSError``.
-
-    Raises:
-        _StoreError: ``call`` has raised an ``OSError``. Both errors have the same text, which the server sends to the
-            rank that made the request.
+    So a lack of memory here, which the client is told, is not taken for a failure of the connection, an OSError.
     """
     try:
         return call(*args, **kwargs)
@@ -173,14 +151,7 @@ def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class _Mapped:
-    """A memory-mapped file that contains either the tensors of a rank's state or everything else in the state.
-
-    Args:
-        path: path of the file.
-
-    Raises:
-        OSError: the file is empty or cannot be read.
-    """
+    """A mapped file of a rank's state, tensors or the rest; OSError if it is empty or cannot be read."""
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -198,16 +169,10 @@ class _Mapped:
         self._map.close()
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Check that the given parts (each an offset and a number of bytes) lie within the file.
-
-        Raises:
-            OSError: a part begins before the file or ends after it.
-        """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
             raise OSError("the requested bytes of a rank's state are not all within the file that contains the state")
 
     def send(self, parts: Sequence[Part], line: socket.socket) -> None:
-        """Send the given parts of the mapped file, which contains a rank's state, over a connection."""
         with memoryview(self._map) as whole:
             for offset, size in parts:
                 for start in range(offset, offset + size, PIECE):
@@ -216,19 +181,11 @@ class _Mapped:
 
 
 def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: str, parts: Sequence[Part]) -> None:
-    """Send a rank's state to the agent of another node, and wait until the agent has it.
+    """Send a state to the agent of another node, and wait until it has it.
 
-    Args:
-        peer: where the agent of the other node listens.
-        slot: the name that the file of tensors gets on the other node.
-        record: describes the state that is sent: its checkpoint and tensors.
-        objects: the rank's state apart from the tensors.
-        path: the file on this node that contains the state's tensors.
-        parts: the parts of this file that are sent, each as an offset and a number of bytes.
-
-    Raises:
-        OSError: the agent cannot be reached or has no room for the state.
-        ValueError: the agent's answer is not a valid message.
+    ``slot`` names the file of tensors there, ``record`` describes the state, ``objects`` is what is not tensors, and
+    ``parts`` of the file ``path`` are the tensors. OSError if the agent cannot be reached or has no room, ValueError if
+    its answer is no message.
     """
     with connect(peer) as line, _Mapped(path) as file:
         line.settimeout(_SILENCE)
@@ -241,17 +198,7 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
 
 
 def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
-    """Return the given parts of a file that the agent of another node keeps, joined in the order of ``parts``.
-
-    Args:
-        peer: where the agent of the other node listens.
-        path: path of the file on the other node.
-        parts: the parts of the file to return, each as an offset and a number of bytes.
-
-    Raises:
-        OSError: the agent cannot be reached or has no such file.
-        ValueError: the agent's answer is not a valid message.
-    """
+    """Return the joined parts of a file on another node; OSError if its agent cannot be reached or has no such file."""
     data = bytearray(sum(size for _, size in parts))
     with connect(peer) as line:
         line.settimeout(_SILENCE)
@@ -262,11 +209,7 @@ def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the answer of another node's agent to the request that was sent over ``line``.
-
-    Raises:
-        OSError: the agent has refused the request, the connection has ended, or the answer is not of the given kind.
-    """
+    """Read the server's answer; OSError if it refuses."""
     answer = read(line)
     if isinstance(answer, Refused):
         raise OSError(answer.why)

@@ -1,12 +1,10 @@
-"""Make and check the secrets with which a process proves to the driver that it belongs to a certain node.
+"""Secrets with which a process proves to the driver that it belongs to a node.
 
-For each job of a run, the driver makes a random key, the *seal*. Spark sends the seal to the tasks with their work.
-Agents and ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and
-the node's agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a
-valid secret sends.
+For each job, the driver makes a random key, the *seal*, and Spark sends it to the tasks with their work. A task makes
+its node's secret from it, which the agent shows on the channel. Agents and ranks do not get the seal, so the driver can
+trust, and unpickle, what comes with a valid secret.
 
-This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
-packages may be missing.
+Pickled by value into Spark's Python workers, where other packages may be missing: standard library only.
 """
 
 from __future__ import annotations
@@ -14,24 +12,22 @@ from __future__ import annotations
 import hmac
 import os
 
-#: Numbers of bytes of a seal (the driver's random key), and of the random part of a secret that is made from a seal.
 SEAL_BYTES = 32
 _NONCE_BYTES = 16
 
 
 def make(seal: bytes, node: str) -> str:
-    """Return a new secret for a node, made from the driver's random key (the seal).
+    """Return a new secret for a node.
 
-    Example:
-        >>> holds(b"seal", "host-a", make(b"seal", "host-a"))
-        True
+    >>> holds(b"seal", "host-a", make(b"seal", "host-a"))
+    True
     """
     nonce = os.urandom(_NONCE_BYTES).hex()
     return nonce + _mark(seal, node, nonce)
 
 
 def holds(seal: bytes, node: str, secret: str) -> bool:
-    """Return whether a secret was made for this node from this seal, the driver's random key.
+    """Return whether a secret was made for this node from this seal.
 
     >>> holds(b"seal", "host-b", make(b"seal", "host-a"))
     False

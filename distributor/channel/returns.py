@@ -1,8 +1,7 @@
-"""Keep, on the driver, the results that nodes send over the channel once all their ranks have succeeded.
+"""The results that nodes send the driver over the channel once all their ranks have succeeded.
 
-On Spark, each node's results reach the driver in two ways: over the channel (the node's own connection to the driver),
-and as results of the Spark job. If the Spark job fails after training has ended, for example because Spark loses an
-executor, the driver uses the results from the channel.
+On Spark, they also arrive as results of the job. If it fails after training has ended, for example because Spark loses
+an executor, the driver uses those of the channel.
 """
 
 from __future__ import annotations
@@ -16,36 +15,30 @@ from distributor.channel.intake import Intake
 from distributor.values.messages import Deposit, Finished, Withdraw
 from distributor.values.outcome import Collected
 
-#: Number of seconds between checks of what has arrived.
-_LOOK = 0.05
+_LOOK = 0.05  # seconds between checks of what has arrived
 
 
 class Depository(Protocol):
-    """Keeps the ranks' new files in ``output_dir``. The methods of this class run in the channel's thread."""
+    """Keeps the ranks' new files in ``output_dir``; called in the channel's thread."""
 
     @property
     def progress(self) -> int:
-        """A number that grows as files arrive."""
+        """Grows as files arrive."""
 
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Receive a file over the connection on which the node has announced the file, and answer the node."""
+        """Receive a file over the connection that announced it, and answer."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files that are in ``output_dir`` on the driver."""
+        """Send a node the files in the driver's ``output_dir``."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Record that a node's ranks have removed a file, and answer the node."""
+        """Record that ranks have removed a file, and answer."""
 
 
 class Returns:
-    """The results of a run's nodes that have come over the channel. Use this object in the channel's thread only.
-
-    Args:
-        intake: receives, over separate connections, return values that are too large for a node's final message.
-        depository: keeps the ranks' new files in ``output_dir``; ``None`` if the run has no ``output_dir``.
-    """
+    """The results that have come over the channel, for use in its thread only."""
 
     def __init__(self, intake: Intake, depository: Depository | None = None) -> None:
         self.intake = intake
@@ -56,23 +49,18 @@ class Returns:
         return bool(self._finished)
 
     def note(self, node: str, finished: Finished) -> None:
-        """Record the results that a node has sent."""
         self._finished[node] = finished
 
     async def clear(self) -> None:
-        """Forget the results of all nodes."""
         self._finished.clear()
         self.intake.clear()
 
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
     ) -> Collected | None:
-        """Wait until the results of all nodes have arrived, and return them; ``None`` if some results do not arrive.
+        """Return the results of all nodes.
 
-        Args:
-            nodes: returns the names of the run's nodes; ``None`` while they are not known.
-            hopeless: returns whether the missing results can no longer arrive.
-            patience: number of seconds to wait while nothing arrives.
+        ``None`` if ``hopeless`` says that missing ones cannot arrive, or if nothing arrives for ``patience`` seconds.
         """
         loop = asyncio.get_running_loop()
         seen, since = (-1, -1, -1), loop.time()

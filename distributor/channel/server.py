@@ -25,46 +25,34 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
 
-#: Seconds that a node may take to reconnect after its connection was closed. Until then, the driver cannot tell whether
-#: the node has ended or only its connection.
-RETURN_WINDOW = 3.0
+RETURN_WINDOW = 3.0  # seconds to reconnect; until then, a node's end looks like that of its connection
 
-#: Seconds that the driver waits for the facts (address, GPUs and more) of all tasks, once the first task has sent its
-#: facts. Then the driver assumes that the other tasks cannot reach it.
-_FACTS_TIMEOUT = 10.0
+_FACTS_TIMEOUT = 10.0  # seconds from the first task's facts until missing tasks count as unable to reach the driver
 
-#: Seconds that a connection may take to send its first message, and to close after the driver has closed its end.
+#: Seconds for the first message, and for closing after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
 _LINGER = 10.0
 
-#: Maximum number of seconds until the driver notices that a process at the other end of a socket pair has ended.
-_NOTICE = 2.0
+_NOTICE = 2.0  # seconds until the driver notices the end of a socket pair's other process
 
-#: Seconds that nodes may take to close their connections after the driver has told them that the job has ended.
-_DISMISSAL = 1.0
+_DISMISSAL = 1.0  # seconds for nodes to close their connections after the job's end
 
-#: Number of frames (messages) that the driver reads from one connection before other connections get their turn.
-_TURN = 64
+_TURN = 64  # frames read from a connection before others get their turn
 
-#: Maximum number of bytes that may wait to be sent over a connection because the other side does not read. If there are
-#: more, the driver ends the connection.
-_MOST_UNREAD = frames.MAX_BODY
+_MOST_UNREAD = frames.MAX_BODY  # bytes that wait because the other side does not read; beyond, the connection ends
 
-#: The name of the asyncio tasks that serve nodes which keep the states of ranks (checkpoints in memory) for the run's
-#: next job. These asyncio tasks go on when the job ends; see :meth:`ChannelServer.retire`.
+#: Names the asyncio tasks that outlive the job, see :meth:`ChannelServer.retire`.
 _HOLDING = "holding"
 
-#: The reason that the driver gives when it stops tasks that Spark has started again after the run had begun.
 _AGAIN = "Spark has started the tasks again"
 
-#: Maximum number of characters of the reason for a stop, which is sent to every node.
-_LONGEST_REASON = 2000
+_LONGEST_REASON = 2000  # characters; every node gets the reason
 
 T = TypeVar("T")
 
 
 class Listener(Protocol):
-    """The receiver of nodes' messages; its methods are called in the channel's thread."""
+    """Receives nodes' messages, in the channel's thread."""
 
     def on_log(self, log: outcome.Log) -> None: ...
 
@@ -78,45 +66,29 @@ class Listener(Protocol):
 
 @dataclass
 class _Peer:
-    """A node from which the driver has accepted a hello, the first message of a node's connection.
-
-    ``writer`` is the node's newest connection. ``heard`` is the time of the node's last message. ``leaving`` is the
-    timer after which a node whose connection has ended counts as lost.
-    """
+    """A node whose hello the driver has accepted, with its newest connection."""
 
     writer: asyncio.StreamWriter
     heard: float
     leaving: asyncio.TimerHandle | None = None
 
     def stay(self) -> None:
-        """Stop the timer after which the node counts as lost."""
         if self.leaving is not None:
             self.leaving.cancel()
 
 
 @dataclass
 class _Standing:
-    """The driver's latest orders to nodes, which a node gets even if it connects later.
-
-    ``stop`` is the order to stop the ranks. ``next`` is the order to begin another attempt, or to end.
-    """
+    """Orders that a node gets even if it connects later."""
 
     stop: messages.Stop | None = None
     next: messages.Begin | messages.End | None = None
 
 
 class ChannelServer:
-    """The driver's end of the channel, which serves all nodes of one job of a run.
+    """The driver's end of the channel for one job. Leaving its context ends all connections and the thread.
 
-    Use the server as a context manager: leaving the context ends every connection and the server's thread.
-
-    Args:
-        listener: receives the nodes' messages.
-        timeout: number of seconds of silence after which a node counts as lost.
-        tasks: number of tasks that exchange facts (address, GPUs and more) before the nodes start.
-        guard: decides which messages of nodes are accepted; the default guard does not check which nodes and ranks the
-            run has.
-        depository: keeps the ranks' new files in ``output_dir``; ``None`` if the run has no ``output_dir``.
+    A node is lost after ``timeout`` seconds of silence. The default guard does not check nodes and ranks.
     """
 
     def __init__(
@@ -137,43 +109,34 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
-        #: The results of nodes (reports and return values) that come over the channel.
-        self.returns = Returns(Intake(), depository)
-        #: Whether a task or a node has ever reached the driver.
-        self.reached = False
+        self.returns = Returns(Intake(), depository)  # reports and return values
+        self.reached = False  # a task or a node has reached the driver at some time
 
     @property
     def address(self) -> str | None:
-        """The address ``host:port`` to which nodes connect; ``None`` until the server listens for nodes."""
         return self._door.address
 
     @property
     def intake(self) -> Intake:
-        """Receives, over separate connections, return values that are too large for a node's final message."""
+        """Receives return values that are too large for a node's final message."""
         return self.returns.intake
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started because of the driver's answer to tasks.
+        """Whether nodes may have started because of the driver's answer, be it facts or the order to use ``allGather``.
 
-        Nodes may have started if the driver has sent the facts (address, GPUs and more) of all tasks to the tasks, or
-        has told the tasks to exchange facts through Spark's ``allGather``. If no task has sent its facts to the driver,
-        for example because no task can reach it, nodes start too, but this property stays ``False``.
+        If no task reaches the driver, nodes start too, but this stays ``False``.
         """
         return self._facts.begun or self._facts.given_up
 
     @property
     def exchanged(self) -> bool:
-        """Whether tasks may have got the facts (address, GPUs and more) of all tasks from the driver.
-
-        A task that has got the facts of all tasks from the driver does not wait for the other tasks in Spark's
-        ``allGather``.
-        """
+        """Whether tasks may have got the facts from the driver: such tasks do not wait for others in ``allGather``."""
         return self._facts.begun
 
     @property
     def told(self) -> int:
-        """The number of connected tasks that have sent their facts (address, GPUs and more)."""
+        """The number of connected tasks that have sent facts."""
         return self._facts.told
 
     def __enter__(self) -> ChannelServer:
@@ -182,10 +145,9 @@ class ChannelServer:
         return self
 
     def retire(self) -> None:
-        """Stop listening, and end all connections except those of nodes that keep states for the next job.
+        """Stop listening, and end all connections but those of nodes that keep states for the next job.
 
-        A state is what a rank has saved in memory as a checkpoint. The connections of nodes that keep states stay open
-        until the server closes, at the end of the run. When a node's connection ends, the node removes its states.
+        These stay until the run ends: a node removes its states when its connection ends.
         """
         self._call(self._end_tasks(staying=_HOLDING)).result()
 
@@ -196,49 +158,33 @@ class ChannelServer:
         self._loop.close()
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None = None) -> Endpoint:
-        """Start to listen for nodes.
+        """Listen for nodes at ``bind``, on a port of ``ports``, and tell them to connect to ``advertise``.
 
-        Args:
-            bind: the address at which the server listens. Schedulers pass the driver's address in Spark, or
-                ``spark.driver.bindAddress`` if it is set.
-            advertise: the address to which nodes connect.
-            ports: first and last port to try; any free port by default.
-
-        Raises:
-            OSError: the address ``bind`` does not belong to this machine, none of the ports is free, or the TLS key
-                cannot be written to a temporary file.
+        OSError if the address is not this machine's, no port is free, or the TLS key cannot be written to a file.
         """
         endpoint = self._door.listen(bind, advertise, ports)
         self._call(self._start(self._door.accept(self._start))).result()
         return endpoint
 
     def seal(self) -> bytes:
-        """Make and return a new seal, the random key from which tasks make the secrets of their nodes.
-
-        From now on, a node can connect only with a secret that was made from the new key, the seal; see
-        :mod:`distributor.channel.proof`.
-        """
+        """Make a new seal: from now on, nodes need secrets made from it (:mod:`distributor.channel.proof`)."""
         self._guard.seal = secrets.token_bytes(SEAL_BYTES)
         return self._guard.seal
 
     def returned(self, patience: float) -> outcome.Collected | None:
-        """Wait until the results of all nodes have arrived over the channel, and return these results.
+        """Wait for the results of all nodes.
 
-        Args:
-            patience: number of seconds to wait while nothing arrives.
-
-        Returns:
-            The reports and values of all nodes; ``None`` if the results of a node do not arrive, for example because
-            one of its ranks has failed.
+        ``None`` if some cannot arrive, for example because a rank has failed, or nothing arrives for ``patience``
+        seconds.
         """
         return self._call(self.returns.wait(lambda: self._guard.names, self._expects_nothing, patience)).result()
 
     def forget_returned(self) -> None:
-        """Free the memory of the results that came over the channel."""
+        """Free the memory of results."""
         self._call(self.returns.clear()).result()
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve a node over one end of a socket pair, and close this end later. The node inherits the other end."""
+        """Serve a node that inherits the other end of a socket pair, and close this end later."""
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
@@ -247,69 +193,48 @@ class ChannelServer:
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def await_loss(self, node: str) -> None:
-        """Wait until the channel's thread has told the listener that a node is lost.
-
-        Call this method once the node's process has ended. The method waits at most :data:`_NOTICE` seconds.
-        """
+        """Wait, at most :data:`_NOTICE` s, until the listener knows that a node whose process has ended is lost."""
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
             time.sleep(0.01)
         self._call(asyncio.sleep(0)).result()  # wait for the event loop to end a call of the listener
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Set the function that checks the facts (executor, GPUs and more) of all tasks.
-
-        If the function returns ``False``, the driver tells the tasks to end before any rank starts, and the next call
-        of :meth:`start_again` returns ``True``.
-        """
+        """Set the check of all facts. If it returns ``False``, the tasks end before any rank starts."""
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget this refusal.
+        """Return whether the tasks were refused, and forget it.
 
-        The function refuses tasks if the run must not begin on the executors on which Spark has placed them. Refused
-        tasks end. After this call, the driver collects the facts (address, GPUs and more) of the tasks that Spark
-        starts in their place.
+        Afterwards, the driver collects the facts of the tasks that Spark starts in their place.
         """
         return self._facts.start_again()
 
     def stop(self, reason: str, *, grace: bool = True, hasty: bool = False) -> None:
-        """Order all nodes to stop their ranks, including nodes that connect later.
+        """Order all nodes to stop, also those that connect later.
 
-        Args:
-            reason: the reason, for people to read.
-            grace: whether ranks get a grace period before they are killed; ``False`` also ends a grace period that has
-                already begun.
-            hasty: whether another attempt waits for the ranks to end. If so, nodes kill each rank as soon as it is not
-                writing a file.
+        Without ``grace``, ranks are killed at once, and a grace period that has begun ends. ``hasty`` says that another
+        attempt waits: nodes then kill each rank as soon as it is not writing a file.
         """
         with suppress(RuntimeError):  # the run has just ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace, hasty))
 
     def begin(self, attempt: int, port: int) -> None:
-        """Order all nodes to begin another attempt, including nodes that connect again later.
-
-        The order to begin revokes an earlier order to stop.
-
-        Args:
-            attempt: number of the attempt.
-            port: the port on node 0 at which the ranks of the attempt meet.
-        """
+        """Order all nodes to begin an attempt, whose ranks meet at ``port`` of node 0. Revokes an order to stop."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._order_next, messages.Begin(attempt, port))
 
     def end(self) -> None:
-        """Tell all nodes that there is no further attempt, including nodes that connect again later."""
+        """Tell all nodes, also those that connect again later, that no attempt follows."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._order_next, messages.End())
 
     @property
     def stop_reason(self) -> str:
-        """The reason why nodes were ordered to stop; ``""`` if they were not."""
         return "" if self._standing.stop is None else self._standing.stop.reason
 
     def order(self, order: Message) -> None:
-        """Send an order to all nodes that are connected now."""
+        """Send an order to the nodes that are connected now."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._send_all, order)
 
@@ -317,7 +242,6 @@ class ChannelServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as an asyncio task until the coroutine ends or the server closes."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -328,11 +252,9 @@ class ChannelServer:
         await self._start(self._serve(reader, writer, window=0.0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
-        """Read the frames of one connection until it ends.
+        """Read one connection until it ends. Its node is lost unless it reconnects within ``window`` seconds.
 
-        After the end of its connection, a node that has not said good-bye counts as lost unless it reconnects within
-        ``window`` seconds. If the network broke the connection and ``window`` is not 0, the node has the server's
-        ``timeout`` instead.
+        If the network broke the connection and ``window`` is not 0, the node has ``timeout`` instead.
         """
         node, why = None, "its agent ended without giving a reason"
         try:
@@ -361,14 +283,7 @@ class ChannelServer:
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a connection whose first message is not a node's hello, until the connection ends.
-
-        A connection that does not begin with a hello carries, for example, the facts of a task (address, GPUs and
-        more), a return value or a file.
-
-        Raises:
-            ProtocolError: the message cannot begin a connection in this run.
-        """
+        """Serve a connection that begins not with a hello, but with facts, a return value or a file, for example."""
         match message:
             case messages.TaskFacts():
                 self._guard.check_facts(message)
@@ -405,7 +320,7 @@ class ChannelServer:
                 raise frames.ProtocolError(f"no connection of this run begins with a {type(message).__name__} message")
 
     async def _follow(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read a node's messages until it says good-bye, or its connection ends or is replaced by another one."""
+        """Read a node's messages until it says good-bye, or its connection ends or is replaced."""
         turn = 0
         while (message := await frames.read(reader)) is not None:
             peer = self._peers.get(node)
@@ -431,7 +346,7 @@ class ChannelServer:
                 await asyncio.sleep(0)
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call the listener. If it raises an exception, the driver has failed, and not the node."""
+        """Call the listener. If it raises, the driver has failed, and not the node."""
         try:
             call(*arguments)
         except Exception as error:  # such as an exception of a handler of the user's log, which may raise another one
@@ -442,14 +357,9 @@ class ChannelServer:
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Keep the facts of a task (address, GPUs and more) while the task is connected.
+        """Keep a task's facts while it is connected, and answer once all have arrived or cannot arrive.
 
-        Answer the task once the facts of all tasks have arrived, or once it is clear that some facts cannot arrive. If
-        the run is being stopped, or an agent has connected and the task is new, order the task to stop at once.
-
-        Raises:
-            ProtocolError: the task sends more data after its facts.
-            ValueError: too many connections from tasks are open.
+        A task that is new after an agent has connected must stop at once.
         """
         facts = self._facts
         if facts.over and not facts.knows(message):
@@ -472,13 +382,10 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Tell all tasks to exchange their facts through Spark's ``allGather``. If the run has begun, stop it instead.
+        """Let all tasks use ``allGather``, since some cannot reach the driver; or stop the run if it has begun.
 
-        This method is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a
-        task has sent its facts. Usually, some tasks cannot reach the driver, so all tasks must use ``allGather``. But
-        if the driver received the facts of all tasks earlier, the run has begun. The missing facts then belong to tasks
-        that Spark started again after it lost a task. In this case, stop the run: only the driver decides whether the
-        run's ranks start again, not Spark.
+        In a run that has begun, the missing facts are of tasks that Spark started again after it lost one. But the
+        driver alone decides whether ranks start again.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
@@ -492,14 +399,7 @@ class ChannelServer:
                 self._send(writer, answer)
 
     def _welcome(self, message: messages.Hello, writer: asyncio.StreamWriter) -> str:
-        """Register a connection of the node that the hello (the first message) names.
-
-        The connection takes the place of an older connection of the node.
-
-        Raises:
-            ProtocolError: the run has no such node, the node's secret is not valid, or another process has registered
-                as this node.
-        """
+        """Register a node's connection, in place of an older one."""
         node = message.node
         try:
             self._guard.admit(message)
@@ -537,10 +437,7 @@ class ChannelServer:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
 
     def _expects_nothing(self) -> bool:
-        """Return whether no more results of nodes can arrive.
-
-        No more results can arrive if the run is stopped, or if no node is connected and none has sent results before.
-        """
+        """Return whether no more results can arrive."""
         return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:
@@ -585,10 +482,10 @@ class ChannelServer:
         writer.transport.abort()
 
     async def _end_tasks(self, staying: str | None = None) -> None:
-        """End all asyncio tasks except those that are named ``staying``, and stop listening.
+        """End all asyncio tasks but those named ``staying``, and stop listening.
 
-        Tell nodes that are still connected that the job has ended. Otherwise, they would try to reconnect until Spark
-        kills their tasks, and the next job would wait for the slots of these tasks.
+        Connected nodes are told. Otherwise they would try to reconnect until Spark kills their tasks, and the next job
+        would wait for the slots of these tasks.
         """
         self._order_stop(messages.Stop("the job has ended"))
         self._order_next(messages.End())
@@ -606,10 +503,7 @@ class ChannelServer:
 
 
 async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
-    """Wait until the nodes have closed their connections, for at most :data:`_DISMISSAL` seconds.
-
-    After :data:`_DISMISSAL` seconds, end the connections that are still open.
-    """
+    """Wait for nodes to close their connections, at most :data:`_DISMISSAL` seconds, and end those still open."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _DISMISSAL
     while loop.time() < end and not all(writer.is_closing() for writer in writers):
@@ -619,10 +513,9 @@ async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close a connection once the other side has read all that was sent, or after :data:`_LINGER` seconds.
+    """Close a connection once the other side has read all, or after :data:`_LINGER` seconds.
 
-    Until the connection is closed, it counts as a stranger if it has sent no valid first message. The number of
-    strangers is limited (see ``Door``).
+    A connection without a valid first message stays a stranger meanwhile.
     """
     writer.close()
     try:

@@ -1,19 +1,11 @@
-"""Connections from a Spark task or a node to the driver, for code that does not use asyncio.
+"""Connections to the driver without asyncio: a task's for facts, a node's for return values and files.
 
-A task uses such a connection to send facts about its node and to get the facts of all tasks. A node uses such a
-connection to send a rank's return value or a file that the node's ranks have written, or to get the files that are in
-``output_dir`` on the driver.
+The facts are exchanged once, before any task starts its work. The channel answers as soon as the driver has them all,
+whereas Spark's ``allGather`` polls once a second. Since ``allGather`` waits for all tasks, all must go one way: a task
+that cannot reach the driver for :data:`CONNECT_TIMEOUT` uses ``allGather``, and the driver, which lacks its facts,
+tells the others to do so too.
 
-The *facts* of a task describe its node: address, port, GPUs, CPUs and more. The facts are exchanged once, before any
-task starts its work. Over the channel (the connection to the driver), tasks get the facts of all tasks as soon as the
-driver has received them, whereas Spark's own ``allGather`` polls once a second.
-
-Either all tasks exchange facts over the channel to the driver, or all use Spark's ``allGather``, because ``allGather``
-waits for all tasks. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The
-driver then lacks the facts of that task, and tells the other tasks to use ``allGather`` too.
-
-This module uses the standard library only, because it is pickled by value into Spark's Python workers, where other
-packages may be missing.
+Pickled by value into Spark's Python workers, where other packages may be missing: standard library only.
 """
 
 from __future__ import annotations
@@ -45,24 +37,21 @@ from distributor.values.messages import (
     Withdraw,
 )
 
-#: Seconds that a task tries to reach the driver before it exchanges facts through Spark's ``allGather``. No task may
-#: give up sooner: the driver assumes that tasks which have not reached it do not begin their work before this time has
-#: passed.
+#: Seconds before a task uses ``allGather``, and no sooner: the driver assumes that tasks which have not reached it do
+#: not begin their work before.
 CONNECT_TIMEOUT = 5.0
 
-#: Seconds between attempts to reach the driver.
-_RETRY = 0.2
+_RETRY = 0.2  # seconds between attempts to reach the driver
 
-#: Maximum number of times that a value is sent if the connection breaks.
-_SENDINGS = 2
+_SENDINGS = 2  # times that a value is sent if the connection breaks
 
 
 class StoppedError(Exception):
-    """The driver has stopped the run: the task must not begin its work, or its return value is no longer needed."""
+    """The run was stopped: the task must not begin, or its value is no longer needed."""
 
 
 class RefusedError(Exception):
-    """The driver refuses a file that a node sends, for example because of its size."""
+    """The driver refuses a file, for example because of its size."""
 
 
 def exchange(
@@ -72,23 +61,10 @@ def exchange(
     gather: Callable[[str], Iterable[str]],
     patience: float,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Exchange this task's facts (address, GPUs and more) for the facts of all tasks of the run.
+    """Exchange this task's facts for those of all tasks, ordered by partition; say also whether the driver sent them.
 
-    Args:
-        mine: the task's facts as plain values, including its ``"partition"``.
-        attempt: two values. The first is shared by all tasks that Spark started together. If Spark starts the tasks
-            again on the same executors, they share it with the earlier tasks, too. The second is the number of this
-            task attempt; later attempts have higher numbers.
-        endpoint: where the driver listens; ``None`` to use ``gather`` without trying to reach the driver.
-        gather: ``BarrierTaskContext.allGather``.
-        patience: number of seconds without contact after which the driver counts as lost. This limit applies once the
-            task has reached the driver.
-
-    Returns:
-        The facts of all tasks, ordered by partition, and whether they came from the driver.
-
-    Raises:
-        StoppedError: the run must not begin, or the driver was reached earlier and is now gone.
+    ``attempt`` is what all tasks of a wave share, and the task attempt's number. ``gather`` is ``allGather``.
+    StoppedError if the run must not begin, or the driver, once reached, is silent for ``patience`` seconds.
     """
     wave, number = attempt
     told = _over_channel(TaskFacts(wave, number, mine["partition"], dict(mine)), endpoint, patience)
@@ -97,16 +73,7 @@ def exchange(
 
 
 def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
-    """Send messages to the driver and wait until the driver has read them.
-
-    Args:
-        endpoint: where the driver listens.
-        told: the messages to send, in this order.
-        timeout: seconds that each network operation may take.
-
-    Raises:
-        OSError: the driver cannot be reached in time.
-    """
+    """Send messages to the driver, and wait until it has read them; OSError if it cannot be reached in time."""
     with connect(endpoint, timeout) as line:
         for message in told:
             line.sendall(pack(message))
@@ -115,19 +82,10 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
 
 
 def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
-    """Send a rank's return value to the driver.
+    """Send a rank's pickled value, or the file of this path that holds it.
 
-    Args:
-        endpoint: where the driver listens.
-        value: the message that announces the return value, with its rank and size.
-        content: the pickled value, or the path of a file that holds it.
-        patience: number of seconds without progress after which the driver counts as lost.
-
-    Raises:
-        StoppedError: the run was stopped.
-        OSError: each of :data:`_SENDINGS` attempts failed: the driver could not be reached, the driver refused the
-            value, or the connection broke.
-        ValueError: the driver's answer is not a valid message.
+    ``patience`` is seconds without progress. StoppedError if the run was stopped; OSError if each of :data:`_SENDINGS`
+    attempts failed because the driver was out of reach or refused the value, or the connection broke.
     """
     for _ in range(_SENDINGS - 1):
         try:
@@ -152,18 +110,9 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
 
 
 def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, patience: float) -> None:
-    """Tell the driver about a new or removed file, and send a new file's bytes if the driver asks for them.
+    """Tell the driver about a new or removed file, and send the bytes that it asks for.
 
-    Args:
-        endpoint: where the driver listens.
-        told: says which file is new or was removed.
-        source: the file's path on this machine; ``None`` if the driver needs no bytes.
-        patience: number of seconds without progress after which the driver counts as lost.
-
-    Raises:
-        RefusedError: the driver refuses the file.
-        OSError: the driver cannot be reached, the connection broke, or the file became shorter as it was sent.
-        ValueError: the driver's answer is not a valid message.
+    RefusedError if it refuses the file; OSError if the connection breaks or the file becomes shorter meanwhile.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
@@ -180,19 +129,7 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
 
 
 def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
-    """Get the files that are in ``output_dir`` on the driver.
-
-    Args:
-        endpoint: where the driver listens.
-        told: the request for the files, with the node's name and secret.
-        folder: the folder to which the files are written.
-        patience: number of seconds without progress after which the driver counts as lost.
-        wanted: returns whether to write the file with the given relative path. Other files are received and dropped.
-
-    Raises:
-        OSError: the driver cannot be reached, the connection broke, or a file cannot be written.
-        ValueError: the driver's answer is not a valid message.
-    """
+    """Write the driver's ``output_dir`` to a folder; files that are not wanted are received and dropped."""
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
         line.sendall(pack(told))
@@ -226,12 +163,7 @@ def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:
-    """Read the driver's answer to the message that was sent over ``line``, a connection to the driver.
-
-    Raises:
-        StoppedError: the run was stopped.
-        OSError: the connection has ended, or the answer is not of the given kind.
-    """
+    """Read the driver's answer; StoppedError if it is to stop, OSError if it is of another kind."""
     answer = read(line)
     if isinstance(answer, Stop):
         raise StoppedError(answer.reason)
@@ -240,10 +172,7 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
 
 
 def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:
-    """Send this task's facts (address, GPUs and more) to the driver, and return the facts of all tasks.
-
-    Return ``None`` if this or another task cannot reach the driver.
-    """
+    """Send this task's facts, and return those of all tasks; ``None`` if a task cannot reach the driver."""
     if endpoint is None:
         return None
     told = False  # once True, the driver may have the facts, and the task must wait for its answer
@@ -269,9 +198,9 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Let a connection wait without a time limit for the answer to a task's facts, since other tasks may start late.
+    """Wait for the answer without a limit, since other tasks may start late.
 
-    If the driver's machine fails, TCP keepalive detects the failure within about ``patience`` seconds.
+    If the driver's machine fails, TCP keepalive notices it within about ``patience`` seconds.
     """
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -9,12 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 from distributor.values.checkpoints import PeerKey
 
-#: Number of bytes of a token, the secret that a client shows to a server of the run.
-TOKEN_BYTES = 32
+TOKEN_BYTES = 32  # bytes of the secret that a client shows to a server of the run
 
 
 def make_tls() -> tuple[ssl.SSLContext, str]:
-    """Return a TLS server context with a new key, and the key's certificate as PEM."""
+    """Return a server context with a new key, and its certificate as PEM."""
     certificate, private = _make_key()
     return server_context(certificate, private), certificate
 
@@ -25,7 +24,7 @@ def make_peer_key() -> PeerKey:
 
 
 def server_context(certificate: str, private: str) -> ssl.SSLContext:
-    """Return a TLS server context for a certificate and its private key, both as PEM."""
+    """Return a server context for a certificate and its private key, both as PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
         file.write((certificate + private).encode())
@@ -35,7 +34,6 @@ def server_context(certificate: str, private: str) -> ssl.SSLContext:
 
 
 def _make_key() -> tuple[str, str]:
-    """Return a new self-signed certificate and its private key, both as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

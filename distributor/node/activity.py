@@ -1,9 +1,7 @@
-"""Find out whether the ranks of a node are active, and what each of them is doing.
+"""Whether the ranks of a node are active, and what each is doing.
 
-A rank counts as active if it writes output or if its processes use more CPU time than threads that only poll. To find
-out what a rank is doing, the agent (the process that runs the node) sends it a signal, and the rank writes its stacks
-(where each thread is in the code) to a file. Python's ``faulthandler`` writes the stacks even while the rank waits in C
-code, and even if that code holds the GIL.
+A rank is active if it writes output, or its processes use more CPU time than threads that only poll. At the agent's
+signal it writes its stacks to a file, through ``faulthandler``: even while it waits in C code that holds the GIL.
 """
 
 from __future__ import annotations
@@ -18,26 +16,18 @@ from distributor.machine import processes
 from distributor.values import layout, messages
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 
-#: Maximum number of bytes of stacks that one rank sends.
-_MAX_STACKS = 256 << 10
+_MAX_STACKS = 256 << 10  # bytes of stacks that one rank sends
 
-#: A rank that uses no more than this share of one CPU counts as idle. Threads that only poll use less.
-_IDLE_SHARE = 0.02
+_IDLE_SHARE = 0.02  # of one CPU; threads that only poll use less
 
-#: Number of seconds between checks of a rank's stacks file.
-_LOOK = 0.02
+_LOOK = 0.02  # seconds between checks of a stacks file
 
-#: Maximum number of seconds for which the agent delays an order to stop, so that ranks can still write the stacks that
-#: the driver has requested.
+#: Maximum delay, in seconds, of an order to stop, so that ranks can write stacks that the driver has requested before.
 _LAST_WORDS = 0.3
 
 
 class Activity:
-    """A record of when the ranks of a node were last active.
-
-    Args:
-        pids: the ranks' pids, by local rank.
-    """
+    """When the ranks were last active; ``pids`` are by local rank."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._pids = pids
@@ -46,11 +36,7 @@ class Activity:
         self._looked = self._active = time.monotonic()
 
     def look(self, logged: int) -> float:
-        """Return the number of seconds since any rank was last seen to write output or to use CPU time.
-
-        Args:
-            logged: total number of bytes that the ranks have written so far.
-        """
+        """Return the seconds since a rank was last active, given the bytes that ranks have written so far."""
         now = time.monotonic()
         used = processes.cpu_seconds(self._pids.values())
         cpu = {rank: used[pid] for rank, pid in self._pids.items()}
@@ -62,13 +48,7 @@ class Activity:
 
 
 class Dumps:
-    """Answers the driver's requests for the stacks of ranks, which show what the ranks are doing.
-
-    Args:
-        folder: the node's private folder, to which the ranks write their stacks.
-        first_rank: global rank of the node's local rank 0.
-        send: sends a message to the driver.
-    """
+    """Answers the driver's requests for stacks."""
 
     def __init__(self, folder: str, first_rank: int, send: Callable[[messages.Message], None]) -> None:
         self._folder = Path(folder)
@@ -79,24 +59,17 @@ class Dumps:
 
     @property
     def pending(self) -> bool:
-        """Whether any of the driver's requests for stacks is still unanswered."""
         return bool(self._pending)
 
     def ask(self, order: messages.Dump, alive: Mapping[int, int], ended: Iterable[int]) -> None:
-        """Ask ranks for their stacks, and send the answers to the driver.
-
-        Args:
-            order: the driver's request for stacks.
-            alive: pids of the living ranks, by local rank.
-            ended: the local ranks that have ended. For each of them, the driver gets the answer that it has ended.
-        """
+        """Ask living ranks for their stacks, and send the driver an answer for each rank."""
         before = ask_stacks(self._folder, alive, order.all_threads)
         dump = asyncio.ensure_future(self._answer(order, alive, list(ended), before))
         self._pending.add(dump)
         dump.add_done_callback(self._pending.discard)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call a function once all requests for stacks are answered, or after :data:`_LAST_WORDS` seconds."""
+        """Call a function once all requests are answered, or after :data:`_LAST_WORDS` seconds."""
 
         async def wait(pending: set[asyncio.Task[None]]) -> None:
             await asyncio.wait(pending, timeout=_LAST_WORDS)
@@ -114,13 +87,7 @@ class Dumps:
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:
-    """Ask ranks to write their stacks to files. Return the size of each file before the request, by local rank.
-
-    Args:
-        folder: the node's private folder, to which the ranks write their stacks.
-        pids: the ranks' pids, by local rank.
-        all_threads: whether to ask for the stacks of all threads, or of the main thread only.
-    """
+    """Ask ranks for their stacks; return the size of each file before, by local rank."""
     before = {}
     for local_rank, pid in pids.items():
         before[local_rank] = _size(layout.stacks(folder, local_rank))
@@ -132,23 +99,13 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """Wait for the requested stacks of ranks. Return each rank's stacks, or why they are missing, by local rank.
-
-    Args:
-        folder: the node's private folder, to which the ranks write their stacks.
-        pids: the ranks' pids, by local rank.
-        before: the return value of :func:`ask_stacks` (the size of each rank's file before the request).
-        timeout: number of seconds that a rank may take to answer.
-    """
+    """Return each rank's stacks, or why they are missing; ``before`` comes from :func:`ask_stacks`."""
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))
     return dict(zip(pids, texts))
 
 
 async def _answer(folder: Path, local_rank: int, pid: int, before: int, timeout: float) -> str:
-    """Wait for the stacks of one rank, and return them, or the reason why they are missing.
-
-    The stacks are complete once the rank's stacks file has grown and then stopped growing.
-    """
+    """Wait for the stacks of one rank, complete once their file has grown and then stopped growing."""
     path, end, size = layout.stacks(folder, local_rank), time.monotonic() + timeout, before
     while time.monotonic() < end:
         await asyncio.sleep(_LOOK)

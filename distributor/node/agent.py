@@ -1,10 +1,6 @@
-"""The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
+"""The agent: runs one node, from placing the ranks to reporting their outcomes, without Spark and torch.
 
-The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
-the driver in local mode. The *control line*, a private socket pair, connects the agent to its owner. The agent tells
-the launcher (the process that starts the ranks) what to run. The agent sends the ranks' log lines to the driver, and
-obeys the driver's orders, such as to stop the ranks. At the end, the agent kills all remaining processes of the node.
-Once its owner has read the ranks' outcomes, the agent also removes the node's files.
+At the end, it kills all remaining processes of the node and, once its owner has read the outcomes, removes the files.
 """
 
 from __future__ import annotations
@@ -40,21 +36,11 @@ from distributor.values.outcome import NodeReport
 from distributor.values.placement import Node, NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Site
 
-#: Number of seconds after its owner's end in which an agent waits for SIGTERM: processes of a machine that shuts down
-#: get it in any order.
-_SIGTERM_WINDOW = 0.2
+_SIGTERM_WINDOW = 0.2  # after the owner's end: processes of a machine that shuts down get SIGTERM in any order
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent in a fork of this process (entry point).
-
-    This process becomes the agent's *guard*: if the agent is killed, the guard kills the processes that the agent has
-    left behind.
-
-    Args:
-        owner_pid: pid of the agent's owner (the process that started the agent), such as ``"4711"``.
-        *inherited: names and descriptors of the agent's sockets, such as ``"control=3"``.
-    """
+    """Fork the agent, and become its guard (entry point). ``inherited`` are its sockets, such as ``"control=3"``."""
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
     guard.fork("agent", "guard", descriptors.values())
     sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in descriptors.items()}
@@ -62,15 +48,7 @@ def main(owner_pid: str, *inherited: str) -> None:
 
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
-    """Run the agent in this process, a fork of a warm process (one that has imported torch in advance).
-
-    The launcher (the process that starts the ranks) is forked first, before this process has threads.
-
-    Args:
-        sockets: the agent's sockets, by name.
-        owner_pid: pid of the agent's owner (the process that asked for the agent).
-        notes: the warm process's warnings for the user.
-    """
+    """Run the agent in this fork of a warm process; the launcher is forked first, before there are threads."""
     _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
 
 
@@ -83,12 +61,7 @@ def _run(sockets: Mapping[str, socket.socket], owner_pid: int, launcher: Launche
 class _Agent:
     """The agent of one node.
 
-    Args:
-        order: the order from the agent's owner (the process that started the agent).
-        sockets: the agent's sockets, by name: its end of the control line (the socket pair to its owner) and, in some
-            runs, a socket to the driver and a listening socket for the rendezvous store.
-        launcher: the launcher (the process that starts the ranks), which has not been told yet what to run.
-        warnings: warnings for the user from before the agent started.
+    Its sockets are the control line and, in some runs, one to the driver and a listening one for the rendezvous store.
     """
 
     def __init__(
@@ -113,10 +86,7 @@ class _Agent:
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
     async def run(self, owner_pid: int) -> None:
-        """Run the node, report to the owner (the process that started this agent), and clean up.
-
-        The clean-up begins once the owner has closed the socket pair between owner and agent.
-        """
+        """Run the node, report to the owner, and clean up once the owner has closed the control line."""
         loop = asyncio.get_running_loop()
         folder = self._order.folder
         lock = folders.claim(folder)
@@ -153,7 +123,7 @@ class _Agent:
             folders.remove(folder)
 
     async def _open(self) -> tuple[Site, Attempt]:
-        """Prepare the node and its first attempt to run the ranks, and connect to the driver."""
+        """Prepare the node and its first attempt, and connect to the driver."""
         if self._job.attempt:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, processes.kill_earlier, self._job.run_id, self._job.attempt)
@@ -168,11 +138,10 @@ class _Agent:
         return site, attempt
 
     async def _train(self, site: Site, attempt: Attempt) -> tuple[NodeReport, Mapping[int, bytes], bool]:
-        """Run the ranks, and run them again whenever the driver orders another attempt.
+        """Run attempts as the driver orders.
 
-        Returns:
-            The node's report (which includes the outcomes of its ranks), the pickled return values by rank (except
-            large values, which are in files), and whether the run has failed.
+        Return the node's report, the pickled values by rank except large ones, which are in files, and whether it has
+        failed.
         """
         self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
@@ -190,10 +159,9 @@ class _Agent:
         return report, ended.values, ended.failed
 
     async def _await_next(self, site: Site, ended: Ended) -> Site | None:
-        """Tell the driver that the attempt has failed, and wait until the driver decides about another attempt.
+        """Tell the driver that the attempt has failed, and wait for its decision about another one.
 
-        Returns:
-            What is known about this node, for the plan of the next attempt; ``None`` if there is no next attempt.
+        Return the site of the next attempt; ``None`` if there is none.
         """
         assert self._attempt is not None
         if self._attempt.terminated or not (self._restarts.possible and self._link.is_open):
@@ -211,7 +179,6 @@ class _Agent:
         return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
 
     def _begin(self, site: Site) -> Attempt:
-        """Prepare another attempt to run the ranks, and return it."""
         assert self._logs is not None
         self._logs.begin_again()
         self._link.renew(site.placement.nodes)
@@ -222,13 +189,9 @@ class _Agent:
         return attempt
 
     def _place(self) -> tuple[Placement, Node]:
-        """Return the placement (which rank runs where), and this node in it.
+        """Return the placement and this node in it, and note warnings.
 
-        Also record, for the node's report, warnings about versions of torch and about resource limits.
-
-        Raises:
-            StartError: hosts have versions of Python or of packages that do not work together.
-            ResourceError: the ranks do not fit on the nodes, for example because a task has too few GPUs.
+        StartError if hosts' versions do not work together, ResourceError if the ranks do not fit on the nodes.
         """
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
@@ -241,7 +204,6 @@ class _Agent:
         return who, node
 
     def _site(self) -> Site:
-        """Return everything that is needed to plan what this node does."""
         who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
@@ -251,7 +213,7 @@ class _Agent:
         return Site(self._job, who, node, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> Attempt:
-        """Prepare the node's private folder for an attempt, and return the attempt."""
+        """Prepare the node's folder for an attempt."""
         plan = self._job.launch.plan(site)
         staging.write(plan, self._order.folder)
         if self._logs is None:
@@ -270,7 +232,7 @@ class _Agent:
         return self._attempt
 
     def _follower(self, node: Node) -> Tailing:
-        """Return an object that follows the log files of the node's ranks through all attempts."""
+        """Follow the ranks' log files through all attempts."""
         files = [
             (node.first_rank + local_rank, stream, layout.rank_log(self._order.folder, local_rank, name))
             for local_rank in range(node.local_world_size)
@@ -279,7 +241,7 @@ class _Agent:
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
-        """Send the node's results to the driver, both directly and through the owner (which started the agent)."""
+        """Send the results to the driver, both directly and through the owner."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {
@@ -303,7 +265,6 @@ class _Agent:
             self._owner_gone.set()
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver, such as to stop the ranks."""
         if isinstance(order, messages.Terminate):
             self._on_terminated()
             return
@@ -313,25 +274,21 @@ class _Agent:
             self._attempt.on_order(order)
 
     def _pids(self) -> Mapping[int, int]:
-        """Return the pids of living ranks, by local rank."""
         return {} if self._attempt is None else self._attempt.alive_pids
 
     def _warn(self, text: str) -> None:
-        """Show the user a warning about this node."""
         self._notes.warnings.append(text)
         self._link.warn(socket.gethostname(), [text])
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Record how much of the ranks' output the driver has received."""
         if self._logs is not None:
             self._logs.driver_has(offsets, again)
 
     def status(self) -> messages.Beat:
-        """Return a heartbeat, the message that tells the driver how many ranks of this node are alive."""
         return messages.Beat(0) if self._attempt is None else self._attempt.status()
 
     def on_driver_lost(self) -> None:
-        """Stop sending logs, because the connection to the driver is lost. Outside local mode, stop the ranks too."""
+        """Stop sending output and, outside local mode, the ranks."""
         self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
@@ -360,21 +317,15 @@ class _Agent:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:
-        """Record that the owner (the process that started this agent) is gone.
-
-        The control line, the socket pair between owner and agent, has become readable. The owner sends nothing after
-        its one order to the agent, so it must have closed the line.
-        """
+        """Note that the owner is gone: it sends nothing after its one order, so it has closed the control line."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 
 
 def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> int | None:
-    """Call a function when a process ends, and return the process descriptor that is watched.
+    """Call a function when a process ends, soon if it already has, and return the descriptor to watch.
 
-    If the process has already ended, call the function soon, and return ``None``. If the kernel has no process
-    descriptors, return ``None`` and never call the function. In that case, only the end of the control line (the socket
-    pair to that process) shows that the process has ended.
+    If the kernel has no process descriptors, only the end of the control line shows the process's end.
     """
     try:
         descriptor = processes.pidfd_open(pid)

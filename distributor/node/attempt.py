@@ -1,4 +1,4 @@
-"""Runs one attempt on this node: makes the launcher process start the ranks, and finds out how the ranks have ended."""
+"""One attempt on this node: the launcher starts the ranks, and the agent finds out how they have ended."""
 
 from __future__ import annotations
 
@@ -30,84 +30,53 @@ from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
 
-#: The agent kills a launcher that has not stopped its ranks this number of seconds after the grace period.
-_STOP_MARGIN = 3.0
+_STOP_MARGIN = 3.0  # seconds after the grace period until a launcher that has not stopped its ranks is killed
 
-#: Once the agent's owner (the process that started it) is gone and this node's ranks have succeeded, the ranks of other
-#: nodes have this number of seconds to succeed too.
+#: Seconds that other nodes' ranks have to succeed once this node's have, and its owner is gone.
 _OTHERS_PATIENCE = 10.0
 
-#: After a companion (a process beside the ranks) has ended with code 0 while ranks seem to run, the agent waits this
-#: number of seconds for the launcher to report that the ranks have ended.
+#: Seconds for the launcher to report the ranks' end, if a companion has ended with code 0 while ranks seem to run.
 _NEWS = 1.0
 
-#: Maximum number of bytes of pickled exceptions in a node's report.
-_MOST_EXCEPTIONS = 8 << 20
+_MOST_EXCEPTIONS = 8 << 20  # bytes of pickled exceptions in a node's report
 
-#: Number of seconds between searches for adopted processes that have ended. SIGCHLD also triggers a search.
-_REAP_INTERVAL = 1.0
+_REAP_INTERVAL = 1.0  # seconds between searches for adopted processes that have ended, besides those at SIGCHLD
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an attempt to run the ranks does on this node.
-
-    Attributes:
-        order: what the launcher must run.
-        store: a listening socket for the rendezvous store. Only node 0 uses it. The agent closes its own copy of the
-            socket when the launcher starts.
-        shipped: for each shipped file, its path on this node and its path on the driver.
-        watch: whether to measure how active the ranks are.
-        spare: whether the launcher forks a spare, the launcher of a possible next attempt.
-        number: the number of the attempt, counted from 0.
-    """
+    """What an attempt does on this node."""
 
     order: NodeOrder
-    store: socket.socket | None
-    shipped: Sequence[tuple[str, str]]
-    watch: bool
-    spare: bool
-    number: int
+    store: socket.socket | None  # for the rendezvous store on node 0; closed here once the launcher has it
+    shipped: Sequence[tuple[str, str]]  # paths of each shipped file: on this node, on the driver
+    watch: bool  # measure how active the ranks are
+    spare: bool  # the launcher forks a spare
+    number: int  # from 0
 
 
 @dataclass
 class Notes:
-    """Notes for a node's report: times of events, warnings, and why the node stopped its ranks by itself, if it did."""
+    """Notes for a node's report."""
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
-    gave_up: str | None = None
+    gave_up: str | None = None  # why the node stopped its ranks by itself
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How an attempt to run the ranks has ended on one node.
+    """How an attempt has ended on one node."""
 
-    Attributes:
-        outcomes: the outcomes of the node's ranks; empty if the ranks were not started.
-        values: the pickled return values of the node's ranks by rank, except large ones, which are in files.
-        error: class name and text of the node's error, for example if the ranks could not be started.
-        failed: whether the attempt has failed, here or on another node.
-        launcher: the launcher for a possible next attempt.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    values: Mapping[int, bytes]
-    error: tuple[str, str] | None
-    failed: bool
-    launcher: Launcher
+    outcomes: tuple[Outcome, ...]  # empty if the ranks were not started
+    values: Mapping[int, bytes]  # pickled, by rank; large ones are in files
+    error: tuple[str, str] | None  # class and text, for example if the ranks could not be started
+    failed: bool  # here or on another node
+    launcher: Launcher  # for a possible next attempt
 
 
 class Attempt:
-    """One attempt to run the ranks of this node.
-
-    Args:
-        assignment: what the attempt does on this node.
-        launcher: the launcher (the process that starts the ranks), which has not been told yet what to run.
-        link: the link to the driver.
-        logs: follows the ranks' log files.
-        notes: collects notes for the node's report, such as warnings.
-    """
+    """One attempt to run the ranks of this node."""
 
     def __init__(
         self, assignment: Assignment, launcher: Launcher, link: DriverLink, logs: Tailing, notes: Notes
@@ -126,8 +95,7 @@ class Attempt:
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
-        #: Whether the node got SIGTERM, and is about to end.
-        self.terminated = False
+        self.terminated = False  # got SIGTERM, and is about to end
         #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
@@ -137,7 +105,6 @@ class Attempt:
 
     @property
     def alive_pids(self) -> Mapping[int, int]:
-        """The pids of living ranks, by local rank."""
         return self._ranks.alive_pids
 
     @property
@@ -146,7 +113,7 @@ class Attempt:
         return self._order.environ[NODE_ID]
 
     async def run(self) -> Ended:
-        """Run the launcher until it ends, kill all processes that it leaves behind, and return how the ranks ended."""
+        """Run the launcher to its end, kill what it leaves behind, and return how the ranks ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
         board.create(
@@ -161,7 +128,7 @@ class Attempt:
         for backstop in self._backstops:
             backstop.cancel()
         self._notes.times["exited"] = time.time()
-        # Before reading the last log lines, kill what ranks left behind (data-loader workers, detached children).
+        # Before reading the last output, kill what ranks left behind: data-loader workers, detached children.
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -175,11 +142,10 @@ class Attempt:
         return Ended(ended, values, error, failed_here or not self._ranks.passed, successor)
 
     async def _run_processes(self) -> Launcher:
-        """Run the launcher, and companions (processes such as Ray's) beside it, until the launcher ends.
+        """Run the launcher, and companions beside it, and return the launcher for a possible next attempt.
 
-        Return the launcher for a possible next attempt: the spare that the ended launcher has forked, or else one that
-        starts as a new process. If a companion ended or the attempt was stopped before the launcher was told to start
-        the ranks, the launcher is still unused, so return it.
+        That is its successor, or the launcher itself if it has got no order, because a companion ended or the attempt
+        was stopped.
         """
         own: set[int] = set()
         reaping = asyncio.ensure_future(_reap_orphans(own))
@@ -199,7 +165,7 @@ class Attempt:
             await asyncio.gather(reaping, return_exceptions=True)
 
     def _start(self) -> int:
-        """Tell the launcher what to run, and return the pipe on which it reports events, such as the end of a rank."""
+        """Tell the launcher what to run, and return the pipe of its events."""
         if isinstance(self._launcher, SpawnedLauncher):
             self._link.tell_importing("torch")
         store = self._assignment.store
@@ -213,7 +179,6 @@ class Attempt:
         return events
 
     async def _follow_events(self, descriptor: int) -> None:
-        """Read the events that the launcher writes to a pipe, until the launcher ends, which closes the pipe."""
         reader = asyncio.StreamReader(limit=1 << 24)  # an event may hold a long traceback
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
@@ -247,11 +212,7 @@ class Attempt:
             self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
 
     def status(self) -> messages.Beat:
-        """Return a heartbeat for the driver: how many ranks are alive, and for how long all of them have been idle.
-
-        The idle time is the number of seconds since any rank last wrote output or used CPU time. It is left out if it
-        is not measured.
-        """
+        """Return a heartbeat: how many ranks are alive, and how long all have been idle, if that is measured."""
         alive = len(self._ranks.alive_pids)
         if self._launcher.returncode is not None:
             return messages.Beat(0)
@@ -260,7 +221,7 @@ class Attempt:
         return messages.Beat(alive, self._activity.look(self._logs.seen))
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver: stop the ranks now, stop all at the same step, or send their stacks."""
+        """Obey an order: stop the ranks, stop all at the same step, or send stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
@@ -275,26 +236,20 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop living ranks without an order from the driver.
+        """Stop living ranks without an order or, on a node without ranks, its companions.
 
-        On a node without ranks, stop its companions (processes, such as Ray's, that serve ranks of other nodes).
-
-        Args:
-            why: the reason. It completes the sentence "the node on HOST ...".
+        ``why`` completes the sentence "the node on HOST ...".
         """
         if self._ranks.alive or (self._has_no_ranks and self._ranks.started and not self._has_ended):
             self._notes.gave_up = why
             self.stop()
 
     def on_owner_gone(self) -> bool:
-        """Stop the ranks, since the agent's owner, which waited for their results, has ended.
+        """Stop the ranks, since the owner, which waited for their results, has ended.
 
-        If all ranks of this node have succeeded, stop nothing yet. In this case, the ranks of other nodes have
-        :data:`_OTHERS_PATIENCE` seconds to succeed too. If all ranks of the run are about to stop together, they have
-        the grace period.
-
-        Returns:
-            Whether the attempt can still succeed, or has succeeded.
+        If all ranks of this node have succeeded, other nodes' ranks have :data:`_OTHERS_PATIENCE` seconds to succeed
+        too. If all ranks of the run are about to stop together, they have the grace period. Return whether the attempt
+        can still succeed.
         """
         if self._ranks.passed:
             return True
@@ -350,11 +305,7 @@ class Attempt:
         return not self._order.plan.node.ranks
 
     def _lose_patience(self) -> None:
-        """Stop the attempt, unless the ranks of all nodes have succeeded by now.
-
-        This method is called some seconds after the agent's owner (the process that started the agent) has ended. From
-        then on, the agent does not wait for other nodes any longer.
-        """
+        """Stop waiting for other nodes, now that the owner has been gone for a while."""
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(lives=False)
             self.stop()
@@ -362,16 +313,16 @@ class Attempt:
     def stop(self, *, grace: bool = True, hasty: bool = False) -> None:
         """Make the launcher stop its ranks within the grace period.
 
-        Without ``grace``, or if all ranks have ended, kill the launcher at once. If ``hasty``, running ranks get no
-        SIGTERM, because the caller ends them. Otherwise, kill at once the ranks in which only this package handles
-        SIGTERM (for ``runtime.should_stop``): without its handler, SIGTERM would end them at once.
+        The launcher decides whether ranks get the grace period, since it alone always knows which ranks run: its report
+        that it has started them may not have arrived. Without ``grace``, or if all ranks have ended, it is killed at
+        once.
 
-        The launcher, not this agent, decides whether the ranks get a grace period. Only the launcher always knows which
-        ranks run: its report that it has started ranks may not have reached the agent yet.
+        If ``hasty``, running ranks get no SIGTERM, because the caller ends them. Otherwise, ranks in which only this
+        package handles SIGTERM, for ``runtime.should_stop``, are killed at once, since without its handler SIGTERM
+        would do the same.
 
-        If a node has no ranks, its companions (processes such as Ray's) serve ranks of other nodes. Those ranks may
-        need the companions in order to save. The companions therefore run until the launcher learns that the other
-        nodes have ended, or until the grace period is over.
+        Companions of a node without ranks serve ranks of other nodes, which may need them in order to save. They run
+        until the launcher learns that the other nodes have ended, or until the grace period is over.
         """
         if self._stopping and grace:
             return
@@ -394,11 +345,10 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt if a companion (a process beside the ranks) has ended while it was still needed.
+        """End the attempt if a companion was still needed.
 
-        A companion, such as a Ray process, may end with code 0 just after the last rank, before this agent knows that
-        the rank has ended. Therefore wait :data:`_NEWS` seconds first. If the launcher reports the end of the last rank
-        by then, the companion was no longer needed.
+        One such as a Ray process may end with code 0 just after the last rank, before the launcher has reported the
+        rank's end.
         """
         if code == 0 and not self._has_no_ranks and self._ranks.alive:
             asyncio.get_running_loop().call_later(_NEWS, self._miss_companion, code, text)
@@ -406,11 +356,7 @@ class Attempt:
             self._miss_companion(code, text)
 
     def _miss_companion(self, code: int, text: str) -> None:
-        """End the attempt if a companion (a process beside the ranks) has ended too early.
-
-        The end of a companion is not too early if the attempt is already ending, or if the companion has ended with
-        code 0 after all ranks.
-        """
+        """End the attempt, unless it is ending already, or the companion has ended with code 0 after all ranks."""
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
@@ -436,14 +382,14 @@ class Attempt:
             )
 
     def _had_grace(self, exit: messages.RankExited) -> bool:
-        """Return whether a stopped rank was still running when the grace period ended.
+        """Return whether a rank still ran when the grace period ended.
 
         Before the rendezvous of all nodes, a rank has run no user code and gets no grace period.
         """
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
-        """Return the outcomes of the ranks, and their return values by rank, except large ones, which are in files."""
+        """Return the outcomes, and the return values by rank except large ones."""
         if not self._ranks.started:
             return (), {}
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
@@ -463,9 +409,9 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes as they end, since they would otherwise stay zombies.
+    """Reap adopted processes as they end, since they would stay zombies.
 
-    Do not reap the processes in ``own``, whose exit codes the agent reads in other places.
+    The exit codes of the processes in ``own`` are read elsewhere.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)

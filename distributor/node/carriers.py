@@ -1,9 +1,4 @@
-"""Copy the ranks' new files from a node to the run's ``output_dir``, a folder on the driver or a URL.
-
-Each *carrier* is a class that copies the files in one way: over a connection to the driver (:class:`ToDriver`), from a
-node to a URL (:class:`ToUrl`), or from the driver's machine to a folder there or a URL (:class:`Direct`). All methods
-of carriers block.
-"""
+"""Ways, called *carriers*, to copy ranks' new files from a node to ``output_dir``. All methods block."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ class ChangedError(OSError):
     """A file changed while it was being copied."""
 
 
-#: The driver has at least this number of seconds to answer, for example to give an uploaded file its final name.
+#: Seconds that the driver has to answer, at least: it may have to give an uploaded file its final name.
 _MOVING = 300.0
 
 
@@ -38,65 +33,37 @@ class Carrier(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether the carrier can copy files now, while the run goes on."""
+        """Whether files can be copied now, during the run."""
 
     @property
     def through_spark(self) -> bool:
-        """Whether files that the carrier could not copy may be sent to the driver by the node's Spark task."""
+        """Whether the Spark task may send files that could not be copied."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        """Copy a file to ``output_dir``.
+        """Copy a file; return ``None``, or a temporary name for :meth:`settle` if the driver could not be told.
 
-        Args:
-            entry: the description of the file.
-            source: the file's path on this node.
-            unchanged: returns ``False`` if the file has changed since ``entry`` was made, or if a process may be
-                writing it.
-
-        Returns:
-            ``None`` if the copy is complete; its temporary name if the driver could not be told about a copy at a URL.
-            The caller must pass this name to :meth:`settle` later.
-
-        Raises:
-            ChangedError: the file has changed during the copy.
-            RefusedError: the driver refuses the file; the error's text says why.
-            OSError: the file cannot be copied now.
+        ``unchanged`` returns ``False`` if the file differs from ``entry``, or a process may be writing it. ChangedError
+        if that is so after the copy, RefusedError with the driver's reason, OSError if the file cannot be copied now.
         """
 
     def settle(self, entry: Entry, name: str) -> bool:
-        """Ask the driver to give an uploaded file its final name. Return whether the driver has done so.
-
-        Args:
-            entry: the description of the file.
-            name: the temporary name of the uploaded file, which :meth:`carry` has returned.
-
-        Raises:
-            RefusedError: the driver refuses the file; the error's text says why.
-        """
+        """Ask the driver to give an uploaded file its final name; return whether it has. RefusedError if it refuses."""
 
     def withdraw(self, path: str) -> None:
-        """Remove the copy of a file, because the ranks have removed the file.
+        """Remove the copy of a file that ranks have removed; OSError if that fails now.
 
-        Do nothing if only the driver may remove the copy, and the driver cannot be reached.
-
-        Raises:
-            OSError: the copy cannot be removed now.
+        Do nothing if only the driver may remove it, and cannot be reached.
         """
 
     def close(self) -> None:
-        """Release the carrier's resources."""
+        """Release resources."""
 
 
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
-    """Return the carrier (the object that copies a node's files to ``output_dir``); ``None`` if the node copies none.
+    """Return the carrier of a node; ``None`` if it copies nothing.
 
-    Args:
-        job: the job, which says what ``output_dir`` is.
-        order: the order that the agent got from its owner (the process that started the agent).
-        link: the link to the driver, which shows whether the driver can be reached.
-        node_rank: the node's rank. In local mode, all nodes share one folder, and only the first node copies the files
-            in it.
-        environ: the environment variables, in which packages such as s3fs find the credentials for a URL.
+    In local mode, all nodes share one folder, of which only the first copies files. Packages such as s3fs find
+    credentials in ``environ``.
     """
     if job.output_dir is None or (order.on_driver and node_rank > 0):
         return None
@@ -108,20 +75,13 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
 
 
 def uploads_of(carrier: Carrier | None) -> Uploads | None:
-    """Return the object through which a carrier writes to a URL; ``None`` if the carrier writes to no URL."""
+    """Return what writes to a carrier's URL; ``None`` if it writes to none."""
     place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
     return place if isinstance(place, Uploads) else None
 
 
 class ToDriver:
-    """Sends files to the driver, each over a separate connection.
-
-    Args:
-        order: the order that the agent got from its owner (the process that started the agent).
-        link: the link to the driver, which shows whether the driver can be reached.
-        silence: number of seconds without progress after which the driver counts as lost, if this is more than
-            :data:`_MOVING`.
-    """
+    """Sends files to the driver, each over a connection of its own."""
 
     through_spark = True
 
@@ -164,13 +124,7 @@ class ToDriver:
 
 
 class ToUrl:
-    """Uploads files to the run's URL under temporary names, and tells the driver, which gives them their final names.
-
-    Args:
-        uploads: writes the files to the URL.
-        node_rank: the node's rank, a part of the temporary names.
-        driver: tells the driver about the files.
-    """
+    """Uploads files to the run's URL under temporary names; the driver gives them their final names."""
 
     is_live, through_spark = True, False
 
@@ -215,11 +169,7 @@ class Place(Protocol):
 
 
 def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) -> None:
-    """Copy a file to a folder or URL.
-
-    Raises:
-        ChangedError: the file has changed during the copy.
-    """
+    """Copy a file to a folder or URL; ChangedError if it changes meanwhile."""
     place.put(source, name)
     if not unchanged():
         place.remove(name)
@@ -227,11 +177,7 @@ def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) ->
 
 
 class Copies:
-    """A folder on this machine to which files are copied.
-
-    Args:
-        folder: path of this folder.
-    """
+    """A folder on this machine to which files are copied."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -255,14 +201,7 @@ class Copies:
 
 
 class Direct:
-    """Copies new files to ``output_dir`` in local mode, under their final names and without asking the driver.
-
-    In local mode, the ranks of all nodes write to one folder, so only the first node copies files.
-
-    Args:
-        place: the folder or URL to which files are copied.
-        limit: maximum total size, in bytes, of the files in ``place``.
-    """
+    """Copies files to their final names in local mode, without asking the driver, up to a total of ``limit`` bytes."""
 
     is_live, through_spark = True, False
 

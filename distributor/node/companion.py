@@ -1,8 +1,4 @@
-"""The process of a companion (a helper, such as a Ray head, that must run beside the ranks).
-
-The agent starts this process. A file from the agent names the function that the process must call, such as one that
-runs a Ray head. The process ends at the latest when the agent ends.
-"""
+"""The process of a companion, which ends with the agent at the latest."""
 
 from __future__ import annotations
 
@@ -17,12 +13,9 @@ from distributor.values.plan import CompanionOrder
 
 
 def main(path: str, agent_pid: str, ready: str) -> None:
-    """Run a companion, such as a Ray head, in this process, beside the ranks (entry point).
+    """Run a companion (entry point).
 
-    Args:
-        path: path of a file with a pickled ``CompanionOrder``, in which the agent names the function to call.
-        agent_pid: pid of the agent. This process ends when the agent ends.
-        ready: descriptor of the pipe on which this process reports that it is ready.
+    The file ``path`` holds a pickled ``CompanionOrder``; readiness is reported on the pipe of the descriptor ``ready``.
     """
     processes.die_with_parent(int(agent_pid))
     pipe = int(ready)
@@ -39,7 +32,7 @@ def main(path: str, agent_pid: str, ready: str) -> None:
 
 
 class _Ready:
-    """A function that reports, on its first call, that the companion (this process) is ready."""
+    """Reports, on its first call, that the companion is ready."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe: int | None = pipe

@@ -1,7 +1,4 @@
-"""Start, watch and end the companions of an attempt (processes, such as a Ray head, that run beside the ranks).
-
-The agent starts companions before the ranks, watches them while the ranks run, and ends them after the ranks.
-"""
+"""The companions of an attempt: the agent starts them before the ranks and ends them after the ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +17,14 @@ from distributor.text.wording import NOT_READY
 from distributor.values import layout
 from distributor.values.plan import Companion, CompanionOrder, NodeOrder
 
-#: Number of seconds that a companion has to end after SIGTERM.
-_PATIENCE = 5.0
+_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
-#: Maximum numbers of bytes and of lines of a companion's output that an error includes.
-_TAIL_BYTES, _TAIL_LINES = 8 << 10, 20
+_TAIL_BYTES, _TAIL_LINES = 8 << 10, 20  # of a companion's output in an error
 
 
 @dataclass
 class _Started:
-    """A started companion (a process beside the ranks): whether it has reported ready, and whether it has ended."""
+    """A companion's process."""
 
     companion: Companion
     process: subprocess.Popen[bytes]
@@ -39,13 +34,9 @@ class _Started:
 
 
 class Companions:
-    """Starts, watches and ends the companions of one attempt on this node.
+    """The companions of one attempt.
 
-    A *companion* is a process, such as a Ray head, that must run beside the ranks.
-
-    Args:
-        order: the order that tells the launcher what to run. It contains the node's plan, which lists the companions.
-        on_death: called with the exit code and the error's text for each companion that ends before it is stopped.
+    ``on_death`` gets the exit code of a companion that ends before it is stopped, and the text of the error.
     """
 
     def __init__(self, order: NodeOrder, on_death: Callable[[int, str], None]) -> None:
@@ -57,14 +48,10 @@ class Companions:
         self._stopping = False
 
     async def start(self, own: set[int]) -> bool:
-        """Start the companions (the processes beside the ranks), and wait until all are ready.
+        """Start the companions, and return whether all are ready.
 
-        Return ``True`` once all companions are ready. Return ``False`` as soon as a companion has ended or
-        :meth:`interrupt` is called.
-
-        Args:
-            own: the pids of processes that the agent must not reap when it reaps orphans. The pids of the companions
-                are added, because this :class:`Companions` object reaps them itself.
+        ``False`` as soon as one has ended, or :meth:`interrupt` is called. Their pids are added to ``own``, the
+        processes that the agent must not reap.
         """
         for companion in self._order.plan.companions:
             self._started.append(self._start(companion))
@@ -76,15 +63,12 @@ class Companions:
         return False
 
     def interrupt(self) -> None:
-        """Make :meth:`start`, which waits for the companions, return at once."""
+        """Make :meth:`start` return at once."""
         self._interrupted = True
         self._changed.set()
 
     async def stop(self) -> None:
-        """End the companions (the processes beside the ranks) with SIGTERM.
-
-        Kill companions that have not ended :data:`_PATIENCE` seconds later.
-        """
+        """End the companions with SIGTERM, and with SIGKILL :data:`_PATIENCE` seconds later."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send_signal(number)
             with suppress(TimeoutError):
@@ -93,14 +77,13 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions (the processes beside the ranks). After this, their end is not an error."""
+        """Send a signal, after which an end is no error."""
         self._stopping = True
         for each in self._started:
             if not each.ended:
                 each.process.send_signal(number)
 
     async def _change(self) -> None:
-        """Wait until a companion is ready or has ended, or until :meth:`interrupt` is called."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -130,10 +113,7 @@ class Companions:
         return started
 
     def _on_word(self, started: _Started, heard: int) -> None:
-        """Record whether a companion is ready.
-
-        A companion that is ready writes to its pipe. If the pipe closes without a message, the companion is not ready.
-        """
+        """Note whether a companion is ready: it writes to its pipe, which closes without that if it ends before."""
         started.ready = bool(os.read(heard, 1))
         self._changed.set()
         asyncio.get_running_loop().remove_reader(heard)
@@ -152,14 +132,7 @@ class Companions:
 
 
 def describe(name: str, host: str, code: int, ready: bool, tail: str) -> str:
-    """Return the text of the error for a companion (a process beside the ranks) that has ended too early.
-
-    Args:
-        name: the companion's name.
-        host: the machine on which the companion ran.
-        code: the companion's exit code, negative if a signal killed it.
-        ready: whether the companion had reported that it was ready.
-        tail: the end of the companion's output.
+    """Return the error for a companion that has ended too early; ``tail`` is the end of its output.
 
     >>> describe("head", "host-b", 3, True, "")
     'the companion head on host-b exited with code 3'

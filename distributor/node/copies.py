@@ -1,8 +1,4 @@
-"""Keep copies of what ranks of other nodes pass to ``save_checkpoint``, and send these copies to ranks on request.
-
-What a rank passes to ``save_checkpoint`` is called its *state*. The node's shared memory holds the states of the node's
-own ranks, and copies of states of other nodes' ranks.
-"""
+"""Copies of other nodes' states in this node's shared memory, beside the states of its own ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +18,7 @@ _SLOT = re.compile(r"\d{1,9}-[01]")
 
 
 class Copies:
-    """The copies that one node keeps of the states of other nodes' ranks.
-
-    A *state* is what a rank passes to ``save_checkpoint``. This class implements the protocol ``channel.peers.Store``.
-
-    Args:
-        run_id: ID of the run.
-        memory: the node's folder in shared memory, and the maximum size of its content.
-    """
+    """The copies that one node keeps: a ``channel.peers.Store``."""
 
     def __init__(self, run_id: str, memory: SharedMemory) -> None:
         self._run_id = run_id
@@ -37,14 +26,7 @@ class Copies:
         self._limit = memory.limit
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Reserve memory for a copy of a rank's state. The new copy replaces any copy that has the same name.
-
-        A *state* is what a rank passes to ``save_checkpoint``.
-
-        Raises:
-            OSError: the copy does not fit into the shared memory that this node may use, or the copy's name or one of
-                its sizes is invalid.
-        """
+        """Reserve memory for a copy, in place of one of the same name. OSError if it does not fit or is invalid."""
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(
                 f"the copy {copy.slot!r} of a rank's state is refused: its name does not look like '3-0', or one of "
@@ -58,12 +40,7 @@ class Copies:
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
-        """Return ``path``, which a rank has requested, if it is in a folder with states of this run's ranks.
-
-        Raises:
-            OSError: the path is not in a folder with states of this run's ranks, or it leads to a file that contains
-                the token of this node's server instead of a state.
-        """
+        """Return ``path`` if it is a file of this run's states here. OSError if not, or for the server's token."""
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
             return path
@@ -71,15 +48,9 @@ class Copies:
 
 
 class Incoming:
-    """Memory for one copy of a rank's state (what the rank passes to ``save_checkpoint``).
+    """Memory for one copy of a state. An older copy at ``path`` becomes invalid.
 
-    Args:
-        path: the file for the copy's tensors. An older copy in this file becomes invalid.
-        size: number of bytes of the tensors.
-        limit: maximum total size, in bytes, of the files with ranks' tensors in the folder of ``path``.
-
-    Raises:
-        OSError: the copy does not fit into the shared memory that this node may use.
+    OSError if the files with tensors in the folder of ``path`` would exceed ``limit`` bytes.
     """
 
     def __init__(self, path: Path, size: int, limit: int) -> None:
@@ -96,18 +67,14 @@ class Incoming:
 
     @property
     def tensors(self) -> memoryview:
-        """The memory for the tensors of the copied state."""
         return self._tensors
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Write the copy's ``objects`` and its ``record`` (which describes the state) to files beside the tensors.
-
-        The copy of the state is then complete and valid.
-        """
+        """Write the rest of the copy beside the tensors, which makes it valid."""
         state_folders.write_beside(self._path, objects, record)
 
     def close(self) -> None:
-        """Release this process's view of the copied state's memory. The file with the tensors stays."""
+        """Release this process's view; the file stays."""
         self._tensors.release()
         with suppress(BufferError):  # the traceback of a broken connection may refer to this memory
             self._view.release()
@@ -115,19 +82,7 @@ class Incoming:
 
 
 def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> PeerServer:
-    """Start a server that keeps copies of states of other nodes' ranks, and sends states to ranks that ask for them.
-
-    A *state* is what a rank passes to ``save_checkpoint``.
-
-    Write the server's address, certificate and token to a file for this node's ranks. The ranks of all nodes then
-    exchange the addresses of their nodes' servers.
-
-    Args:
-        run_id: ID of the run.
-        key: the certificate, its private key and the token that all nodes of the run use.
-        memory: the node's folder in shared memory.
-        address: the address of this node, at which the server listens.
-    """
+    """Start a server for states, and write its address and token to a file for this node's ranks."""
     listener = network.listen(address)
     port = listener.getsockname()[1]
     told = {"address": address, "port": port, "certificate": key.certificate, "token": key.token.hex()}

@@ -1,7 +1,4 @@
-"""An agent's link to the driver over the channel (a connection for messages and log lines).
-
-A run may have no channel. In that case, the link sends nothing.
-"""
+"""An agent's link to the driver, which sends nothing in a run without a channel."""
 
 from __future__ import annotations
 
@@ -20,25 +17,15 @@ from distributor.values.job import Job
 from distributor.values.placement import Node
 from distributor.values.plan import AgentOrder, Endpoint
 
-#: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
-_BEAT_INTERVAL = 5.0
+_BEAT_INTERVAL = 5.0  # seconds at most; several heartbeats must fit into each time-out
 
-#: Number of seconds that an agent whose owner (the process that started it) is gone waits for the driver, which may be
-#: gone too.
-_ORPHAN_PATIENCE = 3.0
+_ORPHAN_PATIENCE = 3.0  # seconds that an agent without owner waits for the driver, which may be gone too
 
 T = TypeVar("T")
 
 
 class DriverLink:
-    """The link of an agent to the driver. If the run has no channel (connection), the link drops all messages.
-
-    Args:
-        order: the agent's order from its owner (the process that started the agent). It gives the driver's address.
-        job: the job, for its time-outs.
-        sock: in local mode, a socket that is connected to the driver.
-        receiver: gets the driver's orders.
-    """
+    """An agent's link to the driver. In local mode, it has a socket that is connected already."""
 
     def __init__(self, order: AgentOrder, job: Job, sock: socket.socket | None, receiver: Receiver) -> None:
         self._order = order
@@ -48,27 +35,22 @@ class DriverLink:
         self._nodes: tuple[Node, ...] = ()
         self._uplink: Uplink | None = None
         self._orphaned = asyncio.Event()
-        self._lives = False
+        self._lives = False  # the ranks have succeeded, or are about to
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the run; empty until :meth:`open` is called."""
+        """The nodes of the run; empty until :meth:`open`."""
         return self._nodes
 
     @property
     def is_private(self) -> bool:
-        """Whether the channel to the driver is a socket that the agent has inherited from the driver's process."""
+        """Whether the channel is a socket inherited from the driver's process."""
         return self._socket is not None
 
     async def open(self, nodes: tuple[Node, ...]) -> str | None:
-        """Connect to the driver. Return a warning if that fails. In that case, the run goes on without this connection.
+        """Connect to the driver, or return a warning, after which the run goes on without a channel.
 
-        Args:
-            nodes: all nodes of the run, with their ranks.
-
-        Raises:
-            StartError: the driver was reached earlier in this run and now refuses the connection. This means that the
-                run has ended.
+        StartError if the driver was reached earlier and refuses the connection now: the run has ended.
         """
         self._nodes = nodes
         found = self._dial()
@@ -89,7 +71,7 @@ class DriverLink:
         return None
 
     def _dial(self) -> tuple[Dial, str] | None:
-        """Return a function that connects to the driver, and the address as text; ``None`` if there is no channel."""
+        """Return how to connect, and the address as text; ``None`` if there is no channel."""
         if self._socket is not None:
             return over_socket(self._socket), "its socket"
         if self._order.endpoint is None:
@@ -108,7 +90,6 @@ class DriverLink:
         return messages.Hello(self._order.executor, self._nodes, self._order.secret)
 
     def carry(self, logs: Tailing) -> None:
-        """Send the ranks' output to the driver from now on."""
         if self._uplink is not None:
             logs.ship_to(self._uplink)
 
@@ -118,12 +99,9 @@ class DriverLink:
         return self._uplink is not None and not self._uplink.is_lost
 
     def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
-        """Send a message that must reach the driver, and send it again whenever a broken connection is restored.
+        """Send a message that must arrive, again after each break.
 
-        Args:
-            message: the message.
-            *shorter: shorter versions, to try in order if the message is too long for the channel. If all versions are
-                too long, nothing is sent.
+        If it is too long for the channel, try the ``shorter`` ones in order; if all are too long, send nothing.
         """
         if self._uplink is None:
             return
@@ -133,34 +111,28 @@ class DriverLink:
                 return
 
     def renew(self, nodes: tuple[Node, ...]) -> None:
-        """Begin another attempt. Messages about the previous attempt are not sent to the driver again.
-
-        Args:
-            nodes: the nodes of the run. Node 0 has a new port, at which the ranks meet.
-        """
+        """Begin another attempt with a new port of node 0; messages about the last one are not sent again."""
         self._nodes = nodes
         if self._uplink is not None:
             self._uplink.renew(self._hello())
 
     def tell_importing(self, module: str) -> None:
-        """Tell the driver which module this node is importing; ``""`` once the import has finished."""
+        """Tell the driver which module this node is importing; ``""`` once it has finished."""
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
-        """Send warnings about the node on ``host`` to the driver. Do nothing if ``texts`` is empty."""
         if texts:
             self.tell(messages.Warnings(host, tuple(texts)))
 
     def send(self, message: messages.Message) -> None:
-        """Send the driver a message once; the message may get lost."""
+        """Send a message that may get lost."""
         if self._uplink is not None:
             self._uplink.send(message)
 
     def orphan(self, *, lives: bool) -> None:
-        """Record that the agent's owner (the process that started the agent) is gone, and tell the driver.
+        """Tell the driver that the owner is gone.
 
-        Args:
-            lives: whether the node's ranks have succeeded, or are about to. If not, the driver counts the node as lost.
+        The node counts as lost unless it ``lives``: its ranks have succeeded, or are about to.
         """
         self._lives = lives
         self.tell(messages.Orphaned(lives))
@@ -168,25 +140,20 @@ class DriverLink:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the agent's owner (the process that started the agent) is gone."""
         return self._orphaned.is_set()
 
     async def close(self) -> bool:
-        """Close the channel to the driver. Return whether the driver has answered that it stopped the run."""
+        """Close the channel, and return whether the driver has answered that it stopped the run."""
         if self._uplink is None:
             return False
         bye = await self.unless_orphaned(self._uplink.close())
         return bye is not None and bye.failed
 
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for ``work``, which needs the driver, and return the result of ``work``.
+        """Return the result of work that needs the driver, or ``None`` if it is given up.
 
-        Once the agent's owner (the process that started the agent) is gone, the driver may be gone too. From then on,
-        wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``, unless the ranks have
-        succeeded.
-
-        If the ranks have succeeded, do not give up while the channel is up. The owner would have sent the results
-        through Spark. Without the owner, the results can reach the driver only over the channel.
+        Once the owner is gone, the driver may be gone too, so the work gets :data:`_ORPHAN_PATIENCE` seconds. If the
+        ranks have succeeded, it goes on while the channel is up: without the owner, results have no other way.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,7 @@
-"""Find new files in the ranks' current directory, and copy them to ``output_dir``.
+"""Finds new files in the ranks' current directory, and copies them to ``output_dir``.
 
-A file is copied as soon as no process of the node has it open for writing, and copied again if it changes. To find such
-files, this module searches the ranks' current directory at intervals. The alternative, inotify, does not work on
-network file systems, and other processes may use up its limits.
+A file is copied once no process of the node has it open for writing, and again if it changes. The directory is searched
+at intervals, since inotify does not work on network file systems, and others may use up its limits.
 """
 
 from __future__ import annotations
@@ -33,103 +32,64 @@ from distributor.values.messages import FileLeft
 from distributor.values.placement import Node
 from distributor.values.plan import AgentOrder
 
-#: The pause between two scans of the directory: ``_INTERVAL`` seconds, or ``_SHARE`` times the duration of the last
-#: scan if that is longer.
+#: The pause between searches: ``_INTERVAL`` seconds, or ``_SHARE`` durations of the last one if that is longer.
 _INTERVAL = 0.5
 _SHARE = 50
 
-#: Minimum number of seconds until a file is copied again: ``_AGAIN`` after a copy or a failure, ``_REFUSED`` after the
-#: driver refused the file.
+#: Seconds until a file is copied again, at least: after a copy or failure, or after the driver refused it.
 _AGAIN = 5.0
 _REFUSED = 30.0
 
-#: The pause before a file is copied again is at least this number of times the duration of the last copy.
-_PATIENCE = 5
+_PATIENCE = 5  # at least this many durations of the last copy until the next
 
-#: Number of files in one round that may fail for lack of a connection. All other files then wait for the next round.
-_UNREACHED = 3
+_UNREACHED = 3  # failures of connections after which a round's other files wait for the next
 
-#: Maximum number of bytes of files that all nodes together send through Spark if they cannot reach the driver.
-THROUGH_SPARK = 256 << 20
+THROUGH_SPARK = 256 << 20  # bytes that all nodes together send through Spark if they cannot reach the driver
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The directory that is watched for new files, and the node whose ranks run in it.
+    """The directory that is watched, and the node whose ranks run in it."""
 
-    Attributes:
-        folder: the ranks' current directory.
-        apart: real paths of folders in this directory that are not watched.
-        node_id: the ID that marks the node's processes in their environment.
-        first_rank, local_world_size: the node's first rank, and the number of its ranks.
-    """
-
-    folder: str
-    apart: Collection[str]
-    node_id: str
+    folder: str  # the ranks' current directory
+    apart: Collection[str]  # real paths inside it that are not watched
+    node_id: str  # marks the node's processes in their environment
     first_rank: int
     local_world_size: int
 
 
 @dataclass
 class _Books:
-    """What is known about the files in the ranks' current directory, by path.
+    """What is known about files, by path. A *stamp* is a file's size, modification time and inode."""
 
-    A file's *stamp* is its size, modification time and inode, which show whether the file has changed.
-
-    Attributes:
-        known: each file's stamp (its size, modification time and inode) when the agent began to watch the directory, or
-            when the file was last copied.
-        brought: the files that were copied to ``output_dir``.
-        again: the time before which a file may not be copied again, as ``time.monotonic()``.
-        failed: why a file could not be copied.
-        unsettled: the uploaded files that the driver does not know of yet, with their temporary names.
-    """
-
-    known: dict[str, Stamp]
-    brought: set[str] = field(default_factory=set)
-    again: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)
+    known: dict[str, Stamp]  # at the beginning, or at the last copy
+    brought: set[str] = field(default_factory=set)  # copied to output_dir
+    again: dict[str, float] = field(default_factory=dict)  # when it may be copied again, in time.monotonic()
+    failed: dict[str, str] = field(default_factory=dict)  # why it could not be copied
+    unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)  # uploads unknown to the driver
 
     def new(self, there: Mapping[str, Stamp]) -> list[str]:
-        """Return the files in ``there`` that are new or have changed, in the order of their modification times."""
+        """Return new and changed files, by modification time."""
         new = [path for path, stamp in there.items() if self.known.get(path) != stamp]
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
     def wait(self, path: str, began: float, least: float) -> None:
-        """Put off the next copy of a file by ``least`` seconds, or by more if the last try took a long time.
-
-        Args:
-            path: the file.
-            began: when the last try to copy the file began, as ``time.monotonic()``.
-            least: minimum number of seconds until the next copy.
-        """
+        """Put off the next copy of a file by ``least`` seconds, or by more if the last try took long."""
         now = time.monotonic()
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
     def forget(self, path: str) -> None:
-        """Delete the entries about a file that ranks have removed, and whose copy in ``output_dir`` has been removed.
-
-        If the file appears again, it counts as new.
-        """
+        """Forget a file that has been removed; if it appears again, it is new."""
         self.brought.discard(path)
         self.known.pop(path, None)
         self.unsettled.pop(path, None)
 
 
 class Files:
-    """Watches the ranks' current directory, and copies new files to ``output_dir``. A thread does all work that blocks.
+    """Copies new files to ``output_dir``; a thread does what blocks.
 
-    Args:
-        watched: the directory to watch.
-        known: the stamps (size, modification time and inode) of existing files. Such a file counts as new once its
-            stamp changes.
-        carrier: copies files; ``None`` if the run has no ``output_dir``. In that case, new files are removed at the end
-            of the run, and the user is warned.
-        tell: shows the user a warning about this node.
-        pids: returns the pids of the node's ranks, by local rank.
-        through_spark: number of bytes that this node may send through Spark if it cannot reach the driver.
+    Without a carrier there is no ``output_dir``, and new files are removed at the end of the run, of which the user is
+    warned. ``through_spark`` is in bytes.
     """
 
     def __init__(
@@ -151,11 +111,9 @@ class Files:
         self._given_up = threading.Event()
         self._watching: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        #: Files that the node's Spark task must send to the driver through Spark.
-        self.left: tuple[FileLeft, ...] = ()
+        self.left: tuple[FileLeft, ...] = ()  # what the node's Spark task must send through Spark
 
     def watch(self) -> Files:
-        """Begin to watch the directory for new files, and return this object."""
         self._watching = asyncio.ensure_future(self._watch())
         return self
 
@@ -168,11 +126,9 @@ class Files:
                 await asyncio.wait_for(self._ending.wait(), max(_INTERVAL, _SHARE * took))
 
     async def finish(self, bringing: Callable[[bool], None]) -> None:
-        """Copy the remaining new files to ``output_dir``, once no process of the node is left.
+        """Copy the remaining files, once no process of the node is left.
 
-        Args:
-            bringing: called with ``True`` when copying begins, unless the run has no ``output_dir`` or copying was
-                given up; in any case, called with ``False`` at the end.
+        ``bringing`` is called with ``True`` if copying begins, and with ``False`` at the end in any case.
         """
         self._ending.set()
         if self._carrier is not None and not self._given_up.is_set():
@@ -187,22 +143,19 @@ class Files:
         bringing(False)
 
     def give_up(self) -> None:
-        """Copy no more files to ``output_dir``."""
         self._given_up.set()
         self._ending.set()
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Stop copying to a folder or URL, because the agent's owner (the process that started the agent) has ended.
+        """Stop copying to a folder or URL, since the owner has ended.
 
-        If this node sends its files to the driver, rather than to a folder or URL, the copying goes on. If the driver
-        has ended too, the connections to it fail anyway.
+        Copying to the driver goes on: if the driver has ended too, the connections to it fail anyway.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
 
     def close(self) -> None:
-        """Release the resources of the carrier, the object that copies files."""
         if self._carrier is not None:
             self._carrier.close()
 
@@ -210,11 +163,7 @@ class Files:
         self._loop.call_soon_threadsafe(self._tell, text)
 
     def _look(self) -> float | None:
-        """Search for new files once, and copy them to ``output_dir``.
-
-        Returns:
-            The number of seconds that the search took, or ``None`` if no further search is needed.
-        """
+        """Search for new files, and copy them. Return the seconds of the search, ``None`` if no other is needed."""
         began = time.monotonic()
         failed: list[OSError] = []
         there = tree.stamps(self._watched.folder, self._watched.apart, failed)
@@ -235,10 +184,7 @@ class Files:
         return took
 
     def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
-        """Copy the files that none of the given processes is writing.
-
-        Return the files that could not be copied now but may be tried again.
-        """
+        """Copy files that no process of ``pids`` is writing; return those that may be tried again."""
         failed, unreached = [], 0
         for path in paths:
             if self._given_up.is_set():
@@ -288,7 +234,7 @@ class Files:
             books.unsettled[path] = entry, name
 
     def _settle(self) -> None:
-        """Tell the driver about files that were uploaded while the driver could not be reached."""
+        """Tell the driver about uploads of which it could not be told before."""
         assert self._carrier is not None
         for path, (entry, name) in list(self._books.unsettled.items()):
             try:
@@ -299,7 +245,7 @@ class Files:
                 self._books.unsettled.pop(path)
 
     def _withdraw(self, there: Collection[str]) -> None:
-        """Remove from ``output_dir`` the copies of files that ranks have removed."""
+        """Remove the copies of files that ranks have removed."""
         assert self._carrier is not None
         for path in [path for path in self._books.brought if path not in there]:
             try:
@@ -334,10 +280,7 @@ class Files:
             self._tell_soon(f"could not copy {what}: {self._books.failed[failed[0]]}")
 
     def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
-        """Return the files that Spark can bring to the driver: as many as the limit on their total size allows.
-
-        Warn the user about files that are left out because the total would be too large.
-        """
+        """Return the files that fit through Spark, and warn of the others."""
         left, lost, free = [], [], self._through_spark
         for path in paths:
             source = os.path.join(self._watched.folder, path)
@@ -362,7 +305,7 @@ class Files:
         return left
 
     def _warn(self, path: str) -> None:
-        """Warn the user that new files, such as the one at ``path``, are removed when the run ends."""
+        """Warn that new files are removed when the run ends."""
         self._books.brought.add(path)
         self._tell_soon(
             f"removes new files of its ranks when the run ends, such as {path!r} (written by {self._writer(path)}). "
@@ -389,16 +332,9 @@ async def begin_files(
     pids: Callable[[], Mapping[int, int]],
     tell: Callable[[str], None],
 ) -> Files | None:
-    """Copy the files of earlier runs into the ranks' current directory, and begin to watch it for new files.
+    """Restore the files of earlier runs, and begin to watch; ``None`` if new files stay where ranks write them.
 
-    Returns:
-        The object that watches for new files, and copies them to ``output_dir`` or warns that they will be lost.
-        ``None`` if new files are kept where ranks write them.
-
-    Raises:
-        StartError: the job's ``output_dir`` cannot be used from this node, or is a folder that contains the ranks'
-            current directory.
-        OSError: the files of earlier runs cannot be copied.
+    StartError if this node cannot use ``output_dir``, or it contains the ranks' current directory.
     """
     folder = staging.current_folder(job, order)
     carrier = carriers.choose(job, order, link, node.node_rank, {**os.environ, **job.env})

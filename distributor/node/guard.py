@@ -1,13 +1,10 @@
-"""The guard: the parent of an agent or a warm process (its *charge*), which cleans up when the charge has ended.
+"""The guard: the parent of an agent or a warm process, its *charge*, after which it cleans up.
 
-An agent ends its node's processes itself. If the agent is killed before that, the kernel makes the guard the parent of
-the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them,
-except keepers (:mod:`distributor.node.keeper`) and agents that a killed warm process leaves.
+If an agent is killed, the kernel gives its processes to the guard, whatever their session and environment:
+PR_SET_CHILD_SUBREAPER. The guard kills them, except keepers, and agents that a killed warm process leaves.
 
-The guard of a warm process (which forks agents) also ends the warm process once nobody needs it, because the executor
-or driver that it serves has ended, or because the folder through which runs find it is gone. A warm process that is
-importing modules does not notice this itself. A guard needs little memory, because it forks its charge before torch is
-imported.
+It also ends a warm process that nobody needs, which does not notice this itself while it imports modules. A guard needs
+little memory, because it forks its charge before torch is imported.
 """
 
 from __future__ import annotations
@@ -22,38 +19,27 @@ from contextlib import suppress
 
 from distributor.machine import bootstrap, processes
 
-#: Number of seconds between checks of a warm process's owner (the executor or driver that it serves) and folder, and of
-#: processes that a killed agent has left. No signal tells the guard when these change.
+#: Seconds between checks of what no signal tells: whether a warm process's owner and folder are gone, and whether a
+#: killed agent has left processes.
 _LOOK = 1.0
 
-#: Number of seconds between two rounds of kills.
-_NEXT_ROUND = 0.05
+_NEXT_ROUND = 0.05  # seconds between rounds of kills
 
-#: Number of seconds that a warm process has to end by itself once its owner (the executor or driver that it serves) has
-#: ended.
-_PATIENCE = 1.0
+_PATIENCE = 1.0  # seconds for a warm process to end by itself after its executor or driver
 
-#: Number of seconds that the guard waits for killed processes to end. Processes in uninterruptible sleep may end later.
-_KILL_PATIENCE = 10.0
+_KILL_PATIENCE = 10.0  # seconds for killed processes to end; in uninterruptible sleep, they may take longer
 
-#: Signals that the guard waits for. Only at ``END_SIGNAL``, it kills the process that it guards: the others come to all
-#: processes of a machine that shuts down, and an agent handles them itself.
+#: Only END_SIGNAL kills the charge. The others come to all processes of a machine that shuts down, and an agent handles
+#: them itself.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, bootstrap.END_SIGNAL)
 
 
 def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
-    """Fork the *charge*, the process that this process then guards.
+    """Fork the charge, and return in it only: the calling process becomes its guard.
 
-    The call returns only in the new process, because the calling process becomes the guard.
-
-    Args:
-        shown: the command-line arguments that this process must hide once it is the guard; see
-            :func:`~distributor.machine.bootstrap.overwrite_argument`.
-        instead: the arguments that the guard shows in place of ``shown``.
-        close: descriptors of sockets that only the new process needs. The guard closes its own copies of them.
-            Otherwise, the sockets would stay open after the new process has ended.
-        owner: pid of the executor or driver that a warm process serves; ``None`` if the new process is an agent.
-        folder: the folder through which runs find a warm process; ``None`` if the new process is an agent.
+    The guard shows ``instead`` in place of ``shown`` in its command line. It closes the descriptors in ``close``:
+    sockets that would otherwise stay open after the charge. A warm process has an ``owner``, the executor or driver
+    that it serves, and a ``folder`` through which runs find it.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -74,10 +60,7 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
 
 
 def strays(children: Iterable[int], charge: int | None, spared: Collection[int]) -> list[int]:
-    """Return the children that the guard kills: all except the process that it guards (``charge``) and ``spared`` ones.
-
-    The guard spares keepers (processes that keep the states of ranks in shared memory for the next job), and the agents
-    that a killed warm process has forked.
+    """Return the children to kill: all but the charge and ``spared`` ones.
 
     >>> strays([10, 11, 12], 10, [12])
     [11]
@@ -86,13 +69,7 @@ def strays(children: Iterable[int], charge: int | None, spared: Collection[int])
 
 
 class _Guard:
-    """The guard of one process, which is called the guard's *charge*.
-
-    Args:
-        charge: pid of the guarded process, a child of the guard's process.
-        owner: pid of the executor or driver that a guarded warm process serves; ``None`` for an agent.
-        folder: the folder through which runs find a guarded warm process; ``None`` for an agent.
-    """
+    """The guard of one process."""
 
     def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:
         self._charge: int | None = charge
@@ -102,11 +79,9 @@ class _Guard:
         self._killing_since: float | None = None
 
     def run(self) -> None:
-        """Wait until the guarded process has ended, and kill the processes that it leaves behind. Then return.
+        """Wait until the charge has ended, and kill what it leaves behind.
 
-        Do not kill keepers (processes that keep ranks' states for the next job), and do not wait for them: they end by
-        themselves. Do not kill the agents that a killed warm process has forked either, but wait until they have ended.
-        Give up on processes that SIGKILL does not end.
+        Agents of a killed warm process are awaited, keepers are not. Processes that SIGKILL does not end are given up.
         """
         while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():
@@ -120,7 +95,7 @@ class _Guard:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reap(self) -> bool:
-        """Reap all children that have ended. Return whether any child still runs."""
+        """Reap ended children, and return whether any still runs."""
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 if ended == self._charge:
@@ -140,11 +115,7 @@ class _Guard:
         return found
 
     def _leaves(self) -> bool:
-        """Return whether the guarded process and all processes that it has left behind, except keepers, have ended.
-
-        The guard need not wait for keepers (processes that keep ranks' states for the next job), because they end by
-        themselves.
-        """
+        """Return whether the charge has ended and left only keepers, which end by themselves."""
         if self._charge is not None:
             return False
         children = processes.children(os.getpid())
@@ -154,9 +125,9 @@ class _Guard:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
 
     def _is_useless(self) -> bool:
-        """Return whether the guarded process is a warm process that nobody needs any more.
+        """Return whether the charge is a warm process that nobody needs.
 
-        Either the warm process's executor or driver has ended, or its folder is gone and none of its agents is left.
+        Its executor or driver has ended, or its folder is gone and none of its agents is left.
         """
         if self._charge is None or self._folder is None:
             return False
@@ -178,7 +149,7 @@ def _keepers(pids: Iterable[int]) -> list[int]:
 
 
 class _Owner:
-    """The executor or driver that a warm process serves, watched through a process descriptor."""
+    """The executor or driver of a warm process."""
 
     def __init__(self, pid: int) -> None:
         self._since: float | None = None
@@ -192,14 +163,13 @@ class _Owner:
 
     @property
     def gone_for(self) -> float | None:
-        """Number of seconds since the end of this executor or driver was noticed; ``None`` if no end was noticed."""
+        """Seconds since its end was noticed; ``None`` if it was not."""
         if self._since is None and self._descriptor is not None and processes.readable([self._descriptor], 0):
             self._since = time.monotonic()
         return None if self._since is None else time.monotonic() - self._since
 
 
 def _inode(folder: str) -> int | None:
-    """Return the inode of a folder; ``None`` if it is gone."""
     try:
         return os.stat(folder).st_ino
     except OSError:

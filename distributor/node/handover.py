@@ -1,10 +1,8 @@
-"""Send the results of a successful node to the driver without Spark, over connections to the driver.
+"""Sends the results of a successful node to the driver without Spark.
 
-The agent's owner (the Python worker of a Spark task) sends results through Spark. The worker or its executor may die
-before the results are sent, but the agent outlives both. If the driver can be reached, the agent therefore sends the
-results itself: the report and small return values over the channel (its main connection to the driver), and each large
-value over a separate connection. The owner sends them all through Spark too, except large values that the driver has
-received: of these, it sends only the size and the digest.
+The owner sends them through Spark, but it or its executor may die before, and the agent outlives both. So the agent
+sends the report and small values over the channel, and each large value over a connection of its own. Of large values
+that have arrived, the owner then sends only size and digest.
 """
 
 from __future__ import annotations
@@ -22,19 +20,11 @@ from distributor.values.messages import Finished, Sent
 from distributor.values.outcome import NodeReport
 from distributor.values.plan import AgentOrder
 
-#: Maximum number of bytes of return values in the message that says that a node has finished. Further values are sent
-#: over separate connections.
-_INLINE = 5 << 19
+_INLINE = 5 << 19  # bytes of return values in the node's final message
 
 
 class Handover:
-    """Sends to the driver what a node's ranks have returned.
-
-    Args:
-        order: the order that the agent got from its owner (the process that started the agent).
-        link: the agent's link to the driver.
-        silence: number of seconds without progress after which the driver counts as lost.
-    """
+    """Sends the driver what a node's ranks have returned; ``silence`` is seconds without progress."""
 
     def __init__(self, order: AgentOrder, link: DriverLink, silence: float) -> None:
         self._order = order
@@ -43,13 +33,10 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Send the driver the node's report, and the return values that fit into the same message.
+        """Send the node's report, and the values that fit into the same message.
 
-        Do nothing if there is no network connection to the driver, for example in local mode.
-
-        Args:
-            report: the node's report.
-            values: pickled return values by rank, or the paths of files that hold them.
+        Send nothing without a network connection to the driver, as in local mode. A ``str`` is the path of a value's
+        file.
         """
         if self._order.endpoint is None or not self._link.is_open:
             return
@@ -59,11 +46,10 @@ class Handover:
         self._link.tell(Finished(replace(report, placement=None), texts, self._following))
 
     async def send(self, values: Mapping[int, bytes | str]) -> tuple[dict[int, bytes | str | Sent], bool]:
-        """Send the return values that :meth:`announce` has left out because of their size.
+        """Send the values that :meth:`announce` has left out.
 
-        Returns:
-            All values, and whether the run has been stopped. A value that was sent is replaced by a :class:`Sent` (its
-            size and digest). If the run has been stopped, the values are left out, since no process waits for them.
+        Return what the owner must send, with size and digest in place of values that have arrived, and whether the run
+        was stopped. In a stopped run nobody waits for values, so none are left.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()
@@ -86,10 +72,7 @@ class Handover:
 
 
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
-    """Return the values that fit into ``most`` bytes in total, in the order of ``values``.
-
-    Leave out each value that would make the total exceed ``most`` bytes, and each value that is in a file. For such a
-    value, ``values`` contains the file's path (a ``str``).
+    """Return the values that fit into ``most`` bytes together, without files.
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

@@ -1,4 +1,4 @@
-"""Kill the ranks of a failed attempt as soon as they are not writing a file, so that the next attempt can begin."""
+"""Kills the ranks of a failed attempt as soon as they are not writing a file, so that the next attempt can begin."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ from contextlib import suppress
 
 from distributor.machine.open_files import State, regular
 
-#: Number of seconds between two checks of the files that ranks have open.
-_LOOK = 0.05
+_LOOK = 0.05  # seconds between checks of open files
 
-#: Number of seconds without a change after which an open file, such as a log, counts as not being written.
-_QUIET = 1.0
+_QUIET = 1.0  # seconds without a change after which an open file, such as a log, is not being written
 
 
 async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed: set[int]) -> None:
-    """Kill each rank that has no regular file open for writing, or has not written to its files for a second.
+    """Kill each rank that has no file open for writing, or has not written for a second, until none is alive.
 
-    This coroutine ends once no rank is alive. If ranks still write at the end of the grace period, the launcher kills
-    them.
-
-    Args:
-        alive: returns the pids of living ranks, by local rank.
-        folder: the node's private folder, whose files do not count. A rank that writes only to files in this folder is
-            killed like one that has no file open.
-        killed: the local ranks that are killed are added to this set.
+    Files in the node's private ``folder`` do not count. After the grace period, the launcher kills ranks that still
+    write.
     """
     before: dict[int, dict[str, State]] = {}
     while pids := alive():
@@ -41,19 +33,14 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
 
 
 def kill(local_rank: int, pid: int, killed: set[int]) -> None:
-    """Kill a rank, and add it to ``killed``, so that its end does not count as a failure."""
+    """Kill a rank, whose end then does not count as a failure."""
     killed.add(local_rank)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def is_writing(before: Mapping[str, State] | None, now: Mapping[str, State], clock: float) -> bool:
-    """Return whether a process seems to be writing any of its open files.
-
-    Args:
-        before: the files that the process had open for writing at the previous check; ``None`` at the first check.
-        now: the files that the process has open for writing now.
-        clock: the time, in seconds since the epoch.
+    """Return whether a process seems to be writing a file; ``before`` is ``None`` at the first check.
 
     >>> is_writing(None, {"/data/log": State(10, 95 * 10**9)}, 100.0)
     False

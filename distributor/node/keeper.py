@@ -1,11 +1,10 @@
-"""Keep the states of ranks in this node's shared memory for the next job of the run, after the agent has ended.
+"""The keeper: a fork that the agent leaves behind, which keeps ranks' states in shared memory for the run's next job.
 
-A *state* is what a rank passes to ``save_checkpoint``. An agent cannot stay until the next job has loaded the states,
-because its Spark task waits for the agent to end. So the agent leaves a process behind, the *keeper*, which becomes the
-owner of the folder with the states. At the first of three events, the keeper removes the folder and ends:
+The agent itself cannot stay until the next job has loaded them, because its Spark task waits for its end. The keeper
+owns the folder with the states. It removes the folder and ends at the first of three events:
 
-- The run ends. The keeper notices this because the driver closes its connection to the keeper.
-- Ranks of a later job have saved their own states on this machine. The earlier states are then not needed any more.
+- The run ends: the driver closes its connection to the keeper.
+- Ranks of a later job have saved states on this machine, so that the earlier ones are not needed any more.
 - The next job has had enough time to start and to load the states.
 """
 
@@ -29,28 +28,17 @@ from distributor.values.job import Job
 from distributor.values.messages import Holding
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds between checks of whether a later job has saved states on this machine.
-_LOOK = 0.5
+_LOOK = 0.5  # seconds between checks of whether a later job has saved states
 
-#: Number of seconds that the ranks of the next job have to load a state after they have started.
-_LOADING = 60.0
+_LOADING = 60.0  # seconds to load a state, once ranks of the next job have started
 
 
 async def begin(
     job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
 ) -> Keeper | None:
-    """Begin to exchange states with ranks of other nodes, and return the :class:`Keeper`.
+    """Begin to exchange states with other nodes' ranks; ``None`` if this job's nodes do not.
 
-    A *state* is what a rank passes to ``save_checkpoint``.
-
-    Return ``None`` if the nodes of this job do not exchange states.
-
-    Args:
-        job: the job, which says whether nodes exchange states.
-        order: the order that the agent got from its owner (the process that started the agent).
-        memory: the node's folder for states in shared memory; ``None`` if ranks keep none there.
-        address: the node's address.
-        reached: whether the driver can be reached. If not, no states are kept after the agent has ended.
+    If the driver is not ``reached``, no states are kept after the agent.
     """
     if memory is None or job.peers is None:
         return None
@@ -60,7 +48,7 @@ async def begin(
 
 
 def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
-    """Return a connection that the driver closes when the run ends; ``None`` if no connection can be opened."""
+    """Return a connection that the driver closes when the run ends; ``None`` if it cannot be reached."""
     if order.endpoint is None:
         return None
     try:
@@ -72,34 +60,19 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
 
 
 class Keeper:
-    """Sends ranks' states to other nodes while the agent lives, and can leave behind a process that keeps the states.
-
-    A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states.
-
-    Args:
-        job: the job whose ranks' states are kept.
-        private: the node's private folder.
-        folder: the folder with the states in shared memory.
-        server: sends ranks' states to other nodes, and receives copies of states of other nodes' ranks.
-        line: a connection that the driver closes when the run ends; ``None`` if there is no such connection.
-    """
+    """Exchanges states while the agent lives, and can then leave a process that keeps them."""
 
     def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:
         self._job = job
-        self._private = private
-        self._folder = folder
+        self._private = private  # the node's folder
+        self._folder = folder  # the states, in shared memory
         self._server = server
-        self._line = line
+        self._line = line  # closed by the driver when the run ends
 
     def end(self, *, keep: bool) -> None:
-        """End the server that sends ranks' states to other nodes. If ``keep``, leave a process that keeps the states.
+        """End the exchange of states. If ``keep``, leave a process that keeps them, if there are any and the run lives.
 
-        A *state* is what a rank passes to ``save_checkpoint``. The process that is left behind keeps the states for the
-        run's next job. Such a process is started only if there are states, and if a connection to the driver shows
-        that the run has not ended.
-
-        The process that is left behind is a fork of the agent. Other threads of the agent may hold locks at the moment
-        of the fork, so this process uses nothing that takes a lock.
+        Other threads of the agent may hold locks at the moment of the fork, so the fork uses nothing that takes a lock.
         """
         self._server.close()
         if not keep or self._line is None or _has_ended(self._line) or not any(Path(self._folder).glob("*.record")):
@@ -128,14 +101,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Close all file descriptors of this process, a fork of the agent, except those in ``keep``.
-
-    If this fork kept the agent's other descriptors open, other processes would wait until the fork ends. For example,
-    readers of the agent's output would wait for more output.
-
-    Args:
-        keep: the descriptors that stay open.
-    """
+    """Close all other descriptors, since processes wait for their end, such as readers of the agent's output."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
@@ -146,7 +112,7 @@ def _let_go(keep: set[int]) -> None:
 
 
 def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None:
-    """Wait until no job needs the kept states of ranks any more, at most until the time ``until``."""
+    """Wait until no job needs the states, or until the time ``until``."""
     while time.monotonic() < until:
         if processes.readable([line.fileno()], _LOOK) and _has_ended(line):
             return
@@ -155,7 +121,7 @@ def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None
 
 
 def _has_ended(line: ssl.SSLSocket) -> bool:
-    """Return whether the driver has closed a connection. The driver sends only TLS's own messages over it."""
+    """Return whether the driver has closed a connection, over which it sends only TLS's own messages."""
     line.settimeout(0.0)
     try:
         return not line.recv(1)

@@ -1,9 +1,8 @@
-"""The launcher: the process that starts a node's ranks, as forks or new processes, under torch's elastic agent.
+"""The launcher: starts a node's ranks, as forks or new processes, under torch's elastic agent.
 
-The launcher imports torch once. Forking ranks from the launcher is safe, because the launcher runs no user code, never
-touches CUDA, and starts no Python thread and no parallel region before it has forked its ranks. Its main thread watches
-the ranks, and another thread waits for the other nodes. The agent, which is another process, does all other
-communication: it sends the ranks' log lines to the driver, and gets the driver's orders.
+It imports torch once. Forking ranks from it is safe: it runs no user code, never touches CUDA, and starts no Python
+thread and no parallel region before. Its main thread watches the ranks, another one waits for the other nodes. The
+node's agent does all other communication.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.values.plan import NodeOrder
 
-#: The name that a spare (the launcher of the next attempt) shows in its command line. It replaces the word
-#: ``launcher``, and is padded to the same length.
+#: What a spare shows in its command line in place of ``launcher``, padded to the same length.
 _SPARE = "spare".ljust(len("launcher"), "\0")
 
 _telling = threading.Lock()
@@ -50,13 +48,7 @@ def main(path: str, agent_pid: str) -> None:
 
 
 def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
-    """Make this fork of the agent look like a new process, then run the ranks (entry point of the fork).
-
-    Args:
-        order: the order that the agent gave to this launcher.
-        agent_pid: pid of the agent.
-        owner: pid of the agent's owner (the process that asked for the agent).
-    """
+    """Make this fork of the agent look like a new process, then run the ranks (entry point of the fork)."""
     overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
     overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
     _settle(order)
@@ -64,7 +56,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
 
 
 def _settle(order: NodeOrder) -> None:
-    """Give this fork the order's environment variables, and send the fork's output to the launcher's log."""
+    """Take the order's environment, and send output to the launcher's log."""
     log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -74,18 +66,16 @@ def _settle(order: NodeOrder) -> None:
 
 
 def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
-    """Fork the spare (the launcher of the next attempt) if the order asks for one, and run the ranks."""
     if order.spare_fd is not None:
         _fork_spare(order, order.spare_fd, agent_pid)
     _launch(order)
 
 
 def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
-    """Fork the spare (the launcher of the next attempt), which waits until the agent tells it which ranks to start.
+    """Fork the spare, which waits for the agent's order.
 
-    While the spare waits, it ends if its connection to the agent closes, for example because the agent has ended. A
-    signal on the parent's death (``PR_SET_PDEATHSIG``) would not work here, because the spare's parent is this
-    launcher, not the agent.
+    It ends if its connection to the agent closes meanwhile. ``PR_SET_PDEATHSIG`` would not work here, because its
+    parent is this launcher, not the agent.
     """
     if os.fork() != 0:
         os.close(spare_fd)
@@ -112,7 +102,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
 
 
 def _launch(order: NodeOrder) -> NoReturn:
-    """Run the ranks to their end, report to the agent what happened, and exit with code 0 whatever the outcome."""
+    """Run the ranks to their end, report to the agent, and exit with code 0 whatever the outcome."""
     tell = partial(_tell, order)
     try:
         watch = Watch(order, tell)

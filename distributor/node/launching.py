@@ -1,15 +1,12 @@
-"""Start launchers (the processes that start a node's ranks) and give them their orders.
+"""Starts launchers and gives them their orders.
 
-A launcher is either a newly started Python interpreter, which must first import torch, or a fork of a process that has
-imported torch. A forked launcher waits until the agent sends it an order that says which ranks to start. The order
-comes over a socket pair, the launcher's *line* to the agent.
+A launcher is a new interpreter, which first imports torch, or a fork of a process that has imported it. A fork waits
+for its order on a socket pair, its *line* to the agent. The first launcher is a fork if its agent is one of a warm
+process.
 
-If the agent is a fork of a warm process (one that has imported torch in advance), the agent forks the first launcher.
-Otherwise, the first launcher is a new interpreter. If the run may have further attempts, and ranks are forks of the
-launcher (``start_method="fork"``), each launcher first of all forks a *spare* (the launcher of the next attempt). At
-this moment, the launcher has run no user code and has no threads, so the spare can fork ranks later. When the launcher
-ends, the agent becomes the parent of the spare. If there is no spare, or if it has ended by then, the next launcher is
-a new interpreter.
+If there may be further attempts and ``start_method="fork"``, each launcher first of all forks a spare, before it has
+run user code or has threads. When the launcher ends, the agent becomes the spare's parent. Without a living spare, the
+next launcher is a new interpreter.
 """
 
 from __future__ import annotations
@@ -32,44 +29,32 @@ from distributor.values import layout, messages
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds for which an agent waits for the pid of a spare (the next attempt's launcher). A spare sends its
-#: pid as soon as it is forked.
-_SPARE_PATIENCE = 5.0
+_SPARE_PATIENCE = 5.0  # seconds for the pid of a spare, which it sends as soon as it is forked
 
-#: Maximum number of bytes of a message between an agent and a waiting launcher: the path of the launcher's order, or
-#: the launcher's pid.
+#: Maximum number of bytes of a message to or from a waiting launcher: the path of its order, or its pid.
 _LONGEST = 1 << 14
 
-#: Number of files that a launcher opens in addition to the files for ranks and for the store.
-_OTHER_FILES = 96
+_OTHER_FILES = 96  # files besides those for ranks and for the store
 
-#: Maximum number of descriptors sent with an order: the pipe for events, the memory in which ranks report their ends,
-#: the store's socket, and the socket on which a spare waits.
+#: Maximum number of descriptors of an order: the pipe for events, the slots, the store's socket, the spare's line.
 _MOST_DESCRIPTORS = 4
 
 
 class Launcher(Protocol):
-    """The interface through which an agent controls its launcher."""
+    """A launcher as the agent sees it."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def returncode(self) -> int | None:
-        """The launcher's exit code, negative for a signal; ``None`` until its end is noticed, as by :meth:`wait`."""
+        """The exit code, negative for a signal; ``None`` until the end is noticed, as by :meth:`wait`."""
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
-        """Make the launcher start the ranks.
+        """Make the launcher start the ranks, and return the pipe of its events, which closes when it ends.
 
-        Args:
-            order: which ranks to start, and how.
-            slots: the descriptor of memory in which the ranks report to the agent how they end.
-            store: on node 0, a listening socket for the rendezvous store; ``None`` on other nodes.
-            spare: whether the launcher forks a spare, the launcher of the next attempt.
-
-        Returns:
-            The descriptor of a pipe on which the launcher reports events, such as the end of a rank. The pipe closes
-            when the launcher ends.
+        ``slots`` is the memory in which ranks report their ends, ``store`` the listening socket of the rendezvous store
+        on node 0. If ``spare``, the launcher forks a spare.
         """
 
     def send_signal(self, number: int) -> None: ...
@@ -80,28 +65,16 @@ class Launcher(Protocol):
         """Block until the launcher has ended."""
 
     def successor(self) -> Launcher:
-        """Return the launcher of the next attempt: the spare that this launcher has forked, or else a new process.
-
-        Call this once the current launcher has ended.
-        """
+        """Return the launcher of the next attempt, once this one has ended: its spare, or a new process."""
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of the connections between an agent and its launcher.
+    """The connections between an agent and its launcher."""
 
-    Attributes:
-        events: the agent's end of the pipe on which the launcher reports events, such as the end of a rank.
-        spare: the agent's end of a socket pair to the *spare* (the launcher of the next attempt). Over it, the agent
-            later tells the spare which ranks to start. ``None`` if the launcher does not fork a spare.
-        theirs: the descriptors that the launcher gets. Keys are ``"event"`` (the launcher's end of the pipe),
-            ``"slots"`` (memory in which ranks report how they end), ``"store"`` (a listening socket for the rendezvous
-            store, on node 0 only) and ``"spare"`` (the other end of the socket pair, if there is one).
-    """
-
-    events: int
-    spare: socket.socket | None
-    theirs: Mapping[str, int]
+    events: int  # the agent's end of the pipe
+    spare: socket.socket | None  # the agent's end of the spare's line
+    theirs: Mapping[str, int]  # what the launcher gets; "store" on node 0 only, "spare" if it forks one
 
 
 def _open(slots: int, store: socket.socket | None, spare: bool) -> _Ends:
@@ -116,7 +89,7 @@ def _open(slots: int, store: socket.socket | None, spare: bool) -> _Ends:
 
 
 class SpawnedLauncher:
-    """A launcher in a new process, which :meth:`start` starts. The process first imports torch, which takes seconds."""
+    """A launcher in a new process, which takes seconds to import torch."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -164,13 +137,7 @@ class SpawnedLauncher:
 
 
 class WaitingLauncher:
-    """A forked launcher that waits until the agent tells it which ranks to start. It is a child of this process.
-
-    Args:
-        pid: the launcher's pid.
-        line: the agent's end of the socket pair on which the launcher waits. If this end closes before the agent has
-            sent the order, the launcher ends.
-    """
+    """A forked launcher, a child of this process. It ends if its line closes before its order has come."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid = pid
@@ -184,10 +151,7 @@ class WaitingLauncher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the launcher has not ended and still waits for its order.
-
-        If the launcher has ended, its end of the socket pair has closed, which makes the agent's end readable.
-        """
+        """Whether the launcher still waits: when it ends, the agent's end of the line becomes readable."""
         return not processes.readable([self._line.fileno()], 0)
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
@@ -218,11 +182,7 @@ class WaitingLauncher:
 
 
 def _successor(line: socket.socket | None) -> Launcher:
-    """Return the launcher of the next attempt: the forked one (*spare*) at the other end of a socket, or a new one.
-
-    The spare is a fork of the earlier launcher, and waits until the agent tells it which ranks to start. If there is no
-    spare, or if it has ended, return a launcher that will be started as a new process.
-    """
+    """Return the spare at the other end, or a launcher in a new process if there is none or it has ended."""
     if line is None:
         return SpawnedLauncher()
     line.settimeout(_SPARE_PATIENCE)
@@ -234,20 +194,14 @@ def _successor(line: socket.socket | None) -> Launcher:
 
 
 def living(launcher: Launcher) -> Launcher:
-    """Return the given launcher, or a new one if the given one has ended while it waited for its order."""
+    """Return the launcher, or a new one if it has ended while it waited for its order."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 
 def files_needed(who: Placement, node: Node) -> int:
-    """Return how many files a node's launcher may have open at a time.
+    """Return how many files a node's launcher may have open: a process descriptor for each rank, and others.
 
-    The launcher has one open file for each rank of the node (the process descriptor by which it watches the rank), some
-    other files and, on the first node, the connections of the rendezvous store.
-
-    Args:
-        who: the placement, which gives the number of connections to the store. Every launcher and every rank of the run
-            may connect to the store, and the first node's launcher needs a descriptor for each connection.
-        node: the node on which the launcher runs.
+    On the first node these include a connection to the store for every launcher and every rank of the run.
     """
     connections = who.world_size + len(who.nodes) if node == who.master else 0
     return node.local_world_size + connections + _OTHER_FILES
@@ -256,9 +210,7 @@ def files_needed(who: Placement, node: Node) -> int:
 def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
     """Fork the first launcher from this process, which must have imported torch and must have no threads.
 
-    Args:
-        sockets: the sockets that the agent has inherited. The launcher keeps none of them.
-        owner: pid of the process that asked for the agent.
+    It closes ``sockets``, which are the agent's.
     """
     agent = os.getpid()
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -272,7 +224,7 @@ def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
 
 
 def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
-    """Wait in this fork for the agent's order to start ranks, then run them. If the agent ends first, end too."""
+    """Wait for the order in this fork, then run the ranks; end if the agent ends before."""
     try:
         processes.die_with_parent(agent)
         order = await_order(line)
@@ -288,7 +240,7 @@ def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
 
 
 def await_order(line: socket.socket) -> NodeOrder | None:
-    """Wait for the agent's order, and return it; ``None`` if the agent has ended or closed its end of the socket."""
+    """Return the agent's order; ``None`` if the agent has ended."""
     with line:
         data, descriptors, _, _ = socket.recv_fds(line, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -299,11 +251,7 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 
 
 def read(path: str) -> NodeOrder:
-    """Read the launcher's order (what it must run) from the file to which the agent has written it.
-
-    Remove the file if the ranks will be forks of the launcher, which have its content already. Otherwise, the ranks are
-    new processes, which read the file too.
-    """
+    """Read the launcher's order, and remove its file unless ranks are new processes, which read it too."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
@@ -322,11 +270,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the launcher's order to a file, and return the file's path.
-
-    The launcher gets the path and not the order, because an order may contain a function that is too large for a
-    message.
-    """
+    """Write the order to a file, since it may hold a function that is too large for a message."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

@@ -1,8 +1,7 @@
-"""The launcher's thread for the rendezvous of all nodes, which uses torch's elastic agent and rendezvous store.
+"""The launcher's thread for the rendezvous of all nodes, with torch's elastic agent and rendezvous store.
 
-The launcher has two threads. The thread in this module does everything that waits for other nodes, and the main thread
-watches the ranks. If the rendezvous store does not answer, because another node is cut off or its machine hangs, only
-the thread in this module is blocked.
+All that waits for other nodes is here. If the store does not answer, because a node is cut off or its machine hangs,
+only this thread is blocked, while the main thread watches the ranks.
 """
 
 from __future__ import annotations
@@ -33,48 +32,34 @@ from distributor.rank import lookups, process
 from distributor.values import messages
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds that a finished node waits for the others at the exit barrier. Slower nodes may train for days.
-_EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
+_EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0  # seconds; slower nodes may train for days
 
-#: Key that a node sets in the store when its ranks have failed, so that other nodes notice the failure even if they
-#: cannot reach the driver.
+#: Set in the store by a node whose ranks have failed: others notice it even if they cannot reach the driver.
 _FAILED_KEY = "distributor/failed"
 
-#: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
+#: In the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
 _LEFT_KEY = "distributor/left"
 _ALL_LEFT_KEY = "distributor/all_left"
 
-#: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
-_LEAVE_TIMEOUT = 5.0
+_LEAVE_TIMEOUT = 5.0  # seconds that node 0 waits for all nodes to pass the exit barrier
 
-#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once this is true of all
-#: nodes. Ranks that only serve other ranks, such as parameter servers, do not count. Nodes use these keys only if some
-#: ranks serve others, or if some nodes have no ranks.
+#: In the store: the number of nodes whose ranks have succeeded, apart from those that only serve others, and a flag
+#: that is set once all have. Used only if some ranks serve others, or some nodes have no ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
-#: Number of seconds between checks of ``_FAILED_KEY``.
-_FAILED_POLL = 1.0
+_FAILED_POLL = 1.0  # seconds between checks of _FAILED_KEY
 
-#: Number of seconds between checks of ``_ALL_DONE_KEY``.
-_DONE_POLL = 0.1
+_DONE_POLL = 0.1  # seconds between checks of _ALL_DONE_KEY
 
-#: Nodes wait for each other this number of seconds longer than the driver waits for them. So the driver gives up
-#: first, and its error says what the run waits for.
+#: Seconds that nodes wait longer for each other than the driver does, whose error says what the run waits for.
 _DRIVER_FIRST = 10.0
 
-#: The type of a function that sends the agent a message.
-Tell = Callable[[messages.Message], None]
+Tell = Callable[[messages.Message], None]  # sends the agent a message
 
 
 class Meeting(threading.Thread):
-    """The thread that runs torch's elastic agent: until the ranks of all nodes have succeeded, or this node's must end.
-
-    Args:
-        order: the order that the launcher got from its agent.
-        watch: starts, watches and stops the node's ranks in the main thread.
-        tell: sends the node's agent a message.
-    """
+    """Runs torch's elastic agent until the ranks of all nodes have succeeded, or this node's must end."""
 
     def __init__(self, order: NodeOrder, watch: Watch, tell: Tell) -> None:
         super().__init__(name="distributor-meeting", daemon=True)
@@ -91,11 +76,7 @@ class Meeting(threading.Thread):
         self._agent = _RankAgent(spec, order, watch)
 
     def run(self) -> None:
-        """Run torch's elastic agent.
-
-        Report to this node's agent process (not to torch's agent) if torch's agent raises an error, or if the ranks of
-        all nodes have succeeded.
-        """
+        """Run torch's elastic agent; tell the node's agent of an error, or that all nodes' ranks have succeeded."""
         try:
             result = self._agent.run()
             if not result.is_failed():
@@ -108,11 +89,7 @@ class Meeting(threading.Thread):
 
 
 class _PlacedRendezvous(RendezvousHandler):
-    """A rendezvous for nodes that already know the placement, which says which rank runs on which node.
-
-    On node 0, this class starts the rendezvous store. On other nodes, it connects to this store. Nothing else is left
-    to do, because each node already knows its rank.
-    """
+    """A rendezvous of nodes that know their ranks already: the store, started on node 0, is all they need."""
 
     def __init__(self, order: NodeOrder, tell: Tell) -> None:
         self._order = order
@@ -196,13 +173,11 @@ class _RankAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _all_done(self) -> bool:
-        """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
+        """Return whether this node, whose ranks have succeeded, may go to torch's exit barrier.
 
-        If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier as
-        soon as its own ranks have succeeded. Otherwise, it must also wait until the ranks of all other nodes have
-        succeeded, apart from ranks that serve others. There are two reasons for this. A rank that serves others must
-        not end before the ranks that it serves. And a node without ranks would wait at the barrier from the start,
-        where it cannot learn that another node has failed.
+        It may if all nodes have ranks and none serves others, as a parameter server does. Otherwise, all other ranks
+        must have succeeded, too: a serving rank must outlive those that it serves, and a node without ranks would be at
+        the barrier from the start, where it cannot learn that another has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
@@ -216,16 +191,15 @@ class _RankAgent(SimpleElasticAgent):
         return False
 
     def _tell_others(self) -> None:
-        """Tell the other nodes, over the rendezvous store, that this node has ended without success."""
+        """Tell the other nodes that this one has ended without success."""
         with suppress(Exception):
             self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
-        """Return whether this node must end because another node has failed.
+        """Return whether this node must end because another has failed.
 
-        The rendezvous store is on node 0. If the store is gone, node 0 has failed, and this node must end. If another
-        node has failed but the store is there, only a node with ranks must end. A node without ranks goes on, because
-        it runs companions (helper processes, such as Ray) that a rank of node 0 may need in order to save.
+        If the store is gone, node 0 has failed. Otherwise, a node without ranks goes on: a rank of node 0 may need its
+        companions in order to save.
         """
         try:
             failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
@@ -234,11 +208,10 @@ class _RankAgent(SimpleElasticAgent):
             return True
 
     def _exit_barrier(self) -> None:
-        """Keep node 0 and its rendezvous store alive until all nodes have passed torch's exit barrier.
+        """Keep node 0 and its store alive until all nodes have passed torch's exit barrier.
 
-        After torch's exit barrier, node 0 waits at most :data:`_LEAVE_TIMEOUT` seconds until every other node has
-        passed the barrier too. With torch alone, node 0 would not wait. The rendezvous store would end with node 0, and
-        a slower node would try for a second or two to reach it.
+        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. With torch alone, the store would end with node 0, and
+        slower nodes would try for a second or two to reach it.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
@@ -256,8 +229,5 @@ class _RankAgent(SimpleElasticAgent):
         """Do nothing, since ranks that must stop have been stopped already."""
 
     def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
-        """Construct an event for torch's elastic agent.
-
-        Torch's own method is not used, because it looks up the host's full name, which takes seconds without DNS.
-        """
+        """Construct an event without the host's full name, whose lookup by torch takes seconds without DNS."""
         return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

@@ -1,7 +1,4 @@
-"""Determine the outcomes of ranks from how their processes ended and from what the ranks reported.
-
-The functions of this module have no side effects.
-"""
+"""Determines how ranks have ended, from their processes' ends and their own reports. Without side effects."""
 
 from __future__ import annotations
 
@@ -31,51 +28,32 @@ _NO_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Now:
-    """The current time in seconds: ``wall`` since the epoch, and ``moment`` on the host's monotonic clock."""
+    """The current time: seconds since the epoch, and on the monotonic clock, which all processes of a host share."""
 
     wall: float
     moment: float
 
     def ago(self, moment: float) -> float:
-        """Convert a time on the monotonic clock (which all processes of a host share) to seconds since the epoch."""
+        """Convert a time on the monotonic clock to seconds since the epoch."""
         return self.wall - (self.moment - moment)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Everything known about the ends of a node's ranks.
+    """Everything known about the ends of a node's ranks."""
 
-    Attributes:
-        exits: how the ranks' processes ended, by local rank. If a rank has no entry, it is unknown how its process
-            ended.
-        stopped: whether the agent has stopped the ranks.
-        tails: the last output of each rank, by global rank.
-        oom: whether the kernel has killed a process for lack of memory while the ranks ran.
-        full: path of the node's folder if the disk of this folder is full; otherwise ``None``.
-        limit: how the node limits the memory of processes, as a text after "the node"; ``None`` if it does not.
-        now: the current time, both on the monotonic clock and in seconds since the epoch. These two times are used to
-            convert other times to seconds since the epoch. If the launcher has not seen when a rank ended, the rank
-            counts as having ended now.
-        shipped: for each shipped file, its path on this node and its path on the driver.
-    """
-
-    exits: Mapping[int, RankExited]
-    stopped: bool = False
-    tails: Mapping[int, bytes] | None = None
-    oom: bool = False
-    full: str | None = None
-    limit: str | None = None
-    now: Now = Now(0.0, 0.0)
-    shipped: Sequence[tuple[str, str]] = ()
+    exits: Mapping[int, RankExited]  # by local rank; none if unknown
+    stopped: bool = False  # by the agent
+    tails: Mapping[int, bytes] | None = None  # last output, by global rank
+    oom: bool = False  # the kernel has killed a process for lack of memory meanwhile
+    full: str | None = None  # the node's folder, if its disk is full
+    limit: str | None = None  # of the memory of processes, as a text after "the node"
+    now: Now = Now(0.0, 0.0)  # a rank whose end the launcher has not seen counts as ended now
+    shipped: Sequence[tuple[str, str]] = ()  # paths of each shipped file: on this node, on the driver
 
 
 def read(slots: int, local_rank: int) -> Ending | None:
-    """Return what a rank has reported about its end; ``None`` if it has reported nothing.
-
-    Args:
-        slots: the descriptor of the memory in which the node's ranks report how they end.
-        local_rank: the rank.
-    """
+    """Return what a rank has reported about its end, if anything."""
     said = rank_slots.read(slots, local_rank)
     if said is None:
         return None
@@ -84,7 +62,7 @@ def read(slots: int, local_rank: int) -> Ending | None:
 
 
 def leaves_early(target: Target, ending: Ending | None) -> bool:
-    """Return whether a rank whose process has ended with code 0 has not finished: a function must have returned."""
+    """Return whether a rank that ended with code 0 has not finished: a function must have returned."""
     return isinstance(target, Function) if ending is None else ending.outcome.state == "failed"
 
 
@@ -95,14 +73,7 @@ def echoes(ending: Ending | None) -> bool:
 
 
 def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Outcome:
-    """Return the outcome of a rank that was started.
-
-    Args:
-        order: the order that the launcher got from the agent.
-        local_rank: the rank.
-        ending: what the rank has reported about its end.
-        ends: how the node's ranks have ended.
-    """
+    """Return the outcome of a rank that was started."""
     rank, host = order.plan.node.first_rank + local_rank, order.host
     told = None if ending is None else ending.outcome
     exit = ends.exits.get(local_rank)
@@ -126,10 +97,9 @@ def _obeys(ending: Ending | None, exit: RankExited | None) -> bool:
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether the launcher ended a serving rank, such as a parameter server, because nobody needed it any more.
+    """Return whether the launcher ended a serving rank, such as a parameter server, while its function was running.
 
-    Return ``True`` only if the rank's function was still running when the launcher ended the rank. If the function has
-    returned, or had failed before, the rank's own report says how it ended.
+    If the function has returned, or had failed before, the rank's own report says how it ended.
     """
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
@@ -137,10 +107,7 @@ def _has_served(ending: Ending | None, exit: RankExited) -> bool:
 
 
 def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Failure:
-    """Return why a rank failed, from what the rank has reported and from how its process ended.
-
-    The arguments are the same as for :func:`outcome_of`.
-    """
+    """Return why a rank failed."""
     rank = order.plan.node.first_rank + local_rank
     exit = ends.exits.get(local_rank)
     told = None if ending is None or ending.outcome.state != "failed" else ending.outcome.failure
@@ -175,19 +142,16 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
-    """Return when a rank failed: the time that the rank has reported or, without a report, the end of its process.
+    """Return when a rank failed, as it has reported or else as its process ended.
 
-    Ignore a reported time that is impossible, since user code may have replaced the clock.
+    A reported time that is impossible is ignored, since user code may have replaced the clock.
     """
     end = now.moment if exit is None else exit.moment
     return ending.moment if ending is not None and 0 <= ending.moment <= end else end
 
 
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
-    """Return the outcomes, with at most ``most`` bytes of pickled exceptions in total.
-
-    Keep the exceptions of the earliest failures as long as they fit, and remove the exceptions of all later failures.
-    """
+    """Return the outcomes with at most ``most`` bytes of pickled exceptions, those of the earliest failures."""
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()
     for failure in by_time:
@@ -203,11 +167,9 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 
 
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
-    """Return three versions of the message that an attempt has failed on a node, the longest one first.
+    """Return a failed attempt's message at three lengths, of which the caller sends the first that fits into a frame.
 
-    Each version is a :class:`~distributor.values.messages.Stopped` message with ``port``, ``outcomes`` and ``error`` as
-    its fields. The first version leaves out pickled exceptions, the second one also tracebacks and log output, and the
-    third one all failures. The caller sends the first version that is not too long for the channel.
+    The first one lacks exceptions, the second also tracebacks and output, the third failures.
     """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
@@ -216,7 +178,7 @@ def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | Non
 
 
 def describe_exit(code: int, oom: bool) -> tuple[str, str]:
-    """Return the kind and message of a failure for a process that ended without an exception.
+    """Return kind and message of a failure without an exception.
 
     >>> describe_exit(3, False), describe_exit(-9, False)
     (('exit', 'exited with code 3'), ('signal', 'killed by SIGKILL'))
@@ -235,7 +197,7 @@ def describe_exit(code: int, oom: bool) -> tuple[str, str]:
 
 
 def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the paths of shipped files replaced by the files' paths on the driver.
+    """Replace paths of shipped files by those on the driver.
 
     >>> as_on_driver('File "/tmp/node/script/train.py"', [("/tmp/node/script/train.py", "/home/train.py")])
     'File "/home/train.py"'
@@ -246,14 +208,9 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
 
 
 def explain(error: Exception, folder: str) -> tuple[str, str]:
-    """Return the class name and the text of the error that a node reports if it cannot start, or if its agent fails.
+    """Return class and text of the error of a node that cannot start, or whose agent has failed.
 
-    The text of an error of this package stays as it is. If the disk is full, the text says so. For any other error, the
-    text includes a traceback.
-
-    Args:
-        error: why the node cannot start, or why its agent has failed.
-        folder: the node's private folder.
+    Errors of other packages have a traceback, unless the disk is full.
     """
     if isinstance(error, DistributorError):
         return type(error).__name__, str(error)

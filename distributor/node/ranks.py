@@ -1,4 +1,4 @@
-"""A record of what an agent knows about the ranks of its node."""
+"""What an agent knows about the ranks of its node."""
 
 from __future__ import annotations
 
@@ -15,44 +15,28 @@ from distributor.stopping.node import Halting
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: Matches the part of a traceback that begins at the imports of ``launcher.py``. It needs no line of source code,
-#: because tracebacks have none if the package is in a zip file.
+#: Matches a traceback from the imports of ``launcher.py`` on, without source lines, which are missing in a zip file.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 
 @dataclass
 class Ranks:
-    """What the launcher (the process that starts the ranks) has reported about the ranks.
-
-    Attributes:
-        slots: the memory in which ranks report how they end.
-        halting: the node's part in stopping all ranks of the run at the same step.
-        segments: the files in ``/dev/shm`` that libraries create in the ranks. These files are removed after the
-            attempt.
-        started: whether the ranks were started.
-        exits: how ranks have ended, by local rank.
-        pids: pids of the ranks, by local rank.
-        hurried: the local ranks that the agent has killed, because another attempt waits for their end or because no
-            user code in them handles SIGTERM.
-        passed: whether the ranks of all nodes have succeeded.
-        error: the launcher's error, if it has reported one.
-    """
+    """What the launcher has reported about the ranks."""
 
     slots: Slots
     halting: Halting
-    segments: Segments = field(default_factory=Segments)
+    segments: Segments = field(default_factory=Segments)  # files in /dev/shm of libraries, removed after the attempt
     started: bool = False
-    exits: dict[int, messages.RankExited] = field(default_factory=dict)
-    pids: dict[int, int] = field(default_factory=dict)
-    hurried: set[int] = field(default_factory=set)
-    passed: bool = False
+    exits: dict[int, messages.RankExited] = field(default_factory=dict)  # by local rank
+    pids: dict[int, int] = field(default_factory=dict)  # by local rank
+    hurried: set[int] = field(default_factory=set)  # killed by the agent, which makes their failure a stop
+    passed: bool = False  # the ranks of all nodes have succeeded
     error: messages.LauncherFailed | None = None
 
     def note(self, event: messages.Message) -> messages.Message:
-        """Record a message from the launcher, and return it.
+        """Record a message of the launcher, and return it.
 
-        If the agent has killed a rank, the launcher may report the rank's end as a failure. In this case, return a
-        message that says that the rank was stopped.
+        The launcher may report the end of a rank that the agent has killed as a failure: it becomes a stop.
         """
         if isinstance(event, messages.RankExited) and event.stopped is None and event.local_rank in self.hurried:
             event = replace(event, stopped=event.moment) if event.code == -signal.SIGKILL else event
@@ -77,7 +61,7 @@ class Ranks:
 
     @property
     def succeeded(self) -> bool:
-        """Whether there are ranks, and all of them have succeeded without being stopped."""
+        """Whether there are ranks, and all have succeeded without being stopped."""
         ends = self.exits.values()
         return bool(self.pids) and not self.alive and all(exit.succeeded and exit.stopped is None for exit in ends)
 
@@ -86,11 +70,10 @@ class Ranks:
         return bool(self.alive_pids)
 
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
-        """Return the kind and message of a failure of the launcher; ``None`` if it has not failed.
+        """Return kind and message of a failure of the launcher; ``None`` if it has not failed.
 
-        The launcher has failed if it has reported an error. It has also failed if it ended before any rank was started
-        or, on a node without ranks, ended with a code other than 0. Such an end is no failure if the agent was stopping
-        the launcher.
+        It has failed if it says so, if it ended before any rank was started or, on a node without ranks, with a code
+        other than 0. An end while the agent was stopping it is no failure.
         """
         if self.error is not None:
             return (
@@ -116,9 +99,7 @@ class Ranks:
 
 
 def _without_torch(said: str) -> str | None:
-    """Return why torch cannot be imported, if the launcher's log ends with an error of that import; otherwise ``None``.
-
-    The launcher imports torch when it starts. If this fails, the error is the last line in the launcher's log.
+    """Return the error if the launcher's log ends with one of importing torch; otherwise ``None``.
 
     >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
     'ImportError: no torch'

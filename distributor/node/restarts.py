@@ -1,4 +1,4 @@
-"""Keep the driver's orders about further attempts, because an order may arrive before the agent waits for it."""
+"""Keeps the driver's orders about further attempts, which may arrive before the agent waits for them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from distributor.values import messages
 
 
 class Restarts:
-    """The driver's orders about further attempts.
-
-    Args:
-        most: maximum number of times that the ranks may be started again.
-        attempt: number of the node's first attempt.
-    """
+    """The driver's orders about further attempts. ``most`` is a number of restarts, ``attempt`` the first one here."""
 
     def __init__(self, most: int, attempt: int = 0) -> None:
         self._most = most
@@ -30,16 +25,15 @@ class Restarts:
 
     @property
     def spare(self) -> bool:
-        """Whether the current attempt keeps a spare, a launcher for the next attempt."""
+        """Whether the current attempt keeps a spare."""
         return not self._over and self._attempt < self._most
 
     def end(self) -> None:
-        """Record that no further attempt will begin."""
         self._over = True
         self._changed.set()
 
     def on_order(self, order: messages.Message) -> bool:
-        """Record an order from the driver if it is about the next attempt. Return whether it is about that attempt."""
+        """Record an order if it is about the next attempt; return whether it is."""
         if isinstance(order, messages.End):
             self.end()
         elif isinstance(order, messages.Begin):
@@ -54,12 +48,12 @@ class Restarts:
         return True
 
     async def wait(self) -> messages.Begin | None:
-        """Wait for the driver's order to begin another attempt, and return it; ``None`` if no attempt follows."""
+        """Return the order to begin another attempt; ``None`` if none follows."""
         await self._changed.wait()
         return None if self._over else self._begin
 
     def begun(self) -> messages.Stop | None:
-        """Record that the ordered attempt is now the current one. Return the order to stop it, if one has arrived."""
+        """Make the ordered attempt the current one, and return the order to stop it, if one has arrived."""
         assert self._begin is not None
         stop, self._attempt = self._stop, self._begin.attempt
         self._begin = self._stop = None

@@ -1,4 +1,4 @@
-"""Copy the files of earlier runs from ``output_dir`` into the ranks' current directory, before the ranks start."""
+"""Copies the files of earlier runs from ``output_dir`` into the ranks' current directory, before the ranks start."""
 
 from __future__ import annotations
 
@@ -20,23 +20,10 @@ from distributor.values.plan import AgentOrder
 def restore(
     job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
 ) -> None:
-    """Copy the files of ``output_dir`` into ``folder``.
+    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine or if ``order.in_place``, replace none.
 
-    On the driver's machine, and if the owner's current directory is also the driver's (``order.in_place``), replace no
-    file in ``folder``.
-
-    Args:
-        job: the job, which says what ``output_dir`` is.
-        order: the order that the agent got from its owner (the process that started the agent).
-        folder: the ranks' current directory.
-        node_rank: the node's rank, which is part of the name of a test file at the URL.
-        uploads: access to ``output_dir`` if it is a URL; otherwise ``None``.
-        reached: whether the driver can be reached.
-
-    Raises:
-        StartError: ``output_dir`` is a URL that this node cannot use, or that holds more than ``output_limit``. Or the
-            files must be copied from the driver, but the driver cannot be reached.
-        OSError: a file cannot be read or written, or the connection to the driver has broken.
+    StartError if ``output_dir`` is a URL that this node cannot use or that holds more than ``output_limit``, or if it
+    is on the driver, which cannot be reached.
     """
     kept = job.output_dir
     if kept is None:
@@ -78,7 +65,6 @@ def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) ->
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy the files of ``source`` that are missing from ``folder``."""
     for name in tree.sizes(str(source)):
         target = folder / name
         if not os.path.lexists(target):

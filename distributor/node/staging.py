@@ -1,4 +1,4 @@
-"""Prepare a node's private folder for the node's ranks."""
+"""Prepares a node's private folder for the node's ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
-#: Names of files and folders in the node's folder that are kept from one attempt to the next.
+#: Names in the node's folder that are kept from one attempt to the next.
 _STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the job's script and project folder into the node's folder.
 
-    On the driver's machine, ranks need no copies, except of a script that came from a pipe.
-
-    Without a project folder, ranks run in the executor's current directory if it is also the driver's. Otherwise, ranks
-    run in a new folder, so that their new files can be told apart from other files. The new folder has links to the
-    files in the executor's current directory, where Spark puts the files of ``--files``.
+    The driver's ranks need no copies, except of a script from a pipe. Without a project folder, ranks run in the
+    executor's current directory if it is also the driver's, or else in a new folder, so that their new files can be
+    told apart. It has links to the files in the executor's current directory, where Spark puts those of ``--files``.
     """
     if (script := _copied_script(job, agent)) is not None:
         copy = layout.script(agent.folder, script)
@@ -44,23 +42,20 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def _copied_script(job: Job, agent: AgentOrder) -> Script | None:
-    """Return the job's script if ranks run a copy of it."""
+    """Return the script if ranks run a copy of it."""
     script = job.target if isinstance(job.target, Script) else None
     return None if script is None or (agent.on_driver and not script.piped) else script
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the files that a node's plan contains, which the node's ranks need, into the node's folder.
-
-    Also record in the node's folder which paths outside it must be removed after the attempt.
-    """
+    """Write the files of a plan, and note which paths elsewhere must be removed after the attempt."""
     folders.note_elsewhere(folder, plan.elsewhere)
     for name, text in plan.files.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 
 
 def clear(agent: AgentOrder) -> None:
-    """Remove what an attempt has left behind. Shipped files and the ranks' output stay in the node's folder."""
+    """Remove what an attempt has left behind, but not shipped files and output."""
     folder = Path(agent.folder)
     folders.remove_elsewhere(folder)
     for path in folder.iterdir():
@@ -73,19 +68,11 @@ def clear(agent: AgentOrder) -> None:
 
 
 def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | None:
-    """Create the folder in shared memory in which ranks keep their newest states; return ``None`` if they keep none.
+    """Create the folder in shared memory for ranks' states; ``None`` if they keep none.
 
-    A *state* is what a rank passes to ``save_checkpoint``. The nodes on a machine may together take half of the free
-    shared memory for states. Ranks need the other half for other things. Memory that holds states of an earlier job of
-    the run counts as free, because these states are removed once this job has saved its own.
-
-    Args:
-        job: the job, which says whether ranks keep states in memory.
-        agent: the order that the agent got from its owner (the process that started the agent).
-        nodes: number of the run's nodes on this machine.
-
-    Raises:
-        StartError: the machine has no shared memory that this user may write to.
+    The ``nodes`` of this machine may together take half of what is free, and leave the rest to ranks. States of an
+    earlier job count as free, because they are removed once this job has saved its own. StartError without shared
+    memory.
     """
     if job.checkpoints is None or not job.checkpoints.memory:
         return None
@@ -104,7 +91,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
-    """Return the order that tells the launcher what to run. File descriptors are added when the launcher starts."""
+    """Return the launcher's order, whose descriptors are added when it starts."""
     job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
@@ -141,10 +128,9 @@ def _gpu_check(job: Job) -> Call | None:
 
 
 def _check(site: Site) -> Call | None:
-    """Return the call by which ranks check, before user code runs, that checkpoints can be kept; ``None`` for no check.
+    """Return the call by which ranks check that checkpoints can be kept, in a job's first attempt only.
 
-    Ranks make this check in the first attempt of a job only. Later attempts can start even if the place for checkpoints
-    cannot be reached.
+    Later attempts can start even if the place cannot be reached.
     """
     if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None
@@ -152,7 +138,6 @@ def _check(site: Site) -> Call | None:
 
 
 def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
-    """Return the environment variables that tell ranks where to keep checkpoints."""
     if site.job.checkpoints is None:
         return {}
     hosts = {node.node_rank: node.host for node in site.placement.nodes}
@@ -160,10 +145,7 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
-    """Return the paths of the job's script and project folder, each as a pair: on this node, and on the driver.
-
-    On the driver's machine, ranks use the original files, which are left out.
-    """
+    """Return the paths of the copies of the job's script and project folder, on this node and on the driver."""
     paths = []
     if (script := _copied_script(job, agent)) is not None:
         paths.append((str(layout.script(agent.folder, script)), script.path))
@@ -173,7 +155,7 @@ def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
 
 
 def current_folder(job: Job, agent: AgentOrder) -> str | None:
-    """Return the folder in which ranks run; ``None`` if they run in the agent's current directory."""
+    """Return the folder in which ranks run; ``None`` for the agent's current directory."""
     if agent.on_driver:
         return None if job.working_dir is None else job.working_dir.path
     if agent.in_place and job.working_dir is None:

@@ -1,8 +1,7 @@
-"""Follow the ranks' log files on a node and pass on new output.
+"""Follows the ranks' log files and passes on new output.
 
-The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
-received it. When the driver has received a part of a file, or if nobody needs that part, this module frees the part's
-disk space by punching a hole into the file (fallocate(2)). The file keeps its size, so offsets stay valid.
+The files are the buffer: ranks write at the speed of the disk. A part that the driver has, or nobody needs, is freed by
+punching a hole, fallocate(2), which keeps the size and so all offsets.
 """
 
 from __future__ import annotations
@@ -21,29 +20,20 @@ from distributor.machine import limits
 from distributor.values import outcome
 from distributor.values.messages import Rest, Skipped
 
-#: Number of seconds between two rounds of reading the files, unless a file may have more than a round reads of it.
-_INTERVAL = 0.05
+_INTERVAL = 0.05  # seconds between rounds, unless a file may have more than a round reads
 
-#: Number of bytes of a rank's last output that its failure report includes.
-_TAIL_BYTES = 8 << 10
+_TAIL_BYTES = 8 << 10  # bytes of last output in a failure report
 
-#: If more than this number of bytes of a rank's log file wait to be sent to the driver, the agent skips lines, unless
-#: the driver keeps all lines in files.
-MAX_LAG = 8 << 20
+MAX_LAG = 8 << 20  # bytes that wait; beyond, lines are skipped unless the driver keeps all in files
 
-#: Number of bytes at the end of a log file that the agent does not skip, so that the driver's live view goes on with
-#: recent output.
-_KEEP_OF_LAG = 64 << 10
+_KEEP_OF_LAG = 64 << 10  # bytes that are not skipped, so that the live view goes on with recent output
 
-#: Minimum number of bytes of disk space that are freed at a time.
-_RELEASE_STEP = 4 << 20
+_RELEASE_STEP = 4 << 20  # bytes of disk space freed at a time, at least
 
-#: Maximum number of log files that are open at a time. If the process may open only a few files, the maximum is a
-#: quarter of this limit of the process.
+#: Maximum number of open log files, or a quarter of what this process may open.
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
-# Flags of fallocate(2).
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -61,13 +51,9 @@ class _File:
 
 
 class _Descriptors:
-    """A cache of descriptors of open log files. A full cache closes the least recently used descriptor.
+    """A cache of descriptors that closes the least recently used one, since a process may not open so many files.
 
-    The cache has a limit because a node may have more log files than a process may open. Files stay open as long as
-    possible because an open file can be read to its end even if a rank has removed it.
-
-    Args:
-        most: the maximum number of open descriptors.
+    Files stay open as long as possible: an open file can be read to its end even if a rank has removed it.
     """
 
     def __init__(self, most: int) -> None:
@@ -75,7 +61,7 @@ class _Descriptors:
         self._open: dict[_File, int] = {}  # the last used one is at the end
 
     def size(self, file: _File) -> int:
-        """Return the size of a file; 0 if there is no such file. If the cache is not full, also open the file."""
+        """Return the size of a file, or 0; open it while the cache is not full."""
         if file not in self._open and len(self._open) < self._most:
             self.get(file)
         try:
@@ -84,7 +70,7 @@ class _Descriptors:
             return 0
 
     def get(self, file: _File) -> int | None:
-        """Return a descriptor of a file, valid until the next call; ``None`` if the file cannot be opened now."""
+        """Return a descriptor, valid until the next call; ``None`` if the file cannot be opened now."""
         descriptor = self._open.pop(file, None)
         if descriptor is None:
             while len(self._open) >= self._most:
@@ -98,12 +84,10 @@ class _Descriptors:
 
 
 class Tailing:
-    """Reads the log files of a node's ranks as they grow, and sends new output to the driver.
+    """Sends the output of a node's ranks to the driver as it grows.
 
-    Args:
-        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each log file.
-        shipped: the ranks whose lines the driver wants; ``None`` for all. All ranks' reports are sent anyway.
-        keep: whether the driver keeps the lines of all ranks in files, so that nothing may be skipped.
+    ``files`` are rank, stream and path. The driver wants the lines of the ranks in ``shipped``, ``None`` for all, and
+    the reports of all ranks. If the driver is to ``keep`` all lines in files, nothing may be skipped.
     """
 
     def __init__(self, files: Iterable[tuple[int, int, Path]], shipped: Iterable[int] | None, keep: bool) -> None:
@@ -115,25 +99,17 @@ class Tailing:
         ]
         self._descriptors = _Descriptors(max(1, min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN)))
         self._uplink: Uplink | None = None
-        #: The last bytes of each rank's stdout and stderr, in the order read. Uncaught exceptions are not included.
-        self.tails: dict[int, bytes] = {}
-        #: Total number of bytes that the ranks have written so far, as seen here.
-        self.seen = 0
+        self.tails: dict[int, bytes] = {}  # the last of stdout and stderr, in the order read
+        self.seen = 0  # bytes that the ranks have written, as seen here
 
     def ship_to(self, uplink: Uplink) -> None:
-        """From now on, send output over this uplink (the agent's end of the channel)."""
         self._uplink = uplink
 
     def stop_shipping(self) -> None:
-        """Stop sending lines to the driver, because the connection to it is lost for good."""
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each log file the driver has received.
-
-        ``again`` means that a broken connection has been restored. In that case, send the log files again from the
-        positions that ``offsets`` gives.
-        """
+        """Note how much of each file the driver has; after a break (``again``), send from there."""
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:
@@ -141,26 +117,26 @@ class Tailing:
             self._release(file, file.acked)
 
     def begin_again(self) -> None:
-        """Forget the last output of each rank, since output from now on belongs to another attempt."""
+        """Forget the last output, since what follows belongs to another attempt."""
         self.tails = {}
 
     async def follow(self) -> None:
-        """Pass on new output of the ranks until this coroutine is cancelled."""
+        """Pass on new output until cancelled."""
         while True:
             longest = await self._pass_on()
             await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
 
     async def drain(self) -> None:
-        """Pass on what the log files contain now. Ignore what is written later, and output that can no longer be read.
+        """Pass on what the files contain now.
 
-        A process that still writes to a log file has escaped the clean-up of the node, and may never end.
+        A process that still writes has escaped the clean-up of the node, and may never end.
         """
         ends = {file: self._descriptors.size(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
-        """Return the parts of the ranks' log files that the driver must keep but has not received yet."""
+        """Return what the driver must keep but has not received."""
         return tuple(
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files
@@ -168,7 +144,7 @@ class Tailing:
         )
 
     async def _pass_on(self) -> int:
-        """Pass on a bounded piece of each log file, and return the number of bytes of the longest piece."""
+        """Pass on a bounded piece of each file, and return the bytes of the longest one."""
         longest = 0
         for file in self._files:
             size = self._descriptors.size(file)
@@ -199,7 +175,7 @@ class Tailing:
         return longest
 
     def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:
-        """If over :data:`MAX_LAG` bytes of a file are unsent, skip to the start of a line near the file's end."""
+        """If over :data:`MAX_LAG` bytes are unsent, skip to the start of a line near the file's end."""
         size = self._descriptors.size(file)
         if size - file.offset <= MAX_LAG:
             return
@@ -217,7 +193,7 @@ class Tailing:
         uplink.send(Skipped(file.rank, file.stream, lines, offset))
 
     def _release(self, file: _File, until: int) -> None:
-        """Free a file's disk space up to an offset. The file's size and all offsets stay the same (fallocate(2))."""
+        """Free a file's disk space up to an offset."""
         size = until - file.released
         if size < _RELEASE_STEP or sys.platform != "linux" or (descriptor := self._descriptors.get(file)) is None:
             return

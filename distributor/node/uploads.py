@@ -1,7 +1,6 @@
-"""Access an ``output_dir`` at a URL in a separate process.
+"""Access to an ``output_dir`` at a URL, in a separate process.
 
-The agent does not import the package that accesses the URL, such as s3fs. Such a package may hang, and may start
-threads, which would make it unsafe to fork the agent.
+A package for the URL, such as s3fs, may hang, or start threads, which would make it unsafe to fork the agent.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from distributor.machine import bootstrap
 from distributor.machine.urls import Remote
 from distributor.values.environment import NODE_ID
 
-#: Number of times that a call is tried. Each try after the first starts a new process.
-_ASKED = 2
+_ASKED = 2  # tries of a call, each with a new process
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a method of :class:`Remote`, to be made in the separate process that accesses the URL."""
+    """A call of a method of :class:`Remote`."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -35,22 +33,16 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a call of a method of :class:`Remote` has returned, or the text of the ``OSError`` that it has raised."""
+    """What a call has returned, or the text of its ``OSError``."""
 
     value: Any = None
     error: str | None = None
 
 
 class Uploads:
-    """A folder at a URL, like :class:`Remote`, but accessed by a separate process. All methods block.
+    """A folder at a URL, like :class:`Remote`, accessed by a process that is started when needed. All methods block.
 
-    The process that accesses the URL is started when it is first needed. Like all processes that the agent has started,
-    it ends with the attempt. If it is needed later, a new process is started.
-
-    Args:
-        root: the folder or zip from which the library itself (``distributor``) can be imported.
-        url: the URL of ``output_dir``.
-        environ: the environment of the process that accesses the URL.
+    The process ends with the attempt, like all that the agent has started, and is started again when needed later.
     """
 
     def __init__(self, root: str, url: str, environ: Mapping[str, str]) -> None:
@@ -61,14 +53,9 @@ class Uploads:
         self._closed = False
 
     def check(self, mark: str, own: str) -> None:
-        """Check that the URL leads to the same folder as on the driver, and that this node can write files there.
+        """Check that the URL leads to the driver's ``output_dir``, and this node can write there; StartError if not.
 
-        Args:
-            mark: the name of a file that the driver has written to ``output_dir``. This node must find it at the URL.
-            own: a name for a test file, which this node writes to the URL and removes again.
-
-        Raises:
-            StartError: the URL does not lead to the same folder as on the driver, or this node cannot write to it.
+        ``mark`` is a file that the driver has written there, ``own`` one that this node writes and removes.
         """
         try:
             if not self._call("has", mark):
@@ -81,33 +68,25 @@ class Uploads:
             raise StartError(f"output_dir {self._url!r} cannot be used on this node: {error}") from None
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file in ``output_dir``, which is a URL, by the file's name."""
+        """Return the size of each file, by name."""
         found: dict[str, int] = self._call("sizes")
         return found
 
     def put(self, source: str, name: str) -> None:
-        """Upload a local file to ``output_dir``, the folder at the URL, under the given name."""
         self._call("put", source, name)
 
     def move(self, source: str, name: str) -> None:
-        """Rename a file in ``output_dir``, the folder at the URL, replacing any file that has the new name.
-
-        Args:
-            source: the file's name in the folder.
-            name: the file's new name.
-        """
+        """Rename a file, replacing any other."""
         self._call("move", source, name)
 
     def get(self, name: str, target: str) -> None:
-        """Download a file from ``output_dir``, the folder at the URL, to a local path."""
         self._call("get", name, target)
 
     def remove(self, name: str) -> None:
-        """Remove a file from ``output_dir``, the folder at the URL, if the file exists."""
         self._call("remove", name)
 
     def close(self) -> None:
-        """Kill the process that accesses the URL, even during an upload."""
+        """Kill the process, even during an upload."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -161,7 +140,7 @@ class Uploads:
 
 
 def main(url: str) -> None:
-    """Access ``url`` as the agent asks on standard input, until the agent closes this input or ends (entry point)."""
+    """Access ``url`` as the agent asks on standard input, until the agent closes it or ends (entry point)."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends this process, even on a machine that shuts down
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers

@@ -1,10 +1,9 @@
-"""The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
+"""The warm process of an executor or a driver.
 
-The warm process runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and
-no parallel region. Forking from it is therefore safe, and no run sees anything of an earlier run. The warm process ends
-when its executor or driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. A warm
-process that is to be replaced, for example because the file of a loaded module has changed, ends after its last agent.
-For how runs find a warm process, see :mod:`distributor.schedulers.hosting.warm`.
+Forking agents from it is safe, and no run sees anything of an earlier one: it runs no user code but the imports of
+``preload``, touches no accelerator, and starts no thread and no parallel region. It ends with its executor or driver,
+or when no run has used it for ``keep_warm`` seconds, or after its last agent if it is to be replaced, for example
+because a loaded module's file has changed. How runs find it: :mod:`distributor.schedulers.hosting.warm`.
 """
 
 from __future__ import annotations
@@ -32,26 +31,19 @@ from distributor.node import guard
 from distributor.rank import lookups
 from distributor.values import messages
 
-#: Once a client's connection is accepted, each part of its request must arrive within this number of seconds. (A client
-#: is a process that wants an agent. Connections are accepted only after the imports.)
-_ASK_TIMEOUT = 2.0
+_ASK_TIMEOUT = 2.0  # seconds for each part of a request, once its connection is accepted, which is after the imports
 
 _TOKEN_BYTES = 32
 
-#: Maximum number of seconds of one wait. The time-out of poll(2), in milliseconds, must fit into 31 bits.
-_LONGEST_WAIT = 3600.0
+_LONGEST_WAIT = 3600.0  # seconds; the time-out of poll(2) is in milliseconds, of 31 bits
 
-#: Maximum number of descriptors of a request: current directory, standard output and error, and up to three sockets.
-_MOST_DESCRIPTORS = 6
+_MOST_DESCRIPTORS = 6  # current directory, standard output and error, up to three sockets
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Fork a guard, which forks the warm process, and return at once in the calling process (entry point).
+    """Fork a guard, which forks the warm process, and return at once (entry point).
 
-    The warm process imports torch and then forks agents. The guard cleans up after the warm process.
-
-    A client that wants a warm process starts a new process, which calls this function and then ends. The client waits
-    for the end of this new process. It does not wait for the guard and the warm process, which go on as orphans.
+    A client that wants an agent waits for the end of this process. The guard and the warm process go on as orphans.
     """
     if os.fork() == 0:
         try:
@@ -81,17 +73,10 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
 
 
 def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
-    """Import all modules that agents, launchers and ranks need.
+    """Import what agents, launchers and ranks need; the file ``now`` tells waiting clients the present module.
 
-    Args:
-        preload: modules to import in addition to torch.
-        now: a file that receives the name of the module being imported, for clients that wait for this process.
-
-    Returns:
-        Notes on modules that could not be preloaded, and why this process must not be forked (``None`` if it may be).
-
-    Raises:
-        ImportError: torch is not installed.
+    Return notes on modules that cannot be preloaded, and why this process must not be forked, if so. ImportError
+    without torch.
     """
     _say(now, "torch")
     for name in (
@@ -140,7 +125,7 @@ def _say(file: Path, text: str) -> None:
 
 
 def _is_bad_fork() -> bool:
-    """Return whether forks of this process cannot use GPUs, for example because CUDA was initialized."""
+    """Return whether forks cannot use GPUs, for example because CUDA was initialized."""
     pid = os.fork()
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
@@ -148,11 +133,10 @@ def _is_bad_fork() -> bool:
 
 
 def _started_runtime() -> str | None:
-    """Return which library has started native threads: JAX, TensorFlow or Ray; ``None`` if none of them has.
+    """Return which library has started native threads, which Python does not list; ``None`` if none has.
 
-    Python does not list native threads. JAX, TensorFlow and Ray start such threads at their first use, not when they
-    are imported. Therefore check in the modules of each library whether it has been used. Sources:
-    ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
+    They start such threads at their first use, not when imported. Sources: ``jax/_src/xla_bridge.py``,
+    ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
@@ -165,7 +149,7 @@ def _started_runtime() -> str | None:
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:
-    """Return the files of the loaded modules, each with its modification time and size."""
+    """Return modification time and size of the loaded modules' files."""
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -205,10 +189,9 @@ class _Warm:
         self._agents: dict[int, int] = {}  # pids of living agents by process descriptor
 
     def run(self) -> None:
-        """Serve until the executor or driver ends, or until ``keep`` seconds have passed without a request or an agent.
+        """Serve until the executor or driver ends, or for ``keep`` seconds nobody asks and no agent lives.
 
-        After :meth:`_retire`, accept no more requests for agents, but wait until all agents that this process has
-        forked have ended.
+        Once retired, only wait until all agents have ended.
         """
         end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:
@@ -267,8 +250,8 @@ class _Warm:
     def _is_outdated(self) -> bool:
         """Return whether a new warm process must replace this one.
 
-        There are two possible reasons. The file of a loaded module has changed, because a package was installed or the
-        user edited the file. Or this process's guard has been killed, so nothing would clean up after a killed agent.
+        Either a loaded module's file has changed, or the guard was killed, so that nothing would clean up after an
+        agent.
         """
         if os.getppid() != self._guard:
             return True
@@ -278,11 +261,7 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests for agents, and remove the socket on which they arrive.
-
-        Apart from this socket, all files in the warm process's folder stay, because agents that the warm process has
-        forked go on and still use these files.
-        """
+        """Accept no more requests. All files but the socket stay, since agents still use them."""
         if self._listener is not None:
             with suppress(OSError):  # still this process's socket, since others replace it only once it is closed
                 os.unlink(Path(self._folder, "socket"))
@@ -315,11 +294,7 @@ class _Warm:
                 os.close(descriptor)
 
     def _remove_folder(self) -> None:
-        """Remove this warm process's folder, unless a new warm process uses the folder by now.
-
-        The folder contains the token of the warm process that uses it. If that is not this process's own token, a new
-        warm process uses the folder.
-        """
+        """Remove the folder, unless its token shows that a new warm process uses it."""
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -332,10 +307,7 @@ class _Warm:
         return pid
 
     def _become_agent(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> NoReturn:
-        """Make this fork look like a new process that the client has started, then run an agent in it.
-
-        The client is the process that has asked for the agent: the Python worker of a Spark task, or the driver.
-        """
+        """Make this fork look like a new process of the client, then run an agent in it."""
         try:
             assert self._listener is not None
             for descriptor in (self._owner, self._lock, *self._agents):

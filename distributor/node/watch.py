@@ -1,7 +1,6 @@
-"""The launcher's main thread. It starts a node's ranks, watches them and stops them, and never waits for the network.
+"""The launcher's main thread: starts, watches and stops a node's ranks, and never waits for the network.
 
-The thread watches ranks through process descriptors, so it notices at once when a rank exits, and gets the true exit
-code. Code that waits for other nodes runs in another thread (:mod:`distributor.node.meeting`).
+Process descriptors show at once that a rank exits, and its true exit code.
 """
 
 from __future__ import annotations
@@ -27,58 +26,42 @@ from distributor.values.plan import NodeOrder
 #: Signals at which the launcher stops its ranks.
 _ORDERS = (layout.STOP_SIGNAL, layout.HURRY_SIGNAL)
 
-#: All signals that the launcher handles. At the others, the agent decides what to do.
-HANDLED = (*_ORDERS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HANDLED = (*_ORDERS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # at the others, the agent decides what to do
 
-#: After a failure, a launcher may wait this number of seconds before it stops its ranks: for the failure that explains
-#: a broken connection or, if it has forked a spare, for the agent's order, which says whether another attempt follows.
+#: Seconds before ranks are stopped after a failure: for the failure that explains a broken connection or, with a spare,
+#: for the agent's order, which says whether another attempt follows.
 _PATIENCE = 1.0
 
-#: Number of seconds that the thread of torch's elastic agent has to tell the other nodes about a failure, once no rank
-#: of this node is left.
-_TELL_PATIENCE = 1.0
+_TELL_PATIENCE = 1.0  # seconds for torch's thread to tell other nodes of a failure, once no rank is left
 
-#: Maximum number of seconds of a wait that has no deadline.
-_IDLE = 3600.0
+_IDLE = 3600.0  # seconds of a wait without a deadline
 
 
 @dataclass
 class _Rank:
-    """A rank's process. ``succeeded`` is ``None`` while it runs. ``echoes``: it has failed because another was lost.
-
-    ``stopped`` is the time at which the launcher began to stop the rank, or ``None``. ``released`` is the time at which
-    the launcher ended the rank because no other rank needed its service (as a parameter server), or ``None``. A
-    released rank counts as succeeded, however it ends.
-    """
+    """A rank's process."""
 
     local_rank: int
     pid: int
     pidfd: int
-    succeeded: bool | None = None
-    echoes: bool = False
-    stopped: float | None = None
-    released: float | None = None
+    succeeded: bool | None = None  # None while it runs
+    echoes: bool = False  # failed because another was lost
+    stopped: float | None = None  # when the launcher began to stop it
+    released: float | None = None  # when nobody needed its service any more; it then counts as succeeded
 
 
 @dataclass
 class _Wishes:
-    """Requests to the launcher's main thread, which starts, watches and stops the ranks. :meth:`wake` wakes the thread.
-
-    ``begin`` asks the main thread to let the ranks begin, ``release`` to end the ranks that only serve other ranks
-    (such as parameter servers), ``stop`` to stop all ranks, and ``over`` to return from :meth:`Watch.run`. ``ordered``
-    says that the node's agent has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says that
-    the node's agent ends the ranks itself, so that the launcher sends no SIGTERM. ``terminated`` says that the launcher
-    itself got SIGTERM.
-    """
+    """What other threads and signal handlers ask of the main thread."""
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
-    begin: bool = False
-    release: bool = False
+    begin: bool = False  # let the ranks begin
+    release: bool = False  # end ranks that only serve others, such as parameter servers
     stop: bool = False
-    ordered: bool = False
-    hurry: bool = False
-    terminated: bool = False
-    over: threading.Event = field(default_factory=threading.Event)
+    ordered: bool = False  # the agent wants the stop, not torch's thread
+    hurry: bool = False  # the agent ends the ranks itself: send no SIGTERM
+    terminated: bool = False  # the launcher itself got SIGTERM
+    over: threading.Event = field(default_factory=threading.Event)  # Watch.run returns
 
     def wake(self) -> None:
         try:
@@ -88,12 +71,7 @@ class _Wishes:
 
 
 class Watch:
-    """Starts, watches and stops the ranks of a node.
-
-    Args:
-        order: the order that the launcher got from its agent.
-        tell: sends the agent a message.
-    """
+    """Starts, watches and stops the ranks of a node."""
 
     def __init__(self, order: NodeOrder, tell: Callable[[messages.Message], None]) -> None:
         self._order = order
@@ -109,7 +87,7 @@ class Watch:
         self._changed = threading.Condition()
 
     def raise_limits(self) -> None:
-        """Let this process open as many files as its ranks and the rendezvous store need, up to its hard limit."""
+        """Let this process open as many files as ranks and the store need, up to its hard limit."""
         limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
@@ -126,11 +104,10 @@ class Watch:
         self._wishes.stop = self._wishes.ordered = True
 
     def fork_ranks(self) -> None:
-        """Fork the ranks, which then wait until they may begin. Do nothing if ranks are started as new processes.
+        """Fork the ranks, which then wait until they may begin, unless they are new processes.
 
-        The ranks must be forked before this process has other threads, and before the rendezvous store exists. The
-        store's C++ thread sometimes holds locks of libc, because it looks names up as ranks connect. A process forked
-        at such a moment would wait for the lock forever.
+        This must precede other threads and the store, whose C++ thread sometimes holds locks of libc, as it looks names
+        up. A process forked at such a moment would wait for the lock forever.
         """
         if self._order.start_method != "fork":
             return
@@ -144,10 +121,9 @@ class Watch:
         os.close(waiting)
 
     def run(self) -> None:
-        """Watch the ranks until the thread of torch's elastic agent calls :meth:`end`, or all ranks have been stopped.
+        """Watch the ranks until :meth:`end`, or all have been stopped.
 
-        If all ranks have been stopped, do not return at once: the thread of torch's elastic agent gets
-        :data:`_TELL_PATIENCE` seconds to tell the other nodes that this node has ended without success.
+        In that case, torch's thread first gets :data:`_TELL_PATIENCE` seconds to tell the other nodes.
         """
         while not self._wishes.over.is_set():
             self._look()
@@ -168,7 +144,7 @@ class Watch:
     # The thread of torch's elastic agent calls the following methods.
 
     def begin(self) -> dict[int, int]:
-        """Make the main thread let the ranks begin their work. Return the ranks' pids by local rank."""
+        """Let the ranks begin, and return their pids by local rank."""
         self._wishes.begin = True
         self._wishes.wake()
         with self._changed:
@@ -176,17 +152,10 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, bool | None]:
-        """Wait until a stop begins, as after a rank's failure, or all ranks have ended except serving ones.
+        """Wait until a stop begins, as after a failure, or all ranks but serving ones have ended, or for ``timeout`` s.
 
-        A serving rank, such as a parameter server, only serves other ranks, and runs until :meth:`release`.
-
-        Args:
-            timeout: maximum number of seconds to wait.
-            known: whether the caller already knows that all ranks have ended except serving ones. In that case, wait
-                only for a stop.
-
-        Returns:
-            Whether each rank has succeeded, by local rank; ``None`` for running ranks.
+        Return whether each rank has succeeded, ``None`` while it runs. If the end is ``known``, wait for a stop only. A
+        serving rank, such as a parameter server, runs until :meth:`release`.
         """
         with self._changed:
             serving = self._order.plan.serving_here
@@ -195,21 +164,18 @@ class Watch:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop of the ranks has been requested or has begun."""
+        """Whether a stop has been requested or has begun."""
         return self._wishes.stop or self._end is not None
 
     def stop(self) -> None:
-        """Make the main thread stop the ranks, and return once all have ended."""
+        """Stop the ranks, and return once all have ended."""
         self._wishes.stop = True
         self._wishes.wake()
         with self._changed:
             self._changed.wait_for(lambda: not self._running())
 
     def release(self) -> None:
-        """Make the main thread end the ranks, such as parameter servers, that only serve other ranks.
-
-        Return once the ranks that only serve others have ended. They count as succeeded, however they end.
-        """
+        """End serving ranks, and return once they have ended. They count as succeeded."""
         if self._running():
             self._wishes.release = True
             self._wishes.wake()
@@ -217,7 +183,7 @@ class Watch:
             self._changed.wait_for(lambda: not self._running())
 
     def end(self) -> None:
-        """Make :meth:`run`, which watches the ranks, return."""
+        """Make :meth:`run` return."""
         self._wishes.over.set()
         self._wishes.wake()
 
@@ -278,7 +244,7 @@ class Watch:
             os.set_inheritable(slots, False)
 
     def _look(self) -> None:
-        """Wait until a rank exits, a request arrives or a time limit is over. Reap all ranks that have exited."""
+        """Wait until a rank exits, a request arrives or a time limit is over, and reap ranks that have exited."""
         running = {rank.pidfd: rank for rank in self._running()}
         for descriptor in readable([*running, self._wishes.pipe[0]], self._patience()):
             if descriptor in running:
@@ -308,8 +274,8 @@ class Watch:
     def _stop(self) -> None:
         """Send the ranks SIGTERM at the first call, and SIGKILL at the first call after the grace period.
 
-        Send no SIGTERM if the agent ends the ranks itself. After a failure, SIGTERM may have to wait; see
-        :meth:`_waits`. Before the rendezvous of all nodes, ranks have run no user code and get no grace period.
+        SIGTERM may have to wait, see :meth:`_waits`, and is not sent if the agent ends the ranks. Before the rendezvous
+        of all nodes, ranks have run no user code and get no grace period.
         """
         if self._end is None:
             if self._waits():
@@ -323,10 +289,10 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _waits(self) -> bool:
-        """Return whether to wait longer, for :data:`_PATIENCE` seconds at most, before the ranks get SIGTERM.
+        """Return whether to wait before ranks get SIGTERM, for :data:`_PATIENCE` seconds at most.
 
-        If another attempt follows, the agent sends the launcher a signal and kills the ranks itself. If ranks have only
-        lost their connections to another, SIGTERM would hide how that one ends.
+        If another attempt follows, the agent sends a signal, and kills the ranks itself. If ranks have only lost their
+        connections to another, SIGTERM would hide how that one ends.
         """
         if self._wishes.ordered or not self._begun or self._wishes.release:
             return False
@@ -337,7 +303,6 @@ class Watch:
         return time.monotonic() < self._held
 
     def _release(self) -> None:
-        """Stop the remaining ranks, which only serve other ranks (as parameter servers do). They count as succeeded."""
         now = time.monotonic()
         for rank in self._running():
             rank.released = now if rank.released is None else rank.released
@@ -351,10 +316,7 @@ class Watch:
         return [rank for rank in self._ranks if rank.succeeded is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals | None) -> None:
-        """Send a signal to the running ranks, if one is given.
-
-        Also record, for each running rank that is not being ended already, that the launcher begins to stop it now.
-        """
+        """Note that the launcher begins to stop the running ranks, and send them a signal, if any."""
         for rank in self._running():
             if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()
