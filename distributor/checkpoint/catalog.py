@@ -1,4 +1,4 @@
-"""Read, commit and remove the checkpoints of one place, which is a folder or a URL."""
+"""Read, commit and remove the checkpoints of one place."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
 
-#: A checkpoint's folder without a manifest holds no committed checkpoint. If nothing in it has changed for this number
-#: of seconds, the run that wrote it counts as ended, and the next commit removes the folder.
+#: Seconds without a change after which the run of an uncommitted checkpoint counts as ended.
 _ABANDONED = 3600.0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint with all its shards (files), ready to be committed. Each field means the same as in ``Manifest``."""
+    """A checkpoint with all its shards, ready to be committed."""
 
     folder: str
     step: int
@@ -31,19 +30,12 @@ class Draft:
 
 
 class Catalog:
-    """The checkpoints of one place (a folder or URL). Only one process at a time may commit there: rank 0 of a run.
-
-    Args:
-        place: the folder or URL that holds the checkpoints.
-        checkpoints: the options that say which checkpoints are kept.
-        sole: whether only this run can commit here, because it has claimed its ``name=`` (see ``values.claims``). If
-            so, each commit removes all uncommitted checkpoints of other runs, however new they are.
-    """
+    """The checkpoints of one place. Only one process at a time may commit there: rank 0 of a run."""
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
         self._place = place
         self._checkpoints = checkpoints
-        self._sole = sole
+        self._sole = sole  # only this run can commit here: remove others' uncommitted checkpoints, however new
         self._known: list[Manifest] | None = None  # committed, the newest first; None until they are read
         self._unread: dict[str, OSError] = {}  # why a folder's manifest, or an index, cannot be read
         self._passed: dict[str, OSError] = {}  # why checkpoints with a manifest could not be loaded
@@ -51,13 +43,7 @@ class Catalog:
         self._number = 0  # number of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
-        """Read the manifests (records) of all committed checkpoints, the newest first. Other files are not checked.
-
-        Leave out those that cannot be read; :meth:`latest` says why.
-
-        Raises:
-            OSError: the folders cannot be listed.
-        """
+        """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
         listed = [name for name, _ in self._place.folders()]
         self._unread = {}
         indexes = self._read_indexes()
@@ -82,12 +68,7 @@ class Catalog:
         return list(self._known)
 
     def read(self, folder: str) -> Manifest | None:
-        """Return the manifest (record) of a folder's checkpoint; ``None`` if it has none, so is not committed.
-
-        Raises:
-            DamagedError: the manifest is damaged.
-            OSError: the manifest cannot be read.
-        """
+        """Return the manifest of a folder's checkpoint; ``None`` if it has none, so is not committed."""
         data = self._fetch(f"{folder}/{MANIFEST}", MANIFEST)
         manifest = None if data is None else records.read_manifest(data)
         if manifest is not None and manifest.folder != folder:
@@ -95,11 +76,7 @@ class Catalog:
         return manifest
 
     def is_committed(self, folder: str) -> bool:
-        """Return whether a folder has a complete manifest.
-
-        Raises:
-            OSError: the manifest cannot be read.
-        """
+        """Return whether a folder has a complete manifest; OSError if the manifest cannot be read."""
         try:
             return self.read(folder) is not None
         except DamagedError:
@@ -112,7 +89,7 @@ class Catalog:
             raise OSError(f"{name} cannot be read: {error}") from error
 
     def _read_indexes(self) -> list[Index]:
-        """Read both files of the index, the newest first. Leave out files that are missing or cannot be read."""
+        """Read both files of the index, the newest first, except files that are missing or cannot be read."""
         found: dict[str, Index] = {}
         for name in INDEX:
             try:
@@ -126,7 +103,7 @@ class Catalog:
         return [found[name] for name in newest]
 
     def _other(self, name: str) -> str:
-        """Return the file for the index that comes after the one in ``name``: the same if the other cannot be read."""
+        """Return the file for the index after the one in ``name``: the same if the other cannot be read."""
         other = INDEX[1 - INDEX.index(name)]
         return name if self._is_hidden(other) else other
 
@@ -135,10 +112,7 @@ class Catalog:
         return name in self._unread and not isinstance(self._unread[name], DamagedError)
 
     def problem(self, manifest: Manifest) -> OSError | None:
-        """Return why a checkpoint lacks a file, or which file has another size; ``None`` if it has all files.
-
-        If a file cannot be looked at, return this error.
-        """
+        """Return why a checkpoint lacks a file, or which file has another size; ``None`` if it has all files."""
         for shard in manifest.shards:
             try:
                 size = self._place.size(f"{manifest.folder}/{shard.name}")
@@ -152,20 +126,13 @@ class Catalog:
     def latest(self, passed: dict[str, OSError]) -> Manifest | None:
         """Return the newest committed checkpoint that has all its files; ``None`` if there is none.
 
-        Args:
-            passed: why checkpoints cannot be loaded, by folder. They are skipped, and further ones are added.
-
-        Raises:
-            OSError: the folders cannot be listed; or no checkpoint can be loaded, and some may be whole.
+        It skips those in ``passed``, and adds why others cannot be loaded. OSError if none can be, and some may be
+        whole.
         """
         return self._first(self.committed(), passed)
 
     def best(self, passed: dict[str, OSError]) -> Manifest | None:
-        """Return the checkpoint with the best value of the metric in ``Checkpoints(best=...)``, like :meth:`latest`.
-
-        Return ``None`` if ``best=`` names no metric, or if no complete checkpoint (one with all its files) has a value
-        of this metric.
-        """
+        """Like :meth:`latest`, but return the best by the metric in ``Checkpoints(best=...)``."""
         if self._checkpoints.best is None:
             return None
         return self._first(records.by_metric(self.committed(), self._checkpoints), passed)
@@ -184,16 +151,14 @@ class Catalog:
         self._passed |= passed
         if found is not None:
             self._passed.pop(found.folder, None)
-        elif not all(isinstance(error, DamagedError) for error in passed.values()):
+        elif not all(isinstance(error, DamagedError) for error in passed.values()):  # some may be whole
             raise OSError(f"no checkpoint in {self._checkpoints.dir!r} can be loaded: {records.described(passed)}")
         return found
 
     def commit(self, draft: Draft) -> Manifest:
-        """Commit a checkpoint. Then remove checkpoints that ``keep=`` and ``best=`` do not protect, and abandoned ones.
+        """Commit a checkpoint. Then remove those that ``keep=`` and ``best=`` do not protect, and abandoned ones.
 
-        Raises:
-            OSError: a manifest or the index could not be read or written. Earlier checkpoints are unchanged. The new
-                checkpoint may have a manifest already, so the caller must call :meth:`discard`.
+        After an OSError, the caller must call :meth:`discard`, because the checkpoint may have a manifest already.
         """
         known = self.committed() if self._known is None else self._known
         self._number += 1  # a commit that fails uses up its number
@@ -224,7 +189,7 @@ class Catalog:
         self._spare = self._other(self._spare)
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Remove checkpoints. Each manifest (record) is removed first, so that no manifest names a missing file."""
+        """Remove checkpoints, each manifest first, so that no manifest names a missing file."""
         for folder in folders:
             with suppress(OSError):  # a later commit removes what remains
                 self._place.remove_file(f"{folder}/{MANIFEST}")

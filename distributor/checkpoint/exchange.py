@@ -1,8 +1,7 @@
 """Exchange bytes between the ranks of a run over torch's rendezvous store, without collectives.
 
-Collectives of two threads would disturb each other. Since values are exchanged without collectives, a thread can commit
-a checkpoint while the main thread trains, and even after ``destroy_process_group()``. Only :func:`connect_group` uses a
-collective, once, when it makes the connection.
+Collectives of two threads would disturb each other. Over the store, a thread can commit a checkpoint while the main
+thread trains, and even after ``destroy_process_group()``. Only :func:`connect_group` uses a collective.
 """
 
 from __future__ import annotations
@@ -24,33 +23,25 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: Numbers of seconds after which a rank that waits for another rank logs a warning, and after which it raises an error.
-#: A patient wait raises no such error, and its warning comes later, because writing a large checkpoint takes long.
+#: Seconds after which a rank that waits logs a warning, and raises an error. A patient wait only warns, and later.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 TELL_PATIENTLY_AFTER = 600.0
 
-#: Maximum number of seconds between two checks of whether another rank's value is there or that rank has ended.
-_LOOK = 0.1
+_LOOK = 0.1  # seconds between two looks at the store, at most
 
-#: The end of the warning about a patient wait. The other rank has begun the call.
 _PATIENTLY = "it may still be writing or reading, or waiting for another rank, so there is no time limit"
 
-#: Maximum number of bytes under one key of the store. Longer values are split. Torch's limit is 8 MiB.
-_PIECE = 4 << 20
+_PIECE = 4 << 20  # bytes under one key of the store; torch's limit is 8 MiB
 
 _ENDED = "ended/{}"
 
-#: The key of the text with which a rank says that it has failed in a call: the call's key, and the rank.
-_HAS_FAILED = "failed/{}/{}"
+_HAS_FAILED = "failed/{}/{}"  # the call's key, and the rank
 
-#: The end of the error of a rank that waits for another rank, which has failed.
 _SEE = "the exception raised there says why"
 
-#: Maximum number of characters of an error in the text of another rank's error.
-_LONGEST = 1000
+_LONGEST = 1000  # characters of an error in another rank's error
 
-#: Each message begins with one of these bytes: the first if a value follows, the second if the text of rank 0's
-#: ``ConfigurationError`` follows, the third if a rank has failed, and the text of a ``RuntimeError`` follows.
+#: The first byte of a message: a value follows, or the text of a ConfigurationError, or of a RuntimeError.
 _GIVEN, _REFUSED, _FAILED = b"+", b"!", b"-"
 
 
@@ -69,16 +60,10 @@ class Store(Protocol):
 
 
 class Exchange:
-    """Sends bytes from one rank to the other ranks, and receives bytes from them. Only one thread at a time may use it.
-
-    Args:
-        store: the store that the ranks share; ``None`` if there is only one rank.
-        rank: this rank.
-        world_size: number of ranks.
-    """
+    """Sends bytes to the other ranks, and receives theirs. Only one thread at a time may use it."""
 
     def __init__(self, store: Store | None, rank: int, world_size: int) -> None:
-        self._store = store
+        self._store = store  # None if there is only one rank
         self.rank = rank
         self.world_size = world_size
         if store is not None:
@@ -94,24 +79,11 @@ class Exchange:
                 return
 
     def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
-        """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
+        """Send a value to rank 0, which waits for the values of all ranks, and returns them in the order of ranks.
 
-        Only rank 0 waits for values; the other ranks return an empty list at once. If rank 0 raises one of the errors
-        below, the other ranks raise the same error in :meth:`share`, which they call next to get the answer of rank 0.
-
-        Args:
-            key: name of this exchange, the same on all ranks: the user's call (see :meth:`fail`), a slash, and a name
-                that no other exchange of the call has.
-            value: this rank's value.
-            what: the user's call. Ranks that make different calls get an error.
-            patient: whether to wait for the values of other ranks without a time limit, for steps that may take a long
-                time, such as writing files. If ``True``, the wait fails only if another rank ends, or fails in the
-                user's call, without sending its value.
-
-        Raises:
-            ConfigurationError: a rank makes a different call, has ended without this call, or (unless ``patient`` is
-                set) has not made this call within half an hour.
-            RuntimeError: a rank has failed in the user's call (see :meth:`fail`).
+        Other ranks return an empty list at once; in :meth:`share`, which they call next, they raise the errors of rank
+        0: ConfigurationError if a rank makes another call than ``what``, ends or is late, RuntimeError if it fails.
+        ``key`` is the call's key, a slash and a name. A ``patient`` wait, for files to be written, has no time limit.
         """
         if self._store is None:
             return [value]
@@ -121,7 +93,7 @@ class Exchange:
         return [value, *(self._receive(key, rank, what, patient=patient) for rank in range(1, self.world_size))]
 
     def _receive(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
-        """Return the value of another rank on rank 0. If there is none, make all ranks raise the same error."""
+        """Return another rank's value on rank 0. If there is none, make all ranks raise the same error."""
         try:
             told = self._take(f"{key}/{rank}", rank, what, patient=patient)
         except ConfigurationError as error:
@@ -139,19 +111,7 @@ class Exchange:
         return value
 
     def share(self, key: str, values: Sequence[bytes], what: str, *, patient: bool = False) -> bytes:
-        """Send values from rank 0: one for each rank, or the same one to all. Return the value for this rank.
-
-        Args:
-            key: the key of the :meth:`gather` that this call answers.
-            values: on rank 0, a value for each rank, or one value; ignored on other ranks.
-            what: the user's call, which errors quote.
-            patient: whether to wait for rank 0 without a time limit, as for :meth:`gather`.
-
-        Raises:
-            ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or (unless ``patient`` is
-                set) has not made this call within half an hour.
-            RuntimeError: rank 0 has failed in the user's call (see :meth:`fail`), or waited for a rank that has.
-        """
+        """Answer a :meth:`gather` from rank 0, with a value for each rank or one for all; return this rank's."""
         if self._store is None:
             return values[0]
         if self.rank > 0:
@@ -166,26 +126,14 @@ class Exchange:
         return values[0]
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """On rank 0, raise an error, and make :meth:`share` raise the same error on all other ranks.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """On rank 0, raise a ConfigurationError, and make :meth:`share` raise it on all other ranks."""
         if self._store is not None:
             self._send(key, [_REFUSED + why.encode()])
         raise ConfigurationError(why)
 
     @contextmanager
     def taking_part(self, call: str, what: str, where: str = "in the call") -> Iterator[None]:
-        """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this call.
-
-        Any exception counts as a failure, including ``KeyboardInterrupt``.
-
-        Args:
-            call: identifies the call, as for :meth:`fail`.
-            what: the user's call, which errors quote.
-            where: where this rank fails, for the error of the ranks that wait for it.
-        """
+        """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it."""
         try:
             yield
         except BaseException as error:
@@ -198,13 +146,8 @@ class Exchange:
     def fail(self, call: str, why: str) -> None:
         """Say that this rank has failed in a call of the user, so that no other rank waits for it there.
 
-        Ranks that wait for this rank in an exchange of the call raise a ``RuntimeError`` instead, unless this rank has
-        already sent its value. This method does not wait for them, and raises no error.
-
-        Args:
-            call: a text that identifies the call, the same on all ranks. The keys of the call's exchanges begin with it
-                and a slash.
-            why: the text of the error.
+        Ranks that wait for it raise a RuntimeError, unless it has already sent its value. This method does not wait for
+        them, and raises no error. The keys of the call's exchanges begin with ``call`` and a slash.
         """
         if self._store is not None:
             with suppress(Exception):  # the error with which this rank has failed is raised, and not one of the store
@@ -221,10 +164,7 @@ class Exchange:
         return bytes(self._store.compare_set(key, "", value)).decode()
 
     def agreed(self, key: str) -> str | None:
-        """Return the value that was set for ``key`` with :meth:`agree`; ``None`` if no rank has set one.
-
-        If there is only one rank, return ``None``, because :meth:`agree` then stores nothing.
-        """
+        """Return the value that :meth:`agree` has set for ``key``; ``None`` if none, as always with one rank."""
         if self._store is None or not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()
@@ -238,21 +178,18 @@ class Exchange:
         self._store.set(key, str(len(pieces)).encode())
 
     def _take(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
-        """Wait for a rank's message, remove it from the store, and return it. Only one rank reads each message.
-
-        If the rank has failed in the user's call, return what it has said with :meth:`fail`.
-        """
+        """Wait for a rank's message, or for what it says with :meth:`fail`. Remove the message from the store."""
         assert self._store is not None
         if not self._await(key, rank, what, patient=patient):
             return bytes(self._store.get(_failed_at(key, rank)))
         names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
         value = zlib.decompress(b"".join(bytes(self._store.get(name)) for name in names))
-        for name in (*names, key):
+        for name in (*names, key):  # no other rank reads this message
             self._store.delete_key(name)
         return value
 
     def _await(self, key: str, rank: int, what: str, *, patient: bool) -> bool:
-        """Wait for a rank's message. Return whether it is there; ``False`` if the rank has failed instead."""
+        """Wait for a rank's message; ``False`` if the rank has failed instead."""
         assert self._store is not None
         start, told, pause = time.monotonic(), False, _LOOK / 100
         has_failed = has_ended = False
@@ -279,23 +216,11 @@ class Exchange:
 
 
 def _failed_at(key: str, rank: int) -> str:
-    """Return the key under which a rank says that it has failed in the call to which an exchange belongs."""
     return _HAS_FAILED.format(key.partition("/")[0], rank)
 
 
 def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
-    """Connect a rank of a ``distributor`` run to the other ranks, over the store of torch's elastic agent.
-
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        prefix: a text, different in each attempt. Every key that the ranks write to torch's store begins with
-            ``distributor/exchange/`` and this text.
-        what: the user's call, which errors quote.
-
-    Raises:
-        ConfigurationError: there are several ranks, but no store of torch's elastic agent.
-    """
+    """Connect a rank over the store of torch's elastic agent. ``prefix`` is different in each attempt."""
     if world_size == 1:
         return Exchange(None, rank, world_size)
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -308,23 +233,10 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
 
 
 def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Exchange, str]:
-    """Connect this rank to the other ranks, over the store of the default process group.
+    """Connect a rank that another launcher has started, over the store of the default process group.
 
-    This function is for ranks that a launcher other than this package has started, such as torchrun. All ranks must
-    call it together. The launcher may use the same store and the same restart count for several attempts. Keys in the
-    store therefore contain the token of rank 0, a random text that is different in each attempt.
-
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        token: a random text. Only rank 0's text is used.
-        what: the user's call, which errors quote.
-
-    Returns:
-        The connection to the other ranks, and the token (random text) of rank 0.
-
-    Raises:
-        ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
+    All ranks must call this together. The launcher may use the same store and the same restart count for several
+    attempts. Keys therefore contain a random text, the token of rank 0, which is returned too.
     """
     if world_size == 1:
         return Exchange(None, rank, world_size), token

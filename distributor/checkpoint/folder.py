@@ -29,28 +29,17 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
 
 def _meet(session: Session, save: Save) -> None:
-    """Wait until all ranks have made this call. From then on, they wait for each other without a time limit.
-
-    Raises:
-        ConfigurationError: a rank makes a different call, has ended without this call, or has not made it within half
-            an hour.
-        RuntimeError: another rank has failed in this call.
-    """
+    """Wait until all ranks have made this call. From then on, they wait for each other without a time limit."""
     session.exchange.gather(f"{save.key}/1", b"", save.what)
     session.exchange.share(f"{save.key}/1", [b""], save.what)
 
 
 @contextmanager
 def _own_folder(session: Session, save: Save) -> Iterator[tuple[Path, str | None]]:
-    """Yield a new folder for this rank's files, and an error text (``None`` if there is no error). Then remove it.
+    """Yield a new folder for this rank's files, and an error text or ``None``. Then remove the folder.
 
-    The user's code writes this rank's files into the new folder. If checkpoints are kept in a folder and not at a URL,
-    the new folder is created inside the folder of the checkpoint, so that the files can later be moved to their place
-    without copying. If the new folder cannot be created there, yield a temporary folder, and an error text that says
-    why.
-
-    Raises:
-        OSError: no folder can be created.
+    If possible, it is inside the folder of the checkpoint, so that the files can be moved to their place without
+    copying. Otherwise it is a temporary folder, and the text says why.
     """
     own, problem = _create(session, save)
     try:
@@ -76,15 +65,6 @@ def _create(session: Session, save: Save) -> tuple[Path, str | None]:
 
 
 def _own_part(own: Path, problem: str | None) -> Part:
-    """Return the report about this rank's part of a save.
-
-    Args:
-        own: the folder that holds this rank's files.
-        problem: why this rank's files cannot become part of the checkpoint; ``None`` if they can.
-
-    Raises:
-        ConfigurationError: the folder holds something that cannot be part of a checkpoint.
-    """
     if problem is not None:
         return Part(problem=problem)
     try:
@@ -104,14 +84,7 @@ def _commit(session: Session, save: Save, own: Path, part: Part) -> None:
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
-    """Send the report about this rank's part of a save to all other ranks, and return the reports of all ranks.
-
-    There is no time limit, because the user's code in the ``with`` block may write for a long time in any rank.
-
-    Raises:
-        ConfigurationError: a rank has ended before it has sent its report.
-        RuntimeError: another rank has failed.
-    """
+    """Exchange the reports of all ranks, without a time limit: the user's code may write for a long time."""
     key, exchange = f"{save.key}/2", session.exchange
     told = exchange.gather(key, part.encode(), save.what, patient=True)
     everything = json.dumps([each.decode() for each in told]).encode()

@@ -30,7 +30,6 @@ from distributor.metrics import rank as reports
 from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 
-#: The user's call in which all ranks take part.
 _WHAT = "load_checkpoint"
 
 T = TypeVar("T")
@@ -78,9 +77,7 @@ def latest_checkpoint() -> Checkpoint | None:
 def _agreed(session: Session) -> str | None:
     """Return the checkpoint folder that all ranks use; ``None`` if there is no checkpoint.
 
-    The first rank that calls this function looks for the newest checkpoint, and writes the name of its folder into the
-    store that the ranks share. Ranks that call the function later take this folder. If several ranks look at the same
-    time, all take the folder that is written first. So no rank waits for another.
+    If several ranks look for the newest at the same time, all take what is written first. So no rank waits for another.
     """
     agreed = session.exchange.agreed("latest")
     if agreed is None:
@@ -102,13 +99,7 @@ def best_checkpoint() -> Checkpoint | None:
 
 
 def _find(session: Session, call: str, choose: Callable[[dict[str, OSError]], Manifest | None]) -> Manifest | None:
-    """Return the first checkpoint whose files are there or, if it is kept at a URL, can be downloaded to this machine.
-
-    Args:
-        session: what this process uses to load checkpoints.
-        call: the user's call, which the warning about other checkpoints quotes.
-        choose: returns the next checkpoint, as :meth:`Catalog.latest` does.
-    """
+    """Return the first of the chosen checkpoints whose files are there, or can be downloaded to this machine."""
     passed: dict[str, OSError] = {}
     while (found := choose(passed)) is not None:
         try:
@@ -121,13 +112,13 @@ def _find(session: Session, call: str, choose: Callable[[dict[str, OSError]], Ma
 
 
 def _tell_passed(call: str, passed: Mapping[str, OSError], what: str) -> None:
-    """Warn the user of checkpoints that could not be loaded, if any. ``what`` says what the call does instead."""
+    """Warn of checkpoints that could not be loaded. ``what`` says what the call does instead."""
     if passed:
         reports.warn(f"{call} {what} and passes over {described(passed)}")
 
 
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
-    """Return a committed checkpoint for the user. If it is kept at a URL, download its files to this machine."""
+    """Return a checkpoint for the user. If it is kept at a URL, download its files to this machine."""
     path = _folder(session, manifest)
     if session.place.root is None:
         for shard in manifest.shards:
@@ -143,14 +134,10 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 
 
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
-    """Return the path of a shard (a file of a checkpoint) on this machine.
+    """Return the path of a shard on this machine.
 
-    If checkpoints are kept at a URL, the first rank of the node that needs the shard (file) downloads it. Outside a
-    run, each process downloads the shard for itself.
-
-    Raises:
-        DamagedError: the downloaded bytes differ from the saved ones.
-        OSError: the file cannot be downloaded.
+    If checkpoints are kept at a URL, the first rank of the node that needs the shard downloads it. Outside a run, each
+    process downloads it for itself.
     """
     target = _folder(session, manifest) / shard.name
     if session.place.root is not None:
@@ -195,7 +182,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
 
 
 class _Call:
-    """A call of ``load_checkpoint``: lets the ranks exchange values."""
+    """A call of ``load_checkpoint``, in which the ranks exchange values."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -211,7 +198,6 @@ class _Call:
         return exchange.share(key, answer(told) if exchange.rank == 0 else [], _WHAT, patient=patient)
 
     def tell(self, passed: Mapping[str, OSError], what: str) -> None:
-        """On rank 0, warn the user of checkpoints that could not be loaded, if any."""
         if self.session.exchange.rank == 0:
             _tell_passed(_WHAT, passed, what)
 
@@ -232,10 +218,7 @@ class _Call:
 
 
 def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> Manifest | InMemory | None:
-    """Return what all ranks load (a committed checkpoint, or a state in memory); ``None`` if there is neither.
-
-    Rank 0 chooses what to load, tells the other ranks, and adds to ``passed`` why newer checkpoints cannot be loaded.
-    """
+    """Return what rank 0 chooses for all ranks. It adds to ``passed`` why newer checkpoints cannot be loaded."""
 
     def answer(told: list[bytes]) -> list[bytes]:
         kept = recalling.agree(told)
@@ -249,17 +232,10 @@ def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> M
 
 
 def _committed(session: Session, passed: dict[str, OSError], kept: Kept | None) -> Manifest | None:
-    """Return the last committed checkpoint that is not in ``passed``; ``None`` if there is none.
-
-    If the folder or URL of checkpoints cannot be read, but all ranks have a state in memory, return ``None``.
-
-    Raises:
-        OSError: the folder or URL cannot be read, and not all ranks have a state in memory.
-    """
     try:
         return session.catalog.latest(passed)
     except OSError as error:
-        if kept is None:
+        if kept is None:  # else, all ranks have a state in memory
             raise
         if not passed:
             passed[session.settings.checkpoints.dir] = error
@@ -267,11 +243,8 @@ def _committed(session: Session, passed: dict[str, OSError], kept: Kept | None) 
 
 
 def _check(call: _Call, chosen: Manifest | InMemory) -> OSError | None:
-    """Return why a file of the chosen checkpoint cannot be loaded, the same on all ranks. Each rank checks some files.
-
-    Return ``None`` for a state in memory, whose bytes are not checked.
-    """
-    if isinstance(chosen, InMemory):
+    """Return why a file of the checkpoint cannot be loaded, the same on all ranks. Each rank checks some files."""
+    if isinstance(chosen, InMemory):  # its bytes are not checked
         return None
     loading, exchange = _Loading(call.session, chosen), call.session.exchange
     return call.attempt(lambda: loading.check(chosen.shards[exchange.rank :: exchange.world_size]))
@@ -290,10 +263,7 @@ def _read(
 
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-    """Return the state to restore, converted from the state that was read from memory.
-
-    For a module, the saved values are copied into the tensors that the module already has.
-    """
+    """Return a state from memory as :func:`states.restore` takes it. A module's tensors are copied into its own."""
     objects = states.load_objects(io.BytesIO(held.objects), weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
@@ -308,12 +278,7 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
 
 
 class _Loading:
-    """Loads one checkpoint.
-
-    Args:
-        session: what this process uses to load checkpoints: their folder or URL, and access to the other ranks.
-        manifest: the record of the checkpoint, which lists its files.
-    """
+    """Loads one checkpoint."""
 
     def __init__(self, session: Session, manifest: Manifest) -> None:
         self._session = session
@@ -321,24 +286,13 @@ class _Loading:
         self._shards = {shard.name: shard for shard in manifest.shards}
 
     def check(self, some: Iterable[Shard]) -> None:
-        """Check that shards (files) have the saved bytes.
-
-        Raises:
-            OSError: a file is damaged or cannot be read.
-        """
         for shard in some:
             path = _fetch(self._session, self._manifest, shard)
             if self._session.place.root is not None:
                 shards.check(path, shard)
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-        """Read this rank's state from the checkpoint. A module's values are read into the module's existing tensors.
-
-        Raises:
-            ConfigurationError: the checkpoint was written by ``checkpoint_folder`` or saved from another model, has
-                objects that ``weights_only`` refuses, or is to be loaded into a FullyShardedDataParallel.
-            OSError: a file cannot be read or downloaded.
-        """
+        """Read this rank's state. A module's values are read into the module's existing tensors."""
         if not {METADATA, states.objects_file(0)} <= self._shards.keys():
             raise ConfigurationError(
                 f"load_checkpoint: the checkpoint of step {self._manifest.step} was written by checkpoint_folder: find "
@@ -357,11 +311,7 @@ class _Loading:
         return states.objects_file(self._session.exchange.rank) in self._shards
 
     def _objects_path(self) -> Path:
-        """Return the path of the file with this rank's objects (its state apart from tensors).
-
-        If the checkpoint has no file of objects for this rank, because fewer ranks saved it, return the path of rank
-        0's file.
-        """
+        """Return the path of this rank's objects; of rank 0's if fewer ranks saved the checkpoint."""
         name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
         return _fetch(self._session, self._manifest, self._shards[name])
 

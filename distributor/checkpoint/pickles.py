@@ -1,9 +1,8 @@
 """Read pickles of torch's checkpoint plans and metadata, and refuse any other class.
 
-Torch reads its pickled plans and metadata with ``pickle.load``, which runs whatever code a pickle names. Running such
-code is not safe here. Metadata is read from checkpoints, which may come from anywhere. Plans are read from the
-rendezvous store, to which any process that can reach the store may write. Source:
-https://docs.python.org/3/library/pickle.html#restricting-globals
+Torch reads them with ``pickle.load``, which runs whatever code a pickle names. But metadata is read from checkpoints,
+which may come from anywhere, and plans from the rendezvous store, to which any process that reaches it may write.
+Source: https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import io
 import pickle
 from typing import Any
 
-#: The classes that may be in a pickle, by module.
 _ALLOWED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -67,11 +65,7 @@ def _member(kind: Any, name: str) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """Return the object in a pickle.
-
-    Raises:
-        pickle.UnpicklingError: the pickle names a class or function that is not part of torch's plans or metadata.
-    """
+    """Return the object in a pickle; UnpicklingError if it names anything but plans and metadata."""
     return _Unpickler(io.BytesIO(data)).load()
 
 

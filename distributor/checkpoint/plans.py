@@ -30,21 +30,15 @@ from distributor.checkpoint.state import local_part
 class Planner:
     """Agrees with the other ranks which tensors this rank writes to a checkpoint.
 
-    At each save, a rank sends its *plan* (the list of its tensors) to rank 0 if the plan has changed since the rank's
-    previous save. Rank 0 then answers every rank with the tensors that the rank must write. If no plan has changed, all
-    ranks write the same tensors as before.
-
-    Args:
-        exchange: sends bytes to the other ranks and receives theirs.
-        seat: where this rank keeps its state in memory.
+    A rank sends its plan to rank 0 only if it has changed since the rank's previous save. Rank 0 then answers all
+    ranks. If no plan has changed, all ranks write the same tensors as before.
     """
 
     def __init__(self, exchange: Exchange, seat: Seat = Seat()) -> None:  # noqa: B008  # it is immutable
         self._exchange = exchange
         self._seat = seat
         self._told = b""  # the plan that this rank last sent to rank 0
-        # On rank 0: the plan and the seat of each rank. A seat says where a rank keeps its state in memory.
-        self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size
+        self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size  # on rank 0, of all ranks
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
         self._omitted: frozenset[str] = frozenset()
@@ -53,7 +47,6 @@ class Planner:
 
     @property
     def metadata(self) -> Any:
-        """On rank 0, the checkpoint's metadata for ``torch.distributed.checkpoint`` (DCP); ``None`` on other ranks."""
         return self._metadata
 
     def is_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -68,16 +61,12 @@ class Planner:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The names of tensors that this rank does not keep in memory, because a lower rank of its node keeps them."""
+        """The names of tensors that a lower rank of this node keeps in memory for this rank."""
         return self._left_out
 
     @property
     def omitted(self) -> frozenset[str]:
-        """The names of the tensors that are missing from the copy of this rank's state on another node.
-
-        A tensor is left out of the copy if this rank and a lower rank, on any node, both have it in full. A rank that
-        loads the copy takes these tensors from the states of lower ranks.
-        """
+        """The names of tensors that the copy on another node lacks, because a lower rank has them in full."""
         return self._omitted
 
     @property
@@ -88,17 +77,9 @@ class Planner:
     def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
         """Exchange plans with the other ranks, and return what this rank writes.
 
-        Args:
-            key: the beginning of all keys under which ranks exchange values about this save in their shared store.
-            tensors: the tensors to save. Only their sizes and types are used.
-            samples: a digest of some parameter values of each module in the state, by the module's name there (such as
-                ``"model"``). Rank 0 checks that all ranks with a module of this name have the same digest.
-            what: the user's call, which errors quote.
-
-        Raises:
-            ConfigurationError: ranks have different tensors with the same name, or a rank makes a different call, has
-                ended without this call, or has not made it within half an hour.
-            RuntimeError: another rank has failed in this call.
+        ``samples`` are digests of some parameter values by the name of the module's entry, the same on all ranks that
+        have it. The errors are those of :meth:`Exchange.gather`; ranks with different tensors of one name get a
+        ConfigurationError.
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
@@ -119,24 +100,7 @@ class Planner:
         return self._final
 
     def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
-        """On rank 0, return the answer to each rank's plan. All answers are empty if no rank has sent a new plan.
-
-        An answer consists of:
-
-        - the final plan of what the rank writes,
-        - the names of the tensors that the rank does not keep in memory, because a lower rank of its node has them in
-          full too,
-        - the names of the tensors that are left out of the copy of the rank's state on another node, because a lower
-          rank on any node has them in full too,
-        - how to reach the node that keeps this copy.
-
-        Args:
-            told: what each rank has sent: its plan, digests of parameters, and its seat (where it keeps its state in
-                memory); ``None`` if its plan has not changed.
-
-        Raises:
-            ValueError: ranks have different tensors with the same name.
-        """
+        """On rank 0, return each rank's final plan, left_out, omitted and peer; empty texts if no plan has changed."""
         if not any(told):
             return [b""] * len(told)
         _compare([each[1] for each in told if each is not None])
@@ -153,11 +117,7 @@ class Planner:
 
 
 def _compare(samples: Sequence[Mapping[str, str]]) -> None:
-    """Check that ranks whose states have a module of the same name have the same digest of its parameters.
-
-    Raises:
-        ValueError: the digests differ.
-    """
+    """Refuse digests that differ between ranks whose states have a module of the same name."""
     seen: dict[str, str] = {}
     for own in samples:
         for entry, digest in own.items():
@@ -169,11 +129,6 @@ def _compare(samples: Sequence[Mapping[str, str]]) -> None:
 
 
 def _compare_sizes(plans: Sequence[SavePlan]) -> None:
-    """Check that a tensor has the same size and type on all ranks that have it or a part of it.
-
-    Raises:
-        ValueError: sizes or types differ.
-    """
     seen: dict[str, Any] = {}
     for plan in plans:
         for item in plan.items:
@@ -189,13 +144,7 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
 def _known_elsewhere(
     plans: Sequence[SavePlan], folders: Sequence[str]
 ) -> tuple[list[frozenset[str]], list[frozenset[str]]]:
-    """For each rank, return the names of the tensors that a lower rank also has in full.
-
-    Returns:
-        Two lists, each with one set of names for each rank. A rank's set in the first list names the tensors that a
-        lower rank on the same node also has in full. Its set in the second list names the tensors that a lower rank on
-        any node also has in full.
-    """
+    """For each rank, name the tensors that a lower rank also has in full: on the same node, and on any node."""
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
     here, everywhere = [], []
@@ -225,19 +174,11 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
-    """Write the tensors of a plan into a folder.
-
-    Returns:
-        The files, and a description of where each part of a tensor is in them, which :func:`write_metadata` needs.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
-    """
+    """Write the tensors of a plan. Return the files, and where tensors are in them, for :func:`write_metadata`."""
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
-    # ``per_thread_copy_ahead=0`` turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0. These
-    # tensors are on the CPU.
+    # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0: these are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder)
     results = pickles.dumps(writer.write_data(plan, planner).value())
@@ -245,11 +186,7 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
 
 
 class _MeasuredFiles(FileSystem):
-    """A file system with which torch writes a checkpoint. It computes the size and digest of each new file.
-
-    Args:
-        folder: the folder to which torch writes this rank's files of the checkpoint. Names of files are relative to it.
-    """
+    """A file system with which torch writes a checkpoint. It computes the size and digest of each new file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -264,7 +201,7 @@ class _MeasuredFiles(FileSystem):
 
 
 def write_metadata(metadata: Any, results: Sequence[bytes], folder: Path) -> None:
-    """Write ``.metadata``, the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint."""
+    """Write ``.metadata``, the file in which DCP describes a checkpoint."""
     writer = FileSystemWriter(folder, sync_files=False)
     writer.set_up_storage_writer(is_coordinator=True)
     writer.finish(metadata, [pickles.loads(each) for each in results])
@@ -279,13 +216,7 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of the named tensors, and stand-ins (same size and type, no data) for all other tensors.
-
-        Args:
-            tensors: tensors by name.
-            names: the names of the tensors to copy.
-            room: memory for copies, by name. A tensor without an entry is copied to other memory.
-        """
+        """Copy the named tensors, if possible into ``room``. All others become stand-ins without data."""
         copies = {
             name: self._copy(name, tensor, room.get(name)) if name in names else _empty(tensor)
             for name, tensor in tensors.items()
@@ -311,7 +242,7 @@ class Copies:
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same size and type as the given one, but without data, so that it takes no memory."""
+    """Return a tensor of the same size and type that takes no memory."""
     source = local_part(tensor)
     return _like(tensor, torch.empty(source.shape, dtype=source.dtype, device="meta"))
 

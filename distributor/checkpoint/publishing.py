@@ -17,29 +17,19 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: A function that rank 0 calls with the reports of all ranks before the commit. It writes further files of the
-#: checkpoint, and returns their sizes and digests.
+#: Writes and returns further files of a checkpoint, on rank 0 before the commit, given the reports of all ranks.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
 
 
 @dataclass(frozen=True)
 class Save:
-    """The description of one save, which is the same on all ranks except for the metrics.
+    """One save, the same on all ranks except for the metrics."""
 
-    Attributes:
-        what: the user's call, such as ``save_checkpoint(step=100)``.
-        step: the step of the training.
-        key: the beginning of all keys under which ranks exchange values about this save in their shared store.
-        folder: name of the checkpoint's folder.
-        metrics: the last value of each metric that this rank reported before the save began, by the metric's name. A
-            metric whose last value is not finite is missing.
-    """
-
-    what: str
+    what: str  # the user's call, such as ``save_checkpoint(step=100)``
     step: int
-    key: str
+    key: str  # the beginning of this save's keys in the store that the ranks share
     folder: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # as in ``Manifest``, but of this rank
 
 
 def _check_step(call: str, step: int) -> None:
@@ -48,11 +38,7 @@ def _check_step(call: str, step: int) -> None:
 
 
 def begin(session: Session, call: str, step: int) -> Save:
-    """Return the description of the next save, with a new key and the name of a new folder.
-
-    Raises:
-        ConfigurationError: ``step`` is not a whole number of at least 0.
-    """
+    """Return the next save, with a new key and the name of a new folder."""
     key, what = session.next_key(), f"{call}(step={step!r})"
     with session.exchange.taking_part(key, what):
         _check_step(call, step)
@@ -62,21 +48,13 @@ def begin(session: Session, call: str, step: int) -> Save:
 
 @contextmanager
 def taking_part(session: Session, save: Save, where: str = "in the call") -> Iterator[None]:
-    """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this save.
-
-    Rank 0 removes the files of the save before its next commit, when no rank writes them any more.
-
-    Args:
-        session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
-        save: describes the save.
-        where: where this rank fails, for the error of the ranks that wait for it.
-    """
+    """Tell the other ranks if this rank fails in the ``with`` block, so that they do not wait for it in this save."""
     with session.exchange.taking_part(save.key, save.what, where):
         try:
             yield
         except BaseException:
             if session.exchange.rank == 0:
-                session.unfinished.append(save.folder)
+                session.unfinished.append(save.folder)  # at the next commit, no rank writes there any more
             raise
 
 
@@ -87,50 +65,28 @@ def _numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's report about its part of a save.
-
-    Attributes:
-        shards: the files that the rank adds to the checkpoint.
-        problem: why the files could not be written; ``None`` if they were written.
-        more: further data, as text, that rank 0 needs to complete the checkpoint.
-    """
+    """A rank's report about its part of a save."""
 
     shards: tuple[Shard, ...] = ()
-    problem: str | None = None
-    more: str = ""
+    problem: str | None = None  # why the files could not be written
+    more: str = ""  # further data with which rank 0 completes the checkpoint
 
     def encode(self) -> bytes:
-        """Return this report about a rank's part of a save as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Return the report about a rank's part of a save from the JSON that :meth:`encode` has made of it."""
         told = json.loads(data)
         return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
 
 
 def said(error: Exception) -> str:
-    """Return an error as text, for the field ``problem`` of a :class:`Part` (a rank's report about a save)."""
+    """Return an error as text, for the field ``problem`` of a :class:`Part`."""
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
-    """Report this rank's part of a save to rank 0, which commits the checkpoint, or removes it if any part has failed.
-
-    Args:
-        session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
-        save: describes the save.
-        part: this rank's report about its part.
-        complete: on rank 0, a function that writes further files before the commit; ``None`` if there are none.
-
-    Returns:
-        Whether the checkpoint was committed. If not, rank 0 logs a warning.
-
-    Raises:
-        ConfigurationError: a rank has ended before it has done its part.
-        RuntimeError: another rank has failed before it has done its part.
-    """
+    """Report this rank's part to rank 0, which commits or removes the checkpoint. Return whether it is committed."""
     exchange, key = session.exchange, f"{save.key}/done"
     told = exchange.gather(key, part.encode(), save.what, patient=True)
     outcome = b""
@@ -143,7 +99,6 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 
 def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> bool:
-    """Commit a checkpoint on rank 0. Return whether this has succeeded."""
     _remove_unfinished(session)
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)

@@ -1,13 +1,13 @@
 """The records of checkpoints: a manifest of each checkpoint, and an index of all checkpoints. Pure functions of bytes.
 
-A checkpoint is a folder of files, which are called shards. Its manifest names each shard with its size and digest. The
-manifest is written last, and the checkpoint is committed once the manifest exists.
+A checkpoint is a folder of files, which are called shards. Its manifest names each with its size and digest, and is
+written last: the checkpoint is committed once it exists.
 
 The index names the folders of committed checkpoints, because the lists of folders that some storage systems return may
-be out of date. Two files hold the index. They are written in turn, so that one of them is always complete.
+be out of date. Two files hold it. They are written in turn, so that one of them is always complete.
 
-Each record (a manifest or an index) ends with a digest of itself, by which a reader detects a record that was written
-only in part. Checkpoints can therefore be kept in a storage system without atomic renames or atomic overwriting.
+Each record ends with a digest of itself, by which a reader detects a record that was written only in part. Checkpoints
+can therefore be kept in a storage system without atomic renames or atomic overwriting.
 """
 
 from __future__ import annotations
@@ -22,67 +22,48 @@ from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
 
-#: The name of a checkpoint's manifest in its folder, and the names of the two files of the index.
 MANIFEST = "manifest.json"
 INDEX = ("index-0.json", "index-1.json")
 
-#: Maximum number of checkpoints that a message describes.
-_DESCRIBED = 8
+_DESCRIBED = 8  # checkpoints in a message, at most
 
 _FOLDER = re.compile(r"step-(?P<step>\d+)-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint.
+    """One file of a checkpoint."""
 
-    Attributes:
-        name: path in the checkpoint's folder, with slashes.
-        size: number of bytes.
-        digest: SHA-256 of the bytes, in hexadecimal digits.
-    """
-
-    name: str
-    size: int
-    digest: str
+    name: str  # path in the checkpoint's folder, with slashes
+    size: int  # bytes
+    digest: str  # SHA-256, in hexadecimal digits
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The record of one committed checkpoint.
-
-    Attributes:
-        folder: name of the checkpoint's folder.
-        number: the checkpoint's place in the order of commits, counted from 1.
-        step: the step of the training.
-        time: when the checkpoint was committed, in seconds since the epoch.
-        world_size: number of ranks that wrote it.
-        origin: the run and attempt that wrote it, such as ``"3f2a-0"``.
-        shards: its files.
-        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
-            whose last value is not finite is missing.
-    """
+    """The record of one committed checkpoint."""
 
     folder: str
-    number: int
+    number: int  # place in the order of commits, from 1
     step: int
-    time: float
+    time: float  # of the commit, in seconds since the epoch
     world_size: int
-    origin: str
+    origin: str  # the run and attempt that wrote it, such as ``3f2a-0``
     shards: tuple[Shard, ...]
+    #: Rank 0's last value of each metric before the save, except values that are not finite.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Index:
-    """The record of all folders of committed checkpoints. ``sequence`` is a number that grows with each version."""
+    """The record of all folders of committed checkpoints."""
 
-    sequence: int
+    sequence: int  # grows with each version
     folders: tuple[str, ...]
 
 
 def pack(record: Manifest | Index) -> bytes:
-    """Return a record (a manifest or an index) as two lines: JSON, and the SHA-256 of the JSON.
+    """Return a record as two lines: JSON, and the SHA-256 of the JSON.
 
     >>> pack(Index(1, ("a",))).splitlines()[0]
     b'{"format": 1, "sequence": 1, "folders": ["a"]}'
@@ -91,12 +72,7 @@ def pack(record: Manifest | Index) -> bytes:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Return a checkpoint's manifest from the bytes of its file.
-
-    Raises:
-        DamagedError: the bytes are not a complete manifest.
-        OSError: a newer version of this package has written them.
-    """
+    """Return a manifest from bytes; DamagedError if incomplete, OSError if a newer version wrote them."""
     found = sealed.read(data, _manifest, MANIFEST)
     if any(".." in shard.name.split("/") or shard.name[:1] == "/" or "\0" in shard.name for shard in found.shards):
         raise DamagedError(f"{MANIFEST} names a file outside the checkpoint's folder")
@@ -116,12 +92,7 @@ def _manifest(told: dict[str, Any]) -> Manifest:
 
 
 def read_index(data: bytes, name: str) -> Index:
-    """Return the index of committed checkpoints from the bytes of a file, whose name errors quote.
-
-    Raises:
-        DamagedError: the bytes are not a complete index.
-        OSError: a newer version of this package has written them.
-    """
+    """Return the index from the bytes of a file. It fails as :func:`read_manifest` does."""
     return sealed.read(data, _index, name)
 
 
@@ -189,11 +160,8 @@ def surplus(
 ) -> list[Manifest]:
     """Return the checkpoints to remove: all except the newest ones and the best one.
 
-    Args:
-        committed: all committed checkpoints.
-        checkpoints: says which checkpoints stay. If ``checkpoints.keep`` is ``None``, all checkpoints stay.
-        passed: why checkpoints could not be loaded, by folder. They do not count among those that stay. Those that are
-            damaged are removed once they are older than these; the others may be readable again later.
+    Those in ``passed`` could not be loaded, and do not count among those that stay. If damaged, they are removed once
+    they are older than these; others may be readable again later.
     """
     passed = passed or {}
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
@@ -211,10 +179,7 @@ def surplus(
 
 
 def by_metric(committed: Sequence[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints that have a value of the metric in ``checkpoints.best``, the best first.
-
-    Checkpoints with the same value stay in the order of ``committed``, in which the newest is the first.
-    """
+    """Return the checkpoints with a value of the metric in ``checkpoints.best``, the best first, then the newest."""
     if checkpoints.best is None:
         return []
     name, which = checkpoints.best

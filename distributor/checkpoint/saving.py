@@ -22,13 +22,12 @@ from distributor.text import notices
 
 _log = notices.logger
 
-#: The name of the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint.
-METADATA = ".metadata"
+METADATA = ".metadata"  # the file in which DCP describes a checkpoint
 
 
 @dataclass
 class _Kept:
-    """What a rank reuses from one save to the next, such as its plan (the tensors to write) and memory for copies."""
+    """What a rank reuses from one save to the next, such as its plan and memory for copies."""
 
     session: Session
     planner: plans.Planner
@@ -37,10 +36,7 @@ class _Kept:
     has_saved: bool = False
 
     def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors that this rank writes, and stand-ins without data for all other tensors.
-
-        With ``memory=True``, also keep the rank's state in memory. The tensors that are kept there are copied too.
-        """
+        """Copy the tensors that this rank writes or keeps in memory; others become stand-ins without data."""
         names, room = self.planner.names, Room()
         if self.memory is not None:
             left_out = self.planner.left_out
@@ -89,8 +85,6 @@ def _keep(session: Session) -> _Kept:
 
 @dataclass
 class _Task:
-    """Writes one rank's part of a checkpoint, and commits the checkpoint with the other ranks."""
-
     kept: _Kept
     save: Save
     plan: Any
@@ -99,10 +93,7 @@ class _Task:
     left_out: frozenset[str]
 
     def run_calmly(self) -> None:
-        """Call :meth:`run`. If it fails, log a warning and raise no error.
-
-        A background thread calls this method while training goes on.
-        """
+        """Call :meth:`run` in a thread, while training goes on. If it fails, log a warning."""
         try:
             with publishing.taking_part(self.kept.session, self.save):
                 self.run()
@@ -110,13 +101,7 @@ class _Task:
             _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
 
     def run(self) -> None:
-        """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks.
-
-        Raises:
-            ConfigurationError: ranks make different calls or have different tensors with the same name, or a rank has
-                ended without this call.
-            RuntimeError: another rank has failed in this call.
-        """
+        """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks."""
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
         if self.kept.memory is not None:
@@ -155,7 +140,7 @@ class _Task:
         return (self.kept.session.staging if root is None else root) / self.save.folder
 
     def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
-        """Write this rank's files. Return them, and torch's description of where each part of a tensor is in them."""
+        """Write this rank's files. Return them, and where each part of a tensor is in them."""
         folder.mkdir(parents=True, exist_ok=True)
         missing = {item.index.fqn for item in plan.items} - {
             name for name, tensor in self.tensors.items() if tensor.device.type != "meta"
@@ -171,7 +156,7 @@ class _Task:
         return [*files, shards.measured(folder / name, name)], results
 
     def _complete(self, parts: Sequence[Part]) -> list[Shard]:
-        """On rank 0, write and return the file in which ``torch.distributed.checkpoint`` describes the checkpoint."""
+        """On rank 0, write and return the file in which DCP describes the checkpoint."""
         folder = self._folder()
         plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]

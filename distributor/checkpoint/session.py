@@ -29,14 +29,7 @@ _log = notices.logger
 
 
 class Session:
-    """What a process uses to save and load checkpoints: their place (a folder or URL), and access to the other ranks.
-
-    Args:
-        settings: where checkpoints are kept.
-
-    Raises:
-        OSError: the folder or URL of checkpoints cannot be used.
-    """
+    """What a process uses to save and load checkpoints: their place, and access to the other ranks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -52,25 +45,16 @@ class Session:
 
     @property
     def exchange(self) -> Exchange:
-        """The connection to the other ranks, which exists once :meth:`connect` has been called."""
         assert self._exchange is not None
         return self._exchange[0]
 
     @property
     def origin(self) -> str:
-        """The run and attempt, as in names of folders (``3f2a-0``); known once :meth:`connect` has been called.
-
-        Outside a run, a random text takes the place of the run, and the attempt is 0.
-        """
+        """The run and attempt, as in names of folders. Outside a run, a random text takes the place of the run."""
         assert self._exchange is not None
         return self._exchange[1]
 
     def connect(self, environ: Mapping[str, str], what: str) -> None:
-        """Connect to the other ranks, unless this process is already connected.
-
-        Raises:
-            ConfigurationError: the ranks cannot reach each other.
-        """
         if self._exchange is not None:
             return
         rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
@@ -92,25 +76,14 @@ class Session:
 
     @property
     def staging(self) -> Path:
-        """This process's private folder for files on their way to a URL. The process removes it at exit.
-
-        Outside a run, the folder also keeps the files that were downloaded from a URL.
-        """
+        """This process's folder for files on their way to a URL or, outside a run, from one. It is removed at exit."""
         if self._staging is None:
             self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
 
     def check_fence(self) -> None:
-        """Check that this attempt may commit checkpoints.
-
-        A run with a ``name=`` may commit checkpoints only in its own newest job, and only until another run takes the
-        name.
-
-        Raises:
-            OSError: another run has taken this run's ``name=``, a later job of this run has begun, or this rank does
-                not see the folder to which the driver has written the run's name.
-        """
+        """Raise an OSError unless this run still has its ``name=``, and this is the run's newest job."""
         fence = self.settings.fence
         if fence is None:
             return
@@ -151,16 +124,7 @@ _session: tuple[int, Session] | None = None
 
 
 def current(what: str, *, together: bool = True) -> Session:
-    """Return the *session* that this process uses to save and load checkpoints. The first call creates the session.
-
-    Args:
-        what: the user's call, which errors quote.
-        together: whether the ranks work together in this call, and therefore must be able to reach each other.
-
-    Raises:
-        ConfigurationError: the run has no folder or URL for checkpoints, or the ranks cannot reach each other.
-        OSError: the folder or URL of checkpoints cannot be used.
-    """
+    """Return this process's session, created at the first call. For calls ``together``, connect to the other ranks."""
     global _session
     if _session is None or _session[0] != os.getpid():
         settings = from_environ(os.environ)
@@ -175,19 +139,14 @@ def current(what: str, *, together: bool = True) -> Session:
 def in_run(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a rank of a ``distributor`` run.
 
-    A rank has both ``DISTRIBUTOR_NODE_ID`` and ``TORCHELASTIC_RUN_ID``. Ray's workers in a run have only the first.
-    Processes that the user has started with torchrun, outside a run, have only the second.
+    Ray's workers in a run have only ``DISTRIBUTOR_NODE_ID``, and processes of the user's own torchrun have only the
+    other.
     """
     return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def _say_where(environ: Mapping[str, str], what: str) -> None:
-    """Log where checkpoints are kept, because the user has named no folder or URL.
-
-    Raises:
-        ConfigurationError: this process is part of a run. The default folder is in the current directory, which may be
-            a different one on each node of the run.
-    """
+    """Log the default folder. In a run it is refused: nodes may have different current directories."""
     if NODE_ID in environ:
         raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")
     if int(environ.get("RANK", 0)) == 0:

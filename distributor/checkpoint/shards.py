@@ -16,11 +16,9 @@ from distributor.errors import ConfigurationError
 from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 
-#: Number of bytes to read at a time.
-_PIECE = 4 << 20
+_PIECE = 4 << 20  # bytes to read at a time
 
-#: Names that the package itself uses in a checkpoint's folder: those of the manifest, of the manifest while it is
-#: written (see ``places.Folder.write``), and of the folder in which a rank's files are until they are moved.
+#: The package's own names in a checkpoint's folder: the manifest, also while it is written, and ranks' own folders.
 _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
 
 #: Names of files that NFS keeps until they are closed, because they were removed while they were open.
@@ -28,15 +26,10 @@ _REMOVED = re.compile(r"\.nfs[0-9a-f]+")
 
 
 def found_in(folder: Path) -> dict[str, Shard]:
-    """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
+    """Return the files in a folder by name, flushed to the disk.
 
-    Each symbolic link is first replaced by a copy of the file or folder to which it leads. Files that NFS keeps because
-    they were removed while they were open, such as ``.nfs0a1b``, are left out.
-
-    Raises:
-        ConfigurationError: the folder holds something that is neither a file nor a folder, such as a link that leads
-            nowhere; a link to a folder that contains this link; or a file with a name that the package itself uses.
-        OSError: a file or folder cannot be read or vanishes meanwhile, or the disk is too full for the copies.
+    Each symbolic link is first replaced by a copy of the file or folder to which it leads. What is neither, a link to a
+    folder around it, and a name that the package uses are a ConfigurationError.
     """
     root = Path(os.path.realpath(folder))
     sources = dict(_files(root, "", (root,)))
@@ -48,7 +41,6 @@ def found_in(folder: Path) -> dict[str, Shard]:
 
 
 def _taken(path: Path, source: Path, name: str) -> Shard:
-    """Copy a file to its path, unless it is there already. Flush it to the disk, and return its size and digest."""
     if path != source:  # the checkpoint must hold the file itself, and not a link to it
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
@@ -56,17 +48,7 @@ def _taken(path: Path, source: Path, name: str) -> Shard:
 
 
 def _files(folder: Path, start: str, outer: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Yield the name of each file in a folder, and the file's path without symbolic links.
-
-    Args:
-        folder: the folder's path without symbolic links.
-        start: the beginning of the names: ``""``, or the name of the folder and a slash.
-        outer: the paths, without symbolic links, of this folder and of all folders that contain it by their names.
-
-    Raises:
-        ConfigurationError: as for :func:`found_in`.
-        OSError: the folder, or a folder in it, cannot be read, or a file has vanished since its folder was read.
-    """
+    """Yield the name and path of each file in a folder. All paths, and those of outer folders, are without links."""
     for each in sorted(name for name in os.listdir(folder) if not _REMOVED.fullmatch(name)):
         name, path = f"{start}{each}", Path(os.path.realpath(folder / each))
         if path.is_dir():
@@ -110,15 +92,7 @@ def measured(path: Path, name: str) -> Shard:
 
 
 class MeasuredFile:
-    """A new file. While it is written, a thread computes its digest. After the ``with`` block, the file is on the disk.
-
-    Args:
-        path: path of the file.
-        name: the file's name in its checkpoint.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """A new file whose digest a thread computes meanwhile. After the ``with`` block, the file is on the disk."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._file = open(path, "wb", buffering=0)
@@ -147,17 +121,12 @@ class MeasuredFile:
 
     @property
     def shard(self) -> Shard:
-        """The file's size and digest, once the file is complete.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """The file's size and digest, once the file is complete."""
         if self._read < self._size:  # some network file systems do not let a file be read while it is written
             return measured(self._path, self._name)
         return Shard(self._name, self._size, self._found.hexdigest())
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of ``data`` to the file."""
         left = memoryview(data).cast("B")
         while left:
             left = left[self._file.write(left) :]
@@ -167,7 +136,6 @@ class MeasuredFile:
         return memoryview(data).nbytes
 
     def tell(self) -> int:
-        """Return the number of bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -177,10 +145,7 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _follow(self) -> None:
-        """Read and hash data as it is written to the file, until the file is complete. A thread of its own does this.
-
-        Also advise the kernel to begin to write the data to the disk.
-        """
+        """In a thread, hash data as it is written, and advise the kernel to begin to write it to the disk."""
         piece = bytearray(_PIECE)
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):
@@ -197,12 +162,7 @@ class MeasuredFile:
 
 
 def check(path: Path, shard: Shard) -> None:
-    """Check that a file has the size and digest that its checkpoint's manifest states.
-
-    Raises:
-        DamagedError: the file has another size or digest.
-        OSError: the file cannot be read.
-    """
+    """Raise a DamagedError unless a file has the size and digest that its manifest states."""
     try:
         with open(path, "rb") as file:
             is_intact = os.fstat(file.fileno()).st_size == shard.size

@@ -11,20 +11,13 @@ from distributor.errors import StartError
 
 _WHAT = "the check of checkpoints="
 
-#: Number of seconds within which the other nodes must see a file that one node has written. NFS may show it late.
-_VISIBLE = 10.0
+_VISIBLE = 10.0  # seconds within which other nodes must see a file; NFS may show it late
 
 
 def check_place(*, local_rank: int) -> None:
-    """Check that this rank's node can write to the folder or URL of checkpoints, and sees what node 0 writes there.
+    """Raise a StartError unless this node can write to the place of checkpoints, and sees what node 0 writes there.
 
     All ranks call this function; one rank of each node does the check.
-
-    Args:
-        local_rank: this rank's number within its node.
-
-    Raises:
-        StartError: the node cannot use the folder or URL of checkpoints, or does not see the same one as node 0.
     """
     try:
         session = current(_WHAT)
@@ -46,7 +39,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """On node 0, write a file beside the checkpoints, for other nodes to find. Return an error text or ``""``."""
+    """On node 0, write a file for other nodes to find. Return an error text or ``""``."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -59,11 +52,7 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """On a node other than node 0, look beside the checkpoints for the file of node 0, and then write one there.
-
-    Return an error text if node 0's file does not appear on this node, or if this node cannot write to the folder or
-    URL of checkpoints; otherwise ``""``.
-    """
+    """On another node, look for the file of node 0, and then write one. Return an error text or ``""``."""
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"
     deadline = time.monotonic() + _VISIBLE

@@ -27,27 +27,18 @@ from torch.distributed.tensor import DTensor
 
 from distributor.errors import ConfigurationError
 
-#: The entry under which a rank's random states are saved. It begins with #, unlike the names of users' entries.
-_RANDOM = "#random"
+_RANDOM = "#random"  # names of users' entries do not begin with #
 
-#: Number of values at each end of a parameter that ranks compare with each other.
-_SAMPLED = 8
-
-#: Maximum number of names in an error.
-_NAMED = 3
+_SAMPLED = 8  # values at each end of a parameter that ranks compare
+_NAMED = 3  # names in an error, at most
 
 
 @dataclass
 class State:
-    """The state of training in one rank.
+    """The state of training in one rank."""
 
-    Attributes:
-        tensors: the tensors of modules and optimizers by name. Some may be split over the ranks (DTensor).
-        objects: the rest of the rank's state, by the keys of the dict that the user saves, such as ``"epoch"``.
-    """
-
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    objects: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # of modules and optimizers; some are DTensors
+    objects: dict[str, Any] = field(default_factory=dict)  # by keys of the user's dict, such as ``epoch``
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,16 +47,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def objects_file(rank: int) -> str:
-    """Return the name of the file that holds a rank's objects (its state apart from tensors)."""
+    """Return the name of the file with a rank's objects."""
     return f"objects-{rank}.pt"
 
 
 def check(call: str, state: Any) -> None:
-    """Check what a user has passed to ``call`` as the state of training.
-
-    Raises:
-        ConfigurationError: it is not a dict.
-    """
+    """Raise a ConfigurationError unless what a user has passed to ``call`` as state is a dict."""
     if not isinstance(state, Mapping):
         raise ConfigurationError(
             f"{call}: state must be a dict such as {{'model': model, 'optimizer': optimizer}}, not "
@@ -74,12 +61,7 @@ def check(call: str, state: Any) -> None:
 
 
 def collect(entries: Mapping[str, Any]) -> State:
-    """Return the state of the entries that a user saves, such as models and optimizers. Tensors are not copied.
-
-    Raises:
-        ConfigurationError: a model uses FullyShardedDataParallel, which ``save_checkpoint`` does not support, or the
-            name of an entry is not allowed.
-    """
+    """Return the state of the entries that a user saves, such as models and optimizers. Tensors are not copied."""
     state = State()
     for entry, value in entries.items():
         if not isinstance(entry, str) or not entry or entry.startswith("#"):
@@ -97,10 +79,7 @@ def collect(entries: Mapping[str, Any]) -> State:
 
 
 def samples(entries: Mapping[str, Any]) -> dict[str, str]:
-    """For each module, return a digest of some values of its parameters, without those that are split over the ranks.
-
-    Under DDP, all ranks have the same digests.
-    """
+    """Digest some values of each module's parameters that are not split. Under DDP, all ranks have the same digests."""
     found = {}
     for entry, module in entries.items():
         if not isinstance(module, torch.nn.Module):
@@ -137,7 +116,7 @@ def _is_saved_as_tensor(name: str, value: object) -> bool:
 
 
 def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
-    """Raise an error for FullyShardedDataParallel, whose state_dict depends on settings and uses collectives."""
+    """Refuse FullyShardedDataParallel, whose state_dict depends on settings and uses collectives."""
     if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
         raise ConfigurationError(
             f"save_checkpoint and load_checkpoint: {entry!r} uses FullyShardedDataParallel: use "
@@ -187,7 +166,6 @@ def _add_optimizer(state: State, entry: str, optimizer: torch.optim.Optimizer, n
 
 
 def _random_states() -> dict[str, Any]:
-    """Return the states of the random generators that this process uses."""
     version, numbers, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy.random")
@@ -218,7 +196,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
-    """Return a rank's objects (its state apart from tensors) as the content of a file."""
+    """Return a rank's objects as the content of a file."""
     buffer = io.BytesIO()
     torch.save(dict(objects), buffer)
     return buffer.getvalue()
@@ -234,11 +212,7 @@ def refused_by_weights_only(objects: bytes) -> str | None:
 
 
 def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, Any]:
-    """Return a rank's objects (its state apart from tensors) from a file.
-
-    Raises:
-        ConfigurationError: the objects have classes that torch's ``weights_only`` does not allow.
-    """
+    """Return a rank's objects from a file; ConfigurationError if ``weights_only`` refuses a class."""
     try:
         found: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
@@ -251,15 +225,9 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
 
 
 def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors to read a checkpoint into: tensors of modules, and new tensors for optimizers' states.
+    """Return the modules' tensors, and new ones for optimizers' states, to read a checkpoint into.
 
-    Args:
-        entries: the entries of the training, such as models and optimizers.
-        saved: the size and type (``TensorStorageMetadata``) of each tensor in the checkpoint, by name.
-
-    Raises:
-        ConfigurationError: the checkpoint lacks a tensor of a module, or has it with another size, or a module uses
-            FullyShardedDataParallel.
+    ``saved`` has the ``TensorStorageMetadata`` of each tensor in the checkpoint.
     """
     found: dict[str, torch.Tensor] = {}
     for entry, value in entries.items():
@@ -298,11 +266,7 @@ def _list(names: list[str]) -> str:
 def _for_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """For each tensor of an optimizer's state in a checkpoint, yield its name and a new tensor to read it into.
-
-    If a parameter is split over ranks, each tensor of its optimizer state that has the parameter's full size is split
-    in the same way.
-    """
+    """Yield the name of each saved tensor of an optimizer's state, and a new tensor to read it into."""
     parameters = {
         name: parameter
         for own, group in zip(names, optimizer.param_groups, strict=True)
@@ -318,7 +282,7 @@ def _for_optimizer(
             yield (
                 full,
                 (
-                    torch.zeros_like(parameter, dtype=about.properties.dtype)
+                    torch.zeros_like(parameter, dtype=about.properties.dtype)  # a DTensor is split in the same way
                     if same
                     else torch.zeros(about.size, dtype=about.properties.dtype)
                 ),
@@ -326,15 +290,7 @@ def _for_optimizer(
 
 
 def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
-    """Put the state that was read from a checkpoint into the user's entries, such as models and optimizers.
-
-    If the checkpoint has a plain value, such as a number, it replaces the value in ``entries``. Random states are set
-    if the checkpoint has them for this rank.
-
-    Raises:
-        ConfigurationError: the checkpoint lacks an optimizer or another object of ``entries`` that has a state, or an
-            optimizer had other parameters or was saved together with modules that ``entries`` lacks.
-    """
+    """Put the state from a checkpoint into the user's entries, where saved plain values replace the present ones."""
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):
             _restore_module(entry, value, read)
@@ -392,10 +348,7 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return an optimizer's saved parameter groups for ``load_state_dict``, and each parameter's index by its name.
-
-    A checkpoint has the names of the parameters of each group, but ``load_state_dict`` needs their indexes.
-    """
+    """Return saved parameter groups with the indexes that ``load_state_dict`` needs, and the indexes by name."""
     if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "

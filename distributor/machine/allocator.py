@@ -1,11 +1,7 @@
 """Makes the C library's allocator in CPU ranks keep freed memory for the next training step, and use huge pages.
 
-By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
-buffers of a training step are such blocks, so each step requests the same pages from the kernel again, 4 KiB at a time,
-which costs time.
-
-This module uses the standard library only, because part of this module runs in Spark's Python workers, which may lack
-other packages.
+By default, glibc returns large blocks to the kernel as soon as they are freed. The gradients and buffers of a training
+step are such blocks, so each step requests the same pages again, 4 KiB at a time, which costs time.
 """
 
 from __future__ import annotations
@@ -14,20 +10,17 @@ import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: An environment variable. If its value is ``0``, the allocator stays unchanged.
-KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
+KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"  # with the value 0, the allocator stays unchanged
 
-#: The parameters M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), and their values. Blocks up to the first value
-#: come from the heap; glibc allows no larger value. The free end of the heap goes back to the kernel only if it is
-#: larger than the second value.
+#: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3). Blocks up to the first value, the largest that glibc allows,
+#: come from the heap. The free end of the heap goes back to the kernel only if it is larger than the second value.
 _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 
-#: Variables that users set to configure the allocator. GLIBC_TUNABLES counts only if it names the allocator.
+#: Variables with which users configure the allocator.
 _MALLOC = "MALLOC_"
 _TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
 
-#: The setting that makes glibc 2.35 and later use huge pages (madvise(2), MADV_HUGEPAGE). glibc reads it only when a
-#: program starts.
+#: Makes glibc 2.35 and later use huge pages (madvise(2), MADV_HUGEPAGE). It is read only when a program starts.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -47,7 +40,7 @@ def is_left_alone(environ: Mapping[str, str]) -> bool:
 
 
 def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables to add to ``environ``, so that a process with this environment, and its forks, use huge pages.
+    """Return variables with which a process of this environment, and its forks, use huge pages.
 
     >>> huge_pages({"GLIBC_TUNABLES": "glibc.rtld.nns=8"})
     {'GLIBC_TUNABLES': 'glibc.rtld.nns=8:glibc.malloc.hugetlb=1'}
@@ -70,10 +63,7 @@ def _address(library: ctypes.CDLL) -> int | None:
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Make this process's allocator keep freed memory, and return whether this has worked.
-
-    Do nothing if ``environ`` already configures the allocator, or if the allocator is not glibc's.
-    """
+    """Make this process's glibc keep freed memory, unless ``environ`` configures it. Return whether this has worked."""
     if is_left_alone(environ) or not is_glibcs():
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -10,9 +10,8 @@ import sys
 from distributor.machine.processes import stat
 from distributor.values.environment import NODE_ID
 
-# Fields of /proc/PID/stat (proc(5)): the addresses of the arguments and the environment that the process was started
-# with. ps shows the current content of that memory, so a process can change what ps shows for it. A fork has its own
-# copy of the memory.
+# Fields of /proc/PID/stat (proc(5)): the addresses of the arguments and the environment. ps shows the current content
+# of that memory, of which a fork has its own copy.
 _ARGUMENTS, _ENVIRONMENT = 45, 47
 
 #: The signal at which a guard kills the agent that it guards.
@@ -20,19 +19,12 @@ END_SIGNAL = signal.SIGRTMIN + 14
 
 
 def overwrite_argument(old: str, new: str) -> None:
-    """Make the kernel show ``new`` in place of the argument ``old`` in this process's command line.
-
-    ``new`` must not be longer than ``old``.
-    """
+    """Make the kernel show ``new``, which must not be longer, in place of the argument ``old`` of this process."""
     _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
 
 
 def overwrite_environ(old: str, new: str) -> None:
-    """Make the kernel show ``new`` in place of ``old`` (``NAME=value``) in this process's environment.
-
-    Other processes then read ``new`` in ``/proc/PID/environ``. This process's own ``os.environ`` does not change.
-    ``new`` must not be longer than ``old``.
-    """
+    """Make ``/proc/PID/environ`` show ``new``, not longer, for ``old``; ``os.environ`` does not change."""
     _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
 
 
@@ -57,13 +49,10 @@ _PARTS = {
     "accelerate": "distributor.launch.accelerate.variables",
 }
 
-#: The word that a keeper's command line shows in place of "agent". A keeper is a fork of an agent. It keeps the states
-#: of ranks after the agent has ended; see :mod:`distributor.node.keeper`.
-KEEPER = "keep"
+KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`distributor.node.keeper`
 
-#: Code for ``python -c``. It imports the package from a given path. Neither files beside the package nor files in the
-#: current directory can shadow other modules. If a shell ignores SIGCHLD, the processes that it starts ignore it too,
-#: and cannot wait for their children. The code therefore resets the signal to its default.
+#: Code for ``python -c``. Files beside the package or in the current directory cannot shadow other modules. SIGCHLD is
+#: reset, because processes whose shell ignores it inherit this, and cannot wait for their children.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import signal, sys
@@ -83,7 +72,7 @@ importlib.import_module(PARTS[part]).main(*args)
 
 
 def is_part(pid: int, part: str) -> bool:
-    """Return whether a process, judged by its command line, runs the given part of this package, such as ``agent``."""
+    """Return whether a process, judged by its command line, runs a part of this package, such as ``agent``."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as shown:
             arguments = shown.read().split(b"\0")
@@ -93,28 +82,21 @@ def is_part(pid: int, part: str) -> bool:
 
 
 def command(root: str, part: str, *args: str) -> list[str]:
-    """Return the command line that runs ``main(*args)`` of a part of this package, such as ``agent``.
-
-    This package is imported from ``root``, a folder or a zip file.
-    """
+    """Return the command line that runs ``main(*args)`` of a part, from the package in ``root``, a folder or a zip."""
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
 
-#: An argument of a warm process, which has imported torch and forks agents. The argument leaves room for the
-#: arguments that the forks show in its place.
+#: An argument of a warm process. In its place, the agents that it forks show theirs.
 PLACEHOLDER = "-" * 40
 
-
-#: An environment entry of a warm process, which has imported torch and forks agents. In its place, the forks show their
-#: node's ID.
+#: An environment entry of a warm process. In its place, its forks show their node's ID.
 UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 
 
 def title(part: str, argument: object = PLACEHOLDER) -> str:
-    """Return the command-line arguments that identify a process of this package.
+    """Return the arguments that identify a process: its part, and a value, such as the pid of a launcher's agent.
 
-    The first argument names the part of the package that the process runs, such as ``agent``. The second argument is a
-    value; for a launcher, it is the pid of the launcher's agent. NULs pad these arguments to a length that is the same
-    for all processes, so that a fork can show its own arguments in place of those that it has inherited.
+    NULs pad them to a length that is the same for all processes, so that a fork can show its own arguments in place of
+    those that it has inherited.
     """
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

@@ -1,9 +1,8 @@
 """The GPUs of a machine and how ranks see them, without importing torch.
 
-A visible-devices variable is a *mapping*: with ``CUDA_VISIBLE_DEVICES=4,6`` the process's device 1 is the machine's
-device 6. If an executor has such a variable, the GPU numbers that Spark assigns to the executor's tasks are positions
-in the variable's list. Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables,
-CUDA_VISIBLE_DEVICES).
+A visible-devices variable is a mapping: with ``CUDA_VISIBLE_DEVICES=4,6`` the process's device 1 is the machine's
+device 6. If an executor has such a variable, the GPU numbers that Spark assigns to its tasks are positions in the list.
+Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables, CUDA_VISIBLE_DEVICES).
 """
 
 from __future__ import annotations
@@ -19,23 +18,19 @@ from pathlib import Path
 from distributor.errors import ResourceError
 from distributor.text.wording import count
 
-#: The visible-devices variables. They are read in this order, and both are set for ranks: AMD's HIP treats them as two
-#: names of one setting. AMD applies ``ROCR_VISIBLE_DEVICES`` before them; this package does not change that variable.
-#: Numbers in the two variables count only the devices that ``ROCR_VISIBLE_DEVICES`` leaves visible.
+#: Read in this order, and both set for ranks: AMD's HIP treats them as two names of one setting. AMD applies
+#: ``ROCR_VISIBLE_DEVICES``, which is left unchanged, first: numbers count only the devices that it leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
-#: Number of seconds that ``nvidia-smi`` may take. It is slow if a machine has many GPUs and no persistence daemon.
-_PATIENCE = 60.0
+_PATIENCE = 60.0  # seconds: ``nvidia-smi`` is slow with many GPUs and no persistence daemon
 
-#: Exit code of ``nvidia-smi`` if NVIDIA's driver is not loaded. After other codes, CUDA may still work: an image may
-#: have an ``nvidia-smi`` that does not fit the driver. Source: man nvidia-smi, RETURN VALUE.
+#: Exit code without NVIDIA's driver. After others, CUDA may still work: an image may have an ``nvidia-smi`` that does
+#: not fit the driver. Source: man nvidia-smi, RETURN VALUE.
 _NOT_LOADED = 9
 
-#: Where AMD's kernel driver describes the machine's processors.
-_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
+_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"  # of AMD's kernel driver
 
-#: Maximum number of characters of an error of ``nvidia-smi`` that is quoted.
-_LONGEST = 200
+_LONGEST = 200  # characters of an error of ``nvidia-smi`` that is quoted
 
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
@@ -44,18 +39,12 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
-    """Return an identifier of the scope within which a device number always means the same device.
-
-    The identifier consists of ``machine`` and, if ``ROCR_VISIBLE_DEVICES`` is set, the value of this variable: AMD
-    numbers only the devices that this variable leaves visible.
-    """
+    """Return an identifier of the scope in which a number means one device; see :data:`VISIBLE_DEVICES` for AMD."""
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 
 
 def parse_visible(setting: str | None) -> tuple[str, ...] | None:
-    """Return the device names of a visible-devices setting, in order.
-
-    Return ``None`` if the setting is ``None``: all devices are then visible.
+    """Return the device names of a visible-devices setting, in order; ``None`` without a setting: all are visible.
 
     As in CUDA, everything from the first invalid entry on is ignored: ``"0,-1,1"`` shows only device 0.
 
@@ -75,12 +64,8 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Return Spark's resource addresses as names for a visible-devices variable.
 
-    ``visible`` is the executor's own visible-devices setting; ``None`` if it has none. An address that is a number is a
-    position in ``visible``, and is replaced by the device at that position. Without ``visible``, it stays unchanged.
-    An address that is a name (UUID, MIG) always stays unchanged.
-
-    Raises:
-        ResourceError: an address is a number, but ``visible`` has no entry at this position.
+    A number is a position in ``visible``, the executor's own setting, if there is one. A UUID or MIG name stays
+    unchanged.
 
     >>> through_mapping(["1", "0"], ("4", "6"), "host-a"), through_mapping(["1"], None, "host-a")
     (('6', '4'), ('1',))
@@ -104,31 +89,16 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
 
 @dataclass(frozen=True)
 class Listing:
-    """What ``nvidia-smi -L`` says of a machine's GPUs.
+    """What ``nvidia-smi -L`` says of a machine's GPUs."""
 
-    Attributes:
-        text: the answer in a few words, for errors.
-        gpus: the UUIDs of the GPUs, in the order of their numbers, "" for an unknown one; ``None`` without an answer.
-        migs: the UUIDs of the MIG devices, which are parts of GPUs.
-        hangs: whether ``nvidia-smi`` did not end.
-    """
-
-    text: str
-    gpus: tuple[str, ...] | None = None
-    migs: tuple[str, ...] = ()
-    hangs: bool = False
+    text: str  # for errors
+    gpus: tuple[str, ...] | None = None  # UUIDs by number, "" for an unknown one; None without an answer
+    migs: tuple[str, ...] = ()  # UUIDs
+    hangs: bool = False  # it did not end
 
 
 def local_gpus(environ: Mapping[str, str], ask: Callable[[], Listing] | None = None) -> tuple[str, ...]:
-    """Return the GPUs that a process with this environment would see here, named as in ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        environ: the environment of the process, usually ``os.environ``.
-        ask: asks NVIDIA's driver for the machine's GPUs; by default, with ``nvidia-smi -L``.
-
-    Raises:
-        ResourceError: the GPUs cannot be counted.
-    """
+    """Return the GPUs that a process with this environment would see here, named as in ``CUDA_VISIBLE_DEVICES``."""
     visible = parse_visible(visible_devices(environ))
     if visible is not None:
         return present(visible, (ask or list_gpus)()) if visible and not has_amd() else visible
@@ -141,8 +111,7 @@ def local_gpus(environ: Mapping[str, str], ask: Callable[[], Listing] | None = N
 def present(names: Sequence[str], listing: Listing) -> tuple[str, ...]:
     """Return the devices that a process sees if a visible-devices variable has these names.
 
-    As in CUDA, these are the names before the first one that is not there. Without an answer of ``nvidia-smi``, all
-    names count.
+    As in CUDA, these are the names before the first one that is not there. Without an answer of nvidia-smi, all count.
 
     >>> one = Listing("", ("GPU-8932f937",))
     >>> present(["0", "1"], one), present(["7", "0"], one), present(["GPU-89"], one)
@@ -227,8 +196,6 @@ def _count_amd(topology: str) -> int:
 
 def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
     """Return the visible-devices variables for a node's ranks, with the node's GPUs in order of local rank.
-
-    If the ranks use no GPUs, the variables make no GPU visible.
 
     >>> rank_visibility(["4", "6"], True)["CUDA_VISIBLE_DEVICES"], rank_visibility([], False)["CUDA_VISIBLE_DEVICES"]
     ('4,6', '')

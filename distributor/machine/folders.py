@@ -1,8 +1,7 @@
 """Private folders in the temporary directory, which are removed even if the process that owns them was killed.
 
-The process that owns a folder keeps a file in it locked. The kernel releases the lock when the process ends, even if it
-is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses the standard
-library only, because part of this module runs in Spark's Python workers, which may lack other packages.
+The owner keeps a file in the folder locked. The kernel releases the lock when the owner ends, even if it is killed. The
+next process that calls :func:`remove_stale` then removes the folder.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ from typing import IO
 
 from distributor.values.layout import OWNER, PREFIX
 
-#: Number of free bytes below which a file system counts as full.
-_LITTLE = 64 << 10
+_LITTLE = 64 << 10  # a file system with fewer free bytes counts as full
 
-#: The file in a private folder that lists paths outside the folder which must be removed too: after an attempt, or with
-#: the folder.
+#: Files in a private folder that list paths outside it, to be removed after an attempt or with the folder.
 _ELSEWHERE = "elsewhere"
-
-#: The file in a private folder that lists paths outside the folder which stay from one attempt to the next, and must be
-#: removed together with the folder.
 ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
@@ -46,26 +40,13 @@ def unusable() -> str | None:
 
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder that only this user can access.
-
-    A folder with a fixed name in the temporary directory needs this check, since another user may have created it.
-
-    Raises:
-        OSError: there is nothing at this path.
-    """
+    """Return whether this is a folder that only this user can access; OSError if there is nothing at this path."""
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
 def make_private(folder: str) -> None:
-    """Create a folder that only this user can access, unless it exists.
-
-    The folder's name is not random, so another user may already have created a folder of this name.
-
-    Raises:
-        OSError: the folder cannot be created.
-        PermissionError: the folder exists, but belongs to another user, or other users can access it.
-    """
+    """Create a folder unless it exists; PermissionError if others can access it, or another user has created it."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not is_private(folder):
@@ -73,10 +54,7 @@ def make_private(folder: str) -> None:
 
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
-    """Make this process the owner of a folder for as long as the returned file is open.
-
-    The returned file is locked. As long as it is open, :func:`remove_stale` does not remove the folder.
-    """
+    """Make this process the owner of a folder for as long as the returned file, which is locked, is open."""
     # The file gets its name only once it is locked: if remove_stale() finds an unlocked file, the owner counts as dead.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -93,13 +71,7 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str], *, to_the_end: bool = False) -> None:
-    """Record paths outside a private folder, so that any process that removes the folder removes these paths too.
-
-    Args:
-        folder: the private folder in which the paths are recorded.
-        paths: the files and folders outside ``folder``.
-        to_the_end: whether the paths are removed only together with ``folder``, and not after each attempt.
-    """
+    """Record paths to remove after each attempt or, with ``to_the_end``, only together with the folder."""
     if paths:
         Path(folder, ELSEWHERE_TO_THE_END if to_the_end else _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 

@@ -8,30 +8,20 @@ from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
 
-#: Number of bytes of /dev/shm that each rank needs, and the minimum for a node. With a container's default of 64 MiB,
-#: data loaders and NCCL fail.
+#: Bytes of /dev/shm for each rank, and at least for a node. With a container's 64 MiB, data loaders and NCCL fail.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a process on one machine.
+    """The limits of a process on one machine; ``None`` if unlimited."""
 
-    Attributes:
-        shared_memory: bytes of /dev/shm; ``None`` if the machine has no /dev/shm.
-        locked_memory: bytes that may be locked (``ulimit -l``); ``None`` if unlimited.
-        address_space: bytes that may be mapped (``ulimit -v``); ``None`` if unlimited.
-        infiniband: whether there is an InfiniBand or RoCE device.
-        files: number of files that a process may have open once it has raised its own limit (``ulimit -Hn``); ``None``
-            if unlimited.
-    """
-
-    shared_memory: int | None
-    locked_memory: int | None
-    address_space: int | None
-    infiniband: bool
-    files: int | None = None
+    shared_memory: int | None  # bytes of /dev/shm; None without one
+    locked_memory: int | None  # bytes (``ulimit -l``)
+    address_space: int | None  # bytes (``ulimit -v``)
+    infiniband: bool  # or RoCE
+    files: int | None = None  # once the process has raised its own limit (``ulimit -Hn``)
 
 
 def here() -> Limits:
@@ -80,12 +70,7 @@ def raise_open_files(needed: int) -> None:
 
 
 def set_open_files(pid: int, most: int) -> None:
-    """Set another process's soft limit on open files. The process may raise the limit again.
-
-    Args:
-        pid: the process.
-        most: the limit, as :func:`open_files` returns it.
-    """
+    """Set another process's soft limit on open files, as from :func:`open_files`. It may raise the limit again."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -94,11 +79,9 @@ def set_open_files(pid: int, most: int) -> None:
 
 
 def total_memory() -> int:
-    """Return the bytes of memory of this machine, or of this container if that is less.
-
-    A container's limit is read from the top of ``/sys/fs/cgroup``, where a process outside containers finds no limit.
-    """
+    """Return the bytes of memory of this machine, or of this container if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # At the top of /sys/fs/cgroup, a process outside containers finds no limit.
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             with open(path) as file:
@@ -109,16 +92,7 @@ def total_memory() -> int:
 
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
-    """Return a text for each limit that is too low, with the remedy.
-
-    Each text completes the sentence "the node on HOST ...".
-
-    Args:
-        limits: limits of the node.
-        ranks: number of ranks on the node.
-        use_gpu: whether the ranks use GPUs.
-        files: number of files that the ranks' launcher must be able to open.
-    """
+    """Return a text for each limit that is too low, with the remedy. It completes "the node on HOST ..."."""
     found = []
     if limits.files is not None and limits.files < files:
         found.append(

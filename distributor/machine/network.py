@@ -1,8 +1,4 @@
-"""Addresses and ports of a node.
-
-This module uses the standard library only, because part of this module runs in Spark's Python workers, which may lack
-other packages.
-"""
+"""Addresses and ports of a node."""
 
 from __future__ import annotations
 
@@ -19,19 +15,16 @@ _NLM_F_REQUEST = 1
 _RTA_DST, _RTA_OIF = 1, 4
 _NETLINK_TIMEOUT = 5.0
 
-#: Number of seconds for one attempt to connect to a server that may not be up, and between two attempts.
-_ATTEMPT, _POLL = 1.0, 0.05
+_ATTEMPT, _POLL = 1.0, 0.05  # seconds for an attempt to connect to a server that may not be up, and between two
 
-#: The request for an interface's IPv4 address, from netdevice(7).
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, netdevice(7)
 
 
 def listen(address: str) -> socket.socket:
     """Return a TCP socket that listens on a free port of an address.
 
     A socket for torch's rendezvous store stays open until the store takes over its descriptor, so no other process can
-    take the port after other nodes have learned the port. If the address does not belong to this machine (behind NAT,
-    in a container with a forwarded name), the socket listens on all interfaces.
+    take the port after other nodes have learned it.
     """
     listener = _stream_socket(address)
     try:
@@ -46,14 +39,9 @@ def listen(address: str) -> socket.socket:
 def reserve(address: str) -> socket.socket:
     """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
-    The port is reserved on all interfaces because a server may listen on an address other than ``address``. Ray, for
-    example, never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free
-    port. The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since
-    the reserving socket is bound to the port but does not listen on it (socket(7)).
-
-    Args:
-        address: the node's address. It only decides whether the port is reserved for a server that uses IPv4 or one
-            that uses IPv6.
+    A server may listen on another address than ``address``, which only tells IPv4 from IPv6: Ray never uses loopback.
+    The kernel gives the port to no program that asks for a free one. The server can still listen on it if it sets
+    SO_REUSEADDR, as most do, since the reserving socket is bound but does not listen (socket(7)).
     """
     holder = _stream_socket(address)
     try:
@@ -75,11 +63,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def connect_once_up(server: tuple[str, int]) -> socket.socket:
-    """Return a connection to a server that another node is about to start. Wait for the server without a time limit.
-
-    Args:
-        server: host and port.
-    """
+    """Return a connection to a server that another node is about to start. Wait for it without a time limit."""
     while True:
         try:
             connection = socket.create_connection(server, timeout=_ATTEMPT)
@@ -95,7 +79,7 @@ def _stream_socket(address: str) -> socket.socket:
 
 
 def _bind(sock: socket.socket, address: str) -> None:
-    """Bind a socket to a free port of an address, or of all interfaces if the address is not this machine's."""
+    """Bind a socket to a free port of an address, or of all interfaces if it is not this machine's, as behind NAT."""
     try:
         sock.bind((address, 0))
     except OSError:
@@ -116,10 +100,7 @@ def resolve_all(host: str) -> list[str]:
 
 
 def address_towards(host: str) -> str | None:
-    """Return this machine's own address for connections to a host, according to the kernel's routes.
-
-    Return ``None`` if there is no route, or if the host's name is unknown here. Nothing is sent to the host.
-    """
+    """Return this machine's own address for connections to a host, by the kernel's routes. Nothing is sent."""
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -132,15 +113,9 @@ def address_towards(host: str) -> str | None:
 def node_address(executor_host: str, driver_host: str) -> str:
     """Return the address at which other nodes should reach this machine.
 
-    Executors fetch data from each other at the addresses that Spark shows for them, so this function returns Spark's
-    address if it belongs to this machine. Spark's address may instead be the outside address of a NAT, or a name that
-    resolves to loopback here. In these cases, the function returns the local address from which this machine reaches
-    the driver. If that is unknown, or is loopback while Spark's address is not, the function returns Spark's address.
-
-    Args:
-        executor_host: this executor's host as Spark names it (a host name or an IP address). An IPv6 address may be in
-            brackets.
-        driver_host: the driver's host, in the same form.
+    It is Spark's, at which executors fetch data from each other, if that belongs to this machine. If it does not, as
+    outside a NAT, or resolves to loopback here, it is the local address for connections to the driver. If that is
+    unknown, or is loopback while Spark's is not, it is Spark's.
     """
     towards = address_towards(driver_host.strip("[]"))
     known = resolve_all(executor_host.strip("[]"))
@@ -169,17 +144,7 @@ def is_own(address: str) -> bool:
 def interface_towards(
     own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the network interface over which a node talks to the other nodes, and a warning if several are needed.
-
-    Args:
-        own: the node's address.
-        others: the addresses of all nodes, including this one. Nodes on this machine have the address ``own``. If
-            several interfaces lead to equally many of the other addresses, the one that leads to the earliest address
-            in this list is returned.
-        route: returns the interface for an address; the default asks the kernel.
-
-    Returns:
-        The interface's name (``None`` if it cannot be determined) and the warning (``None`` if there is none).
+    """Return the interface over which a node talks to the others, and a warning if several are needed.
 
     >>> interface_towards("10.0.0.2", ["10.0.0.1", "10.0.0.2"], {"10.0.0.1": "eth1", "10.0.0.2": "lo"}.get)
     ('eth1', None)
@@ -201,10 +166,9 @@ def interface_towards(
 
 
 def interface_of_route(address: str) -> str | None:
-    """Return the network interface over which the kernel would send to an IP address.
+    """Return the interface over which the kernel would send to an IP address, asked as by ``ip route get``.
 
-    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own (gloo
-    needs one). ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
+    None also if the interface has no address of its own, which gloo needs. Source: rtnetlink(7), RTM_GETROUTE.
     """
     family = family_of(address)
     try:

@@ -8,13 +8,7 @@ from pathlib import Path
 
 
 class OwnFile:
-    """A file that is opened at its first use, and again if other code has closed its descriptor.
-
-    Args:
-        path: path of the file.
-        flags: how to open the file, as for ``os.open``. Programs that this process starts do not inherit the file's
-            descriptor.
-    """
+    """A file that is opened at its first use, and again if other code has closed its descriptor."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._path = path
@@ -22,11 +16,6 @@ class OwnFile:
         self._descriptor, self._identity = -1, (0, 0)
 
     def descriptor(self) -> int:
-        """Return the file's descriptor, after opening the file again if other code has closed the descriptor.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
         with suppress(OSError):
             found = os.fstat(self._descriptor)
             if (found.st_dev, found.st_ino) == self._identity:
@@ -37,7 +26,6 @@ class OwnFile:
         return self._descriptor
 
     def close(self) -> None:
-        """Close the file if it is open."""
         with suppress(OSError):
             os.close(self._descriptor)
         self._descriptor, self._identity = -1, (0, 0)

@@ -14,8 +14,7 @@ from typing import Protocol, TypeVar
 
 from distributor.machine.urls import Remote, is_url
 
-#: Numbers of seconds to wait before each further attempt, after a call to a URL has failed.
-PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)
+PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)  # seconds before each further attempt, after a call to a URL has failed
 
 T = TypeVar("T")
 
@@ -56,25 +55,12 @@ class Place(Protocol):
 
 
 def open_place(where: str, writer: str = "") -> Place:
-    """Return the place at a path or URL.
-
-    Args:
-        where: the path of a folder, or a URL.
-        writer: identifies this process, if others write files with the same names at the same time.
-
-    Raises:
-        OSError: the URL cannot be opened, for example because the package for its protocol is missing.
-    """
+    """Return the place at a path or URL. ``writer`` tells processes apart that write the same names at a time."""
     return Url(Remote(where)) if is_url(where) else Folder(Path(where), writer)
 
 
 class Folder:
-    """A place that is a folder, usually on a file system that all nodes share.
-
-    Args:
-        path: the folder, which is created when something is written to it.
-        writer: as for :func:`open_place`.
-    """
+    """A place that is a folder, usually on a file system that all nodes share. It is created when written to."""
 
     def __init__(self, path: Path, writer: str = "") -> None:
         self._path = path
@@ -146,11 +132,7 @@ class Folder:
 
 
 def _changed(path: str) -> float:
-    """Return the time of the last change of a folder or of anything in it, in seconds since the epoch.
-
-    Raises:
-        OSError: a file or folder cannot be looked at.
-    """
+    """Return when a folder or anything in it last changed, in seconds since the epoch."""
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -177,11 +159,8 @@ def sync_folder(path: Path) -> None:
 class Url:
     """A place at a URL. A call that fails is tried again after each of the pauses in :data:`PAUSES`.
 
-    Once a call has failed in spite of this, calls are tried again after the first two pauses only, until one succeeds.
-    So it does not take long to learn that a store fails as a whole, however many files it has.
-
-    Args:
-        remote: the folder at the URL.
+    Once a call has failed in spite of this, only the first two pauses count, until a call succeeds. So it does not take
+    long to learn that a store fails as a whole, however many files it has.
     """
 
     root = None

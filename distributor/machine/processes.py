@@ -1,8 +1,7 @@
 """Finds, watches and ends processes on Linux.
 
 The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. Their
-children inherit this variable, even children that move to another session or process group. This module finds the
-processes of a node by that variable. The module uses the standard library only.
+children inherit it, even children that move to another session or process group.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ _SYS_PIDFD_OPEN = 434  # the number is the same on every architecture; Linux 5.3
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to SIGKILL this process when its parent ends, for any reason (prctl(2), PR_SET_PDEATHSIG).
-
-    Args:
-        parent: pid of the expected parent. If the parent has already ended, this process exits at once.
-    """
+    """Ask the kernel to SIGKILL this process when its parent ends (prctl(2)). If it already has, exit at once."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -44,16 +39,8 @@ def adopt_orphans() -> None:
 
 
 def pidfd_open(pid: int) -> int:
-    """Return a descriptor that becomes readable when a process ends (pidfd_open(2)).
-
-    A Python that was built with old headers, like conda's, lacks ``os.pidfd_open``. In such a Python, this function
-    makes the system call directly.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-        OSError: the kernel does not have the system call, or a sandbox forbids it.
-    """
-    if hasattr(os, "pidfd_open"):
+    """Return a descriptor that becomes readable when a process ends (pidfd_open(2))."""
+    if hasattr(os, "pidfd_open"):  # a Python that was built with old headers, like conda's, lacks it
         return os.pidfd_open(pid)
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = int(libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
@@ -148,35 +135,21 @@ def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
     return found
 
 
-#: Number of seconds that Python's resource trackers get to remove what killed processes have left.
-_TRACKER_PATIENCE = 2.0
+_TRACKER_PATIENCE = 2.0  # seconds for Python's resource trackers to remove what killed processes have left
 
 
 def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
-    """Kill the processes of a run's earlier jobs on this machine: ranks in their grace period may still hold devices.
-
-    Args:
-        run_id: identifier of the run.
-        attempt: number of the first attempt of the run's current job.
-        deadline: number of seconds to try.
-    """
+    """Kill the processes of a run's jobs before ``attempt``: ranks in their grace period may still hold devices."""
     _kill(lambda: set(_marked(lambda mark: is_of_earlier_job(mark, run_id, attempt))), deadline)
 
 
 def kill_node(
     node_id: str, ancestor: int | None = None, deadline: float = 10.0, keep: Collection[int] = ()
 ) -> list[int]:
-    """Send SIGKILL to all processes of a node that still run, until none is left or the deadline has passed.
+    """Kill all processes of a node until none is left or the deadline has passed. Return the pids that are left.
 
-    Args:
-        node_id: the ID that marks the processes in their environment.
-        ancestor: pid of a process. Its descendants are killed too, because a child with its own environment may lack
-            the ID.
-        deadline: number of seconds to try. A process in uninterruptible sleep may still be left after that.
-        keep: pids of processes that are not killed.
-
-    Returns:
-        The pids of processes that are still left.
+    Descendants of ``ancestor`` are killed too, because a child with its own environment may lack the node's ID. A
+    process in uninterruptible sleep may be left.
     """
 
     def find() -> set[int]:
@@ -186,10 +159,7 @@ def kill_node(
 
 
 def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
-    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids left.
-
-    Python's resource trackers get :data:`_TRACKER_PATIENCE` seconds to end by themselves.
-    """
+    """Kill what ``find`` returns until nothing is left or ``deadline`` seconds have passed. Return the pids left."""
     start = time.monotonic()
     while True:
         left = sorted(find())
@@ -204,24 +174,17 @@ def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
 
 
 def _is_tracker(pid: int) -> bool:
-    """Return whether a process is one of Python's resource trackers.
-
-    A resource tracker removes shared memory once all Python processes that use the tracker have ended. It then ends
-    too.
-    """
+    """Return whether a process is a resource tracker: it removes shared memory, and ends after its users."""
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as shown:
         return b"multiprocessing.resource_tracker" in shown.read()
     return False
 
 
 def reap(keep: Collection[int] = ()) -> None:
-    """Reap children of this process that have ended, except those in ``keep``, which another thread reaps.
-
-    Stop at the first child in ``keep``, because the kernel shows no other child until that one is reaped.
-    """
+    """Reap children of this process that have ended, except those in ``keep``, which another thread reaps."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid in keep:
+            if ended.si_pid in keep:  # the kernel shows no other child until this one is reaped
                 return
             os.waitpid(ended.si_pid, os.WNOHANG)
 
@@ -249,19 +212,13 @@ def wait_gone(pids: Collection[int], deadline: float) -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended or is a zombie.
-
-    The pid and the start time together identify a process uniquely.
-    """
+    """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended or is a zombie."""
     fields = stat(pid)
     return None if fields is None else fields[19]
 
 
 def has_ended(pid: int, started: str) -> bool:
-    """Return whether the process with this pid and start time has ended.
-
-    A process of another user counts as running if its start time may not be read.
-    """
+    """Return whether the process has ended that this pid and start time identify."""
     found = start_time(pid)
     if found is not None:
         return found != started
@@ -291,10 +248,7 @@ def state(pid: int) -> str | None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Return the CPU time in seconds of each process and its descendants, by pid of the process.
-
-    The CPU time of a process includes the CPU time of its children that have ended and been reaped.
-    """
+    """Return the CPU time in seconds of each process and its descendants, also of reaped ones, by pid."""
     children = _children()
     used = {}
     for pid in pids:
@@ -305,21 +259,16 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 
 def pid_scope() -> str:
-    """Return an identifier of the scope in which a pid and a start time identify a process; ``""`` if unknown.
-
-    The scope is the machine since its last boot and, in a container, the container's pid namespace.
-    """
+    """Return an identifier of the scope in which a pid and a start time identify a process; ``""`` if unknown."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 
 def machine() -> str:
-    """Return an identifier of this process's machine or, in a container, of the container; ``""`` if unknown.
+    """Return an identifier of the machine or container in which a device number means one device; ``""`` if unknown.
 
-    Within one machine or container, a device number always means the same device. A container has its own mounts or
-    control groups, and the devices that these let through are numbered from 0. Processes in different control groups
-    therefore get different identifiers, even on one machine.
+    A container has its own mounts or control groups, and the devices that these let through are numbered from 0.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
         return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
@@ -327,11 +276,10 @@ def machine() -> str:
 
 
 def mounts() -> str:
-    """Return an identifier of the mount namespace (the file systems that this process sees); ``""`` if unknown.
+    """Return an identifier of the mount namespace; ``""`` if unknown.
 
-    Processes with the same identifier see the same files and the same shared memory. Processes in a container with its
-    own mounts get a different identifier from processes on the host. Processes in a container that has only its own
-    control group, as on YARN, get the host's identifier.
+    Processes in one see the same files and the same shared memory. A container that has only its own control group, as
+    on YARN, is in the host's.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
@@ -345,11 +293,7 @@ _INHERITED = re.compile(
 
 
 def inherited() -> dict[str, str]:
-    """Return what a process started by this thread inherits, except environment, current directory and descriptors.
-
-    A process inherits ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and
-    namespaces (proc(5)).
-    """
+    """Return what a process started by this thread inherits, except environment, current directory and descriptors."""
     found = {}
     with open("/proc/thread-self/status", errors="replace") as status:
         for line in status:
@@ -368,17 +312,12 @@ def inherited() -> dict[str, str]:
 
 
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:
-    """Return the number of processes that the kernel has killed for lack of memory since boot.
-
-    Processes that were killed because of a limit of their control group count too.
-
-    Source: the ``oom_kill`` line of /proc/vmstat (Linux 4.13 and later). Without such a line, the result is 0.
-    """
+    """Return how many processes the kernel has killed since boot for lack of memory, also within control groups."""
     try:
         with open(vmstat) as lines:
             for line in lines:
                 name, _, value = line.partition(" ")
-                if name == "oom_kill":
+                if name == "oom_kill":  # Linux 4.13 and later
                     return int(value)
     except (OSError, ValueError):
         return 0

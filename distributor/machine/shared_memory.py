@@ -1,7 +1,4 @@
-"""Finds and removes the shared memory that ranks leave in files of ``/dev/shm``.
-
-Shared memory outlives the processes that created it, unless its files are removed.
-"""
+"""Finds and removes the shared memory that ranks leave in files of ``/dev/shm``, which outlive their processes."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give to files of shared memory. Files with
-#: other names are never removed, since they may be users' data.
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Other files may be users' data.
 _NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
 #: Where Linux keeps POSIX shared memory, shm_open(3).

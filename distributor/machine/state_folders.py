@@ -1,7 +1,6 @@
 """The folders in shared memory in which the nodes of a run keep the newest states of ranks.
 
-A rank's *state* is what the rank passes to ``save_checkpoint``: tensors (kept in a file of their own) and other
-objects.
+A rank's state is what it passes to ``save_checkpoint``: tensors, kept in a file of their own, and other objects.
 """
 
 from __future__ import annotations
@@ -17,35 +16,28 @@ from distributor.machine.shared_memory import FOLDER
 from distributor.text.wording import mebibytes
 from distributor.values import layout
 
-#: The end of a folder's name, after the run's ID: the number of the job's first attempt (left out for the run's first
-#: job), and random characters.
+#: The rest of a folder's name after the run's ID: the job's first attempt, unless the run's own, and random characters.
 _REST = re.compile(r"(?:-(\d+))?-\w{8}")
 
 
 @dataclass(frozen=True)
 class StateFolder:
-    """One node's folder in shared memory, in which the node's ranks keep their newest states (checkpoints).
-
-    Attributes:
-        path: path of the folder.
-        attempt: number of the first attempt of the job to which the folder belongs.
-    """
+    """One node's folder in shared memory, in which the node's ranks keep their newest states."""
 
     path: str
-    attempt: int
+    attempt: int  # the first of the job to which the folder belongs
 
     @property
     def size(self) -> int:
-        """Number of bytes of the tensors in the folder."""
+        """Bytes of the tensors in the folder."""
         return sum(map(_size, Path(self.path).glob("*-[01]")))
 
     @property
     def is_complete(self) -> bool:
         """Whether this folder shows that all ranks of its job, on all nodes, have saved a state.
 
-        A record is a file that describes a saved state, and makes it valid. A rank begins its second save only after
-        all ranks have ended their first save. If this folder has records of a first and of a second save, every rank
-        has therefore saved at least one state.
+        A rank begins its second save only after all ranks have ended their first. Records of a first and of a second
+        save therefore show it.
         """
         try:
             names = os.listdir(self.path)
@@ -55,7 +47,7 @@ class StateFolder:
 
 
 def path_for(private: str) -> str:
-    """Return the path of a node's folder in shared memory, which has the same name as the node's private folder.
+    """Return the path of a node's folder in shared memory, which is named like the node's private folder.
 
     >>> path_for("/tmp/distributor-3f2a-2-abcd1234")
     '/dev/shm/distributor-3f2a-2-abcd1234'
@@ -81,19 +73,7 @@ def _is_private(path: str) -> bool:
 
 
 def create_file(path: Path, size: int, limit: int) -> None:
-    """Create a file for a rank's tensors, and reserve its memory.
-
-    Each rank has two files (``3-0`` and ``3-1`` for rank 3), and saves to them in turn. A file gets its size before its
-    memory is reserved, so that other processes of the node count the file against ``limit`` from the start.
-
-    Args:
-        path: path of the new file.
-        size: size of the file in bytes.
-        limit: maximum total size, in bytes, of all files with ranks' tensors in the same folder.
-
-    Raises:
-        OSError: the files in the folder would exceed ``limit``, or there is not enough shared memory.
-    """
+    """Create a file for a rank's tensors, and reserve its memory. ``limit`` is for all such files in the folder."""
     with folders.locked(path.with_name("lock")):  # without the lock, processes would claim the same free memory
         free = max(0, limit - sum(map(_size, path.parent.glob("*-[01]"))))
         if size > free:
@@ -103,7 +83,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
                 "Provide more (in a container, for example with docker run --shm-size)"
             )
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, size)  # before its memory: other processes count it from the start
     try:
         os.posix_fallocate(descriptor, 0, size)  # if a page could not be provided later, the rank would get SIGBUS
     except OSError:
@@ -114,10 +94,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
 
 
 def write_beside(path: Path, objects: bytes, record: bytes) -> None:
-    """Write the rest of a rank's state beside the file of its tensors: other objects, then a description of the state.
-
-    The description, called the record, is written last, because a state is valid once its record exists.
-    """
+    """Write a rank's objects, and last its record, which makes the state valid, beside the file of its tensors."""
     path.with_suffix(".objects").write_bytes(objects)
     part = path.with_suffix(".part")
     part.write_bytes(record)

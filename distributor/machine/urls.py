@@ -23,15 +23,8 @@ def is_url(where: str) -> bool:
 class Remote:
     """A folder at a URL. File names are relative paths with slashes.
 
-    Args:
-        url: the folder, such as ``s3://bucket/run``.
-
-    Raises:
-        OSError: fsspec or the package for the URL's protocol is missing, or fsspec does not know the protocol.
-
-    Example:
-        >>> Remote("s3://bucket/run").sizes()  # doctest: +SKIP
-        {'model.pt': 44040192}
+    >>> Remote("s3://bucket/run").sizes()  # doctest: +SKIP
+    {'model.pt': 44040192}
     """
 
     def __init__(self, url: str) -> None:
@@ -55,11 +48,7 @@ class Remote:
         return Path(self._root) if isinstance(self._fs, LocalFileSystem) else None
 
     def check(self, name: str) -> None:
-        """Check that the folder can be used: write, find and remove an empty file.
-
-        Raises:
-            OSError: the empty file cannot be written, found or removed.
-        """
+        """Check that the folder can be used: write, find and remove an empty file."""
         self.mark(name)
         try:
             if not self.has(name):
@@ -68,13 +57,11 @@ class Remote:
             self.remove(name)
 
     def mark(self, name: str) -> None:
-        """Write an empty file."""
         with _errors():
             self._make_folder(name)
             self._fs.pipe_file(self._at(name), b"")
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists."""
         with _errors():
             self._fs.invalidate_cache()
             return bool(self._fs.exists(self._at(name)))
@@ -129,19 +116,16 @@ class Remote:
         return {name[start:]: int(about["size"]) for name, about in found.items() if about["type"] == "file"}
 
     def put(self, source: str, name: str) -> None:
-        """Upload a local file."""
         with _errors():
             self._make_folder(name)
             self._fs.put_file(source, self._at(name))
 
     def get(self, name: str, target: str) -> None:
-        """Download a file to a local path."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with _errors():
             self._fs.get_file(self._at(name), target)
 
     def copy(self, source: str, name: str) -> None:
-        """Copy a file within the folder."""
         with _errors():
             self._fs.cp_file(self._at(source), self._at(name))
 

@@ -1,9 +1,6 @@
 """Compares the versions of Python, torch and other packages that ranks need, such as DeepSpeed, on all hosts.
 
 ``distributor`` and cloudpickle need no check: they are shipped with the Spark job.
-
-This module uses the standard library only, because its function :func:`here` runs inside Spark's Python workers, which
-may lack other packages.
 """
 
 from __future__ import annotations
@@ -18,16 +15,11 @@ if TYPE_CHECKING:
     from distributor.values.placement import NodeFacts
 
 
-#: Names of the distributions that contain a module, if there are several.
-_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")}
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")}  # of which any has the module
 
 
 def here(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of this process's Python, of torch and of other packages, without importing them.
-
-    Args:
-        packages: modules in addition to torch. Modules that are not installed are left out.
-    """
+    """Return the versions of Python, of torch and of those packages that are installed, without importing them."""
     versions = {"Python": platform.python_version()}
     for package in ("torch", *packages):
         for distribution in _DISTRIBUTIONS.get(package, (package,)):
@@ -42,10 +34,6 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
     versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. JAX,
     TensorFlow and Ray also need equal minor versions.
-
-    Args:
-        driver: the result of :func:`here` on the driver.
-        facts: the facts of all tasks (host, versions and more), in any order.
     """
     by_partition = sorted(facts, key=lambda fact: fact.partition)
     first = by_partition[0]
@@ -69,8 +57,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
     """Return warnings if a node's torch version differs from the first task's or from the driver's.
 
-    Such a difference may be harmless. A difference from the driver counts only in the major or minor number. Each
-    warning completes the sentence "the node on HOST ...".
+    Such a difference may be harmless. Each warning completes the sentence "the node on HOST ...".
     """
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")

@@ -1,8 +1,4 @@
-"""Decide which of a rank's saved states in memory is overwritten, and which state all ranks load. Pure functions.
-
-A *state* is what a rank passes to ``save_checkpoint``. Each rank keeps its two newest states in two files in shared
-memory, the *slots* (see :mod:`distributor.checkpoint.memory`).
-"""
+"""Decide which of a rank's saved states in memory is overwritten, and which state all ranks load. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,62 +9,34 @@ from typing import Any
 
 from distributor.checkpoint.records import order_of, run_of
 
-#: In a file of tensors, each tensor begins at a multiple of this number of bytes, as in memory that torch allocates.
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # tensors in a file begin at multiples of so many bytes, as in memory that torch allocates
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One rank's part of a tensor, as it is kept in a file in shared memory.
-
-    Attributes:
-        name: the tensor's name.
-        dtype: the tensor's type, such as ``"float32"``.
-        shape: the shape of the part of the tensor that this rank has.
-        whole: the shape of the whole tensor.
-        is_whole: whether the rank has the whole tensor, and not only its part of a DTensor, which is split over the
-            ranks.
-        offset: where the rank's part begins in its file in shared memory, in bytes.
-        size: length of this part in the file, in bytes.
-    """
+    """One rank's part of a tensor, in a file in shared memory."""
 
     name: str
-    dtype: str
+    dtype: str  # such as ``float32``
     shape: tuple[int, ...]
-    whole: tuple[int, ...]
-    is_whole: bool
-    offset: int
-    size: int
+    whole: tuple[int, ...]  # the shape of the whole tensor
+    is_whole: bool  # not only a part of a DTensor
+    offset: int  # bytes
+    size: int  # bytes
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Describes one state of a rank in shared memory: the tensors that the rank had at one step.
+    """One state of a rank in shared memory: the tensors that the rank had at one step."""
 
-    Attributes:
-        checkpoint: name of the checkpoint's folder, which all ranks of a save share.
-        step: the step of the training.
-        world_size: number of ranks.
-        pieces: the tensors that the rank keeps.
-        others: the names of the tensors that are missing from ``pieces``, because other ranks keep them.
-    """
-
-    checkpoint: str
+    checkpoint: str  # name of its folder, the same on all ranks
     step: int
     world_size: int
     pieces: tuple[Piece, ...]
-    others: tuple[str, ...]
+    others: tuple[str, ...]  # names of tensors that other ranks keep for this one
 
     def without(self, names: Iterable[str]) -> tuple[Generation, list[tuple[int, int]]]:
-        """Return this state without some tensors, for the copy that another node keeps.
-
-        Args:
-            names: the names of the tensors to leave out, since the states of other ranks hold them.
-
-        Returns:
-            The smaller state, and the parts of this state's file that make up the file of the smaller state. A part is
-            an offset and a number of bytes.
-        """
+        """Leave out tensors that other ranks' states hold. Return what is left, and its parts of the file."""
         left = set(names)
         pieces, parts = extract([piece for piece in self.pieces if piece.name not in left])
         others = {*self.others, *(piece.name for piece in self.pieces if piece.name in left)}
@@ -85,12 +53,7 @@ def padded(size: int) -> int:
 
 
 def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
-    """Plan a new file that holds only the given tensors of an old file.
-
-    ``pieces`` says which tensors are copied from an old file to a new one, and where they are in the old file. Return
-    the pieces with their offsets in the new file, and the parts of the old file to copy one after the other. Each part
-    is an offset and a number of bytes.
-    """
+    """Plan a new file of some pieces: return them with new offsets, and the parts to copy as offsets and sizes."""
     moved, parts, end = [], [], 0
     for piece in pieces:
         moved.append(replace(piece, offset=end))
@@ -101,57 +64,31 @@ def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int,
 
 @dataclass(frozen=True)
 class Holding:
-    """A state of a rank, or a copy of it, that a node keeps in shared memory.
+    """A state of a rank, or a copy of it, that a node keeps in shared memory."""
 
-    Attributes:
-        node: rank of the node.
-        rank: the rank whose state it is.
-        path: path of the file of tensors on the node.
-        objects: size of a second file, which holds the rank's state apart from tensors.
-        generation: describes the tensors in the file at ``path``.
-    """
-
-    node: int
+    node: int  # rank of the node
     rank: int
-    path: str
-    objects: int
+    path: str  # of the file of tensors
+    objects: int  # size of the file of objects
     generation: Generation
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a rank finds some tensors of the state that it loads from memory.
-
-    Attributes:
-        node: rank of the node that keeps the file of tensors.
-        path: path of this file on the node.
-        pieces: where the tensors are in this file.
-        objects: size of a second file, with the rank's state apart from tensors; ``None`` if ``path`` is the file of
-            another rank, from which only tensors are read.
-    """
+    """A file in which a rank finds some tensors of the state that it loads from memory."""
 
     node: int
     path: str
     pieces: tuple[Piece, ...]
-    objects: int | None = None
+    objects: int | None = None  # size of the file of objects; None if the state is another rank's
 
 
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
-    """Return the newest state that is complete in the nodes' memory, and where each rank finds its parts of the state.
+    """Return the newest state that is complete in the nodes' memory, and where each rank finds its parts.
 
-    If several ranks have the same tensor in full, such as a weight under DDP, the states of some of them may lack it.
-    When a rank loads a state, it first takes the tensors in its own state. It takes each missing tensor from the state
-    of another rank, if possible from a state that its own node keeps. If several such states contain the tensor, it
-    takes the tensor from the state of the lowest rank.
-
-    Args:
-        holdings: all states of ranks, and copies of them, that any node keeps in shared memory.
-        homes: for each rank, the rank of the node on which it runs.
-
-    Returns:
-        The name of the checkpoint's folder, and for each rank its sources: which files on which nodes hold its parts of
-        the state. ``None`` if no state is complete, that is, if each one has parts that no node keeps. States that
-        another number of ranks saved are ignored.
+    A rank first takes the tensors in its own state. If others have the same tensor in full, such as a weight under DDP,
+    it may lack there. The rank takes it from a state that its own node keeps, if possible, and of these from the lowest
+    rank's.
     """
     states: dict[str, list[Holding]] = {}
     for holding in holdings:
@@ -182,12 +119,12 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
 
 
 def pack(generation: Generation) -> bytes:
-    """Return the record of a state: its description as JSON, which is kept next to the state's file of tensors."""
+    """Return the record of a state, which is JSON."""
     return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
 
 
 def read(data: bytes) -> Generation:
-    """Return the description of a state from its record, the JSON that :func:`pack` has made."""
+    """Return a state from its record."""
     return _generation(json.loads(data))
 
 
@@ -201,30 +138,29 @@ def _pieces(told: Iterable[dict[str, Any]]) -> Iterator[Piece]:
 
 
 def pack_holdings(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    """Return holdings (the states that nodes keep) as plain values, for JSON."""
+    """Return holdings as plain values, for JSON."""
     return [asdict(holding) for holding in holdings]
 
 
 def read_holdings(told: Iterable[dict[str, Any]]) -> list[Holding]:
-    """Return holdings (the states that nodes keep) from the plain values that :func:`pack_holdings` has made."""
+    """Return holdings from the values that :func:`pack_holdings` has made."""
     return [Holding(**{**each, "generation": _generation(each["generation"])}) for each in told]
 
 
 def pack_sources(found: Iterable[Source]) -> list[dict[str, Any]]:
-    """Return sources (where a rank finds its tensors) as plain values, for JSON."""
+    """Return sources as plain values, for JSON."""
     return [asdict(source) for source in found]
 
 
 def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
-    """Return sources (where a rank finds its tensors) from the plain values that :func:`pack_sources` has made."""
+    """Return sources from the values that :func:`pack_sources` has made."""
     return tuple(Source(**{**each, "pieces": tuple(_pieces(each["pieces"]))}) for each in told)
 
 
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
-    """Return which of a rank's two slots (files of states) to overwrite: an empty one, or the one with the older state.
+    """Return which slot to overwrite: an empty one, or that with the older state, but not that with the loaded state.
 
-    If ranks have loaded a state from memory, the slot (file) with this state stays. The other slot is overwritten, even
-    if its state is newer, because not all ranks have that state, and it can therefore never be loaded.
+    A state that is newer than the loaded one is not in the memory of all ranks, and can therefore never be loaded.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1
@@ -242,9 +178,6 @@ def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
 def common(held: Sequence[Sequence[str]]) -> str | None:
     """Return the newest checkpoint whose state all ranks have in memory; ``None`` if there is none.
 
-    Args:
-        held: for each rank, the folder names of the checkpoints whose states it has in memory.
-
     >>> common([["step-1-3f-0-1", "step-2-3f-0-2"], ["step-1-3f-0-1"]])
     'step-1-3f-0-1'
     """
@@ -254,8 +187,7 @@ def common(held: Sequence[Sequence[str]]) -> str | None:
 def is_newer(kept: str, committed: str | None) -> bool:
     """Return whether a state in memory is at least as new as the last committed checkpoint.
 
-    Memory holds only states that this run has saved. A checkpoint of another run is older, because it was committed
-    before this run began.
+    Memory holds only this run's states. A checkpoint of another run is older: it was committed before this run began.
 
     >>> is_newer("step-5-3f-0-5", "step-4-3f-0-4"), is_newer("step-5-3f-0-5", "step-6-3f-0-6")
     (True, False)

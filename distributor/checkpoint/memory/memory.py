@@ -1,15 +1,14 @@
 """Keeps the newest saved states of a node's ranks in shared memory, in files that outlive the ranks.
 
-Each rank has two *slots*, which are files, and saves to them in turn. While one slot is written, the other one stays
-complete. A slot is valid once it has a record (a second file that names the slot's checkpoint and tensors).
+Each rank has two slots, which are files, and saves to them in turn. While one is written, the other stays complete. A
+slot is valid once it has a record, a second file that names the slot's checkpoint and tensors.
 
 If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
-keeps it in memory. To find such tensors when loading, a rank reads the records of all ranks of its node.
+keeps it. To find such tensors when loading, a rank reads the records of all ranks of its node.
 
-A rank begins a save only when all ranks have done their parts of the previous save, so no rank is two saves ahead of
-another. Each rank keeps two states. Once all ranks have copied their first state, there is therefore always a
-checkpoint that all ranks have in memory, unless memory was too small for a rank's state, a rank has revoked one, or a
-save has failed in a rank that then goes on.
+A rank begins a save only when all ranks have done their parts of the previous one, so no rank is two saves ahead of
+another. Once all ranks have their first state, there is therefore always a checkpoint that all ranks have in memory,
+unless memory was too small for a state, a rank has revoked one, or a save has failed in a rank that then goes on.
 """
 
 from __future__ import annotations
@@ -47,18 +46,10 @@ def kept_by(session: Session) -> Memory | None:
 
 
 class Memory:
-    """The states that one rank keeps in shared memory.
-
-    Args:
-        about: the folder in shared memory for the states of all ranks of the node, and the maximum total size of the
-            files of tensors in this folder.
-        rank: this rank.
-        world_size: number of ranks.
-        peers: the connections to other nodes, which keep copies of the states; ``None`` if other nodes keep no copies.
-    """
+    """The states that one rank keeps in shared memory."""
 
     def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
-        self.peers = peers
+        self.peers = peers  # None if other nodes keep no copies
         self._about = about
         self._folder = Path(about.folder)
         self._rank = rank
@@ -69,19 +60,7 @@ class Memory:
         self._warned: set[str] = set()
 
     def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
-        """Begin to overwrite a slot (one of this rank's two files in shared memory) with a new state.
-
-        Args:
-            checkpoint: name of the checkpoint's folder.
-            step: the step of the training.
-            tensors: the tensors that this rank keeps.
-            others: the names of the tensors that other ranks of the node keep for this rank.
-
-        Returns:
-            The memory to copy each tensor to, by name. If there is too little memory, the mapping is empty, a warning
-            is logged (the first time only), and this rank's previous states are removed, because they are then
-            outdated.
-        """
+        """Begin to overwrite a slot. Return the memory for each tensor, by name; none if there is too little."""
         number = oldest([slot.generation for slot in self._slots], self._loaded)
         self._loaded = None  # the next save may overwrite it, since all ranks have a newer state by then
         slot, pieces, size = self._slots[number], *_layout(tensors)
@@ -98,11 +77,7 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Complete the state that :meth:`begin` started, and make it valid. Its tensors must be in the slot (file).
-
-        Args:
-            objects: the rank's state apart from the tensors.
-        """
+        """Make the state that :meth:`begin` started valid. Its tensors must be in the slot."""
         if self._open is None:
             return
         (slot, generation), self._open = self._open, None
@@ -112,20 +87,13 @@ class Memory:
             self._warn(error)
 
     def revoke(self, checkpoint: str) -> None:
-        """Invalidate the state that this rank keeps of a checkpoint, so that the state is not loaded."""
+        """Invalidate the state that this rank keeps of a checkpoint, so that it is not loaded."""
         for slot in self._slots:
             if slot.holds(checkpoint):
                 slot.clear()
 
     def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
-        """Send this rank's state to the node that keeps a copy of it. The first time that this fails, log a warning.
-
-        Args:
-            checkpoint: name of the checkpoint's folder.
-            objects: the rank's state apart from the tensors.
-            omitted: names of tensors that the copy need not hold, because lower ranks hold them too.
-            peer: how to reach the node that keeps the copy; ``None`` if there is only one node.
-        """
+        """Send this rank's state, without the omitted tensors, to the node that keeps a copy of it."""
         kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
         if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
             return
@@ -136,7 +104,7 @@ class Memory:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
-        """Return descriptions of the states that this rank can load completely from the memory of its own node."""
+        """Return the states that this rank can load completely from the memory of its own node."""
         found = []
         for generation in (slot.generation for slot in self._slots):
             if generation is not None and generation.world_size == self._world_size:
@@ -151,16 +119,7 @@ class Memory:
         return found
 
     def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
-        """Return this rank's state of a checkpoint, read from memory.
-
-        Args:
-            checkpoint: name of the checkpoint's folder.
-            sources: where the parts of the rank's state are; ``None`` if this node holds all of them.
-            seats: for each node, the seat of one of its ranks, which says how to reach the node.
-
-        Raises:
-            OSError: the state cannot be read.
-        """
+        """Return this rank's state of a checkpoint; without sources, from the memory of its own node."""
         if sources is None:
             return self._read_here(checkpoint)
         assert self.peers is not None
@@ -188,7 +147,7 @@ class Memory:
         return held
 
     def _of(self, checkpoint: str) -> Iterator[tuple[_Slot, Generation]]:
-        """Yield the slots (files) in which this node's ranks keep their states of a checkpoint, this rank's first."""
+        """Yield the slots in which this node's ranks keep their states of a checkpoint, this rank's first."""
         own = {slot.path for slot in self._slots}
         paths = sorted(path.with_suffix("") for path in self._folder.glob("*.record"))
         for path in sorted(paths, key=lambda each: each not in own):
@@ -204,26 +163,13 @@ class Memory:
 
 @dataclass
 class Held:
-    """One rank's state of a checkpoint, as it was read from the memory of one or more nodes.
+    """One rank's state of a checkpoint, as it was read from the memory of one or more nodes."""
 
-    Attributes:
-        tensors: this rank's part of each tensor, by name.
-        sizes: the size and type of each tensor, by name.
-        objects: the content of the file that holds the rank's state apart from tensors.
-    """
-
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # this rank's parts
     sizes: dict[str, TensorStorageMetadata] = field(default_factory=dict)
-    objects: bytes = b""
+    objects: bytes = b""  # the content of the file of objects
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
-        """Add the tensors with the given names to this state.
-
-        Args:
-            views: tensors by name, which were all read from one file in a node's shared memory.
-            pieces: the type and the full size of each tensor in ``views``.
-            names: the names of the tensors in ``views`` to add.
-        """
         chosen = set(names)
         for piece in pieces:
             if piece.name in chosen:
@@ -233,52 +179,33 @@ class Held:
 
 
 class _Slot:
-    """The files of one state in shared memory: its tensors, its other objects, and a record that describes it.
-
-    Args:
-        path: path of the file of tensors.
-    """
+    """The files of one state: its tensors, its objects, and its record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
-        #: Describes the state in the slot; ``None`` if there is no complete state. The description is read once.
-        #: Later, only the rank that writes the slot updates it.
+        #: ``None`` without a complete state. It is read once; later, only the rank that writes the slot updates it.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
             self.generation = read(self._record.read_bytes())
 
     def holds(self, checkpoint: str) -> bool:
-        """Return whether the files of this slot hold the rank's state of a checkpoint."""
         return self.generation is not None and self.generation.checkpoint == checkpoint
 
     def clear(self) -> None:
-        """Make the state in this slot's files invalid. The file of tensors stays, for the next state."""
+        """Make the state invalid. The file of tensors stays, for the next state."""
         self._record.unlink(missing_ok=True)
         self.generation = None
 
     def remove(self) -> None:
-        """Make the state in this slot's files invalid, and remove the file of tensors, which frees memory."""
         self.clear()
         self._mapped = None
         self.path.unlink(missing_ok=True)
 
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
-        """Return the memory to copy a new state's tensors to.
-
-        The memory of the slot's last state is reused if this process wrote that state, and if its tensors had the same
-        names, types and sizes.
-
-        Args:
-            pieces: where each tensor is in the file.
-            size: size of the file, in bytes.
-            limit: maximum total size of all files of tensors in the node's folder, in bytes.
-
-        Raises:
-            OSError: there is not enough shared memory.
-        """
+        """Return the memory for a new state's tensors: the last one's if this process wrote it and the layout fits."""
         if self._mapped is not None and self._mapped[0] == pieces:
             return self._mapped[1]
         self.remove()
@@ -287,21 +214,18 @@ class _Slot:
         return self._mapped[1]
 
     def views(self, pieces: tuple[Piece, ...]) -> Room:
-        """Return the tensors in the slot's file of tensors, by name, without copying them."""
+        """Return the tensors in the file, by name, without copying them."""
         size = os.stat(self.path).st_size
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Write a state's objects and then its record, which makes the state valid.
-
-        The tensors of the state must be copied before this call.
-        """
+        """Write a state's objects and then its record, which makes it valid. Its tensors must be there."""
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
-    """Return where this rank's part of each tensor goes in a new file in shared memory, and the size of this file."""
+    """Return where this rank's part of each tensor goes in a new file, and the size of the file."""
     pieces, end = [], 0
     for name, tensor in tensors.items():
         local = local_part(tensor)

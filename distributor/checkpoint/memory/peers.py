@@ -20,12 +20,7 @@ from distributor.values.checkpoints import PEERS
 
 
 class Peers:
-    """Sends one rank's state to another node, and reads states from other nodes.
-
-    Args:
-        folder: the folder in shared memory in which the rank's node keeps states.
-        session: what the rank uses to save and load checkpoints.
-    """
+    """Sends one rank's state to another node, and reads states from other nodes."""
 
     def __init__(self, folder: str, session: Session) -> None:
         told = json.loads(Path(folder, PEERS).read_text())
@@ -33,7 +28,6 @@ class Peers:
         self._token = bytes.fromhex(told["token"])
         self._run_id = session.origin.rpartition("-")[0]
         node = int(os.environ.get("GROUP_RANK", 0))
-        #: Where this rank keeps its state, and at which address other nodes reach its node.
         self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), told["address"], told["port"])
 
     def _at(self, seat: Seat) -> Endpoint:
@@ -42,18 +36,7 @@ class Peers:
     def send(
         self, peer: Seat | None, path: Path, record: bytes, objects: bytes, parts: Sequence[tuple[int, int]]
     ) -> None:
-        """Send this rank's state to another node.
-
-        Args:
-            peer: the other node; ``None`` if there is none.
-            path: the file with the tensors of this rank.
-            record: describes the state that is sent.
-            objects: the rank's state apart from the tensors.
-            parts: the parts of the file that are sent, each as an offset and a number of bytes.
-
-        Raises:
-            OSError: there is no other node, or the other node cannot be reached or has no room.
-        """
+        """Send this rank's record, objects, and some parts of its file of tensors to another node."""
         if peer is None:
             raise OSError("this run has only one node")
         try:
@@ -62,7 +45,7 @@ class Peers:
             raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
-        """Return the states that this run's nodes, including nodes of earlier jobs, keep in memory on this machine."""
+        """Return the states that nodes of this run, also of earlier jobs, keep in memory on this machine."""
         found = []
         for folder in state_folders.find(self._run_id):
             for record in sorted(Path(folder.path).glob("*.record")):
@@ -75,24 +58,10 @@ class Peers:
         return found
 
     def objects(self, seat: Seat, source: Source, size: int) -> bytes:
-        """Read, from another node, the file that holds a rank's state apart from tensors.
-
-        Args:
-            seat: how to reach the other node.
-            source: names the rank's file of tensors on that node. The file to read is beside it.
-            size: number of bytes of the file to read.
-
-        Raises:
-            OSError: the other node cannot be reached, or does not send the file.
-        """
+        """Read the file of objects beside a source on another node."""
         return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 
     def tensors(self, seat: Seat, source: Source) -> Room:
-        """Read tensors from another node, and return them by name.
-
-        Raises:
-            OSError: the other node cannot be reached, or does not send the tensors.
-        """
         pieces, parts = extract(source.pieces)
         data = self._recall(seat, source.path, parts) or bytearray(1)  # torch takes no empty buffer
         return views_in(torch.frombuffer(data, dtype=torch.uint8), pieces)

@@ -1,7 +1,6 @@
 """Let all ranks agree on which of the saved states in memory they load.
 
-Ranks tell rank 0 which states they, or the agents on their machines, keep in memory. Rank 0 chooses a state that all
-ranks can load, and its answer names the state.
+Ranks tell rank 0 which states they, or the agents on their machines, keep. Rank 0 chooses one that all ranks can load.
 """
 
 from __future__ import annotations
@@ -27,45 +26,30 @@ from distributor.checkpoint.records import step_of
 
 @dataclass(frozen=True)
 class Kept:
-    """A state in memory that all ranks can load.
+    """A state in memory that all ranks can load."""
 
-    Attributes:
-        checkpoint: name of the checkpoint's folder.
-        answers: rank 0's message to each rank, which names this state and says where to find it; a single message if
-            all ranks get the same one.
-    """
-
-    checkpoint: str
-    answers: list[bytes]
+    checkpoint: str  # name of its folder
+    answers: list[bytes]  # of rank 0 to each rank, or a single one to all
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """The state in memory that this rank loads.
-
-    Attributes:
-        checkpoint: name of the checkpoint's folder.
-        sources: where the parts of the rank's state are; ``None`` if the rank's own node keeps all of them.
-        seats: for each node, the seat of one of its ranks, which says how to reach the node.
-    """
+    """The state in memory that this rank loads."""
 
     checkpoint: str
-    sources: tuple[Source, ...] | None
-    seats: tuple[Seat, ...]
+    sources: tuple[Source, ...] | None  # None if the rank's own node keeps all parts
+    seats: tuple[Seat, ...]  # one of each node
 
     @property
     def step(self) -> int:
-        """The step of the training at which this state was saved."""
         return step_of(self.checkpoint)
 
 
 def tell(memory: Memory | None) -> bytes:
-    """Return this rank's message to rank 0, from which rank 0 learns which states can be loaded from memory.
+    """Return this rank's message to rank 0. Usually, it names the states that this rank can load from its own node.
 
-    Usually, the message names the states that this rank can load from its own node. If nodes keep copies of states,
-    however, restarted ranks may load states from other nodes. Each restarted rank then sends its seat, which says how
-    to reach its node, and no names of states. Local rank 0 of each node also sends descriptions of all states on its
-    machine.
+    If nodes keep copies, restarted ranks may load states from other nodes. They send their seats instead, and local
+    rank 0 of each node also sends the holdings of its machine.
     """
     if memory is None:
         return b"{}"
@@ -96,8 +80,7 @@ def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequenc
     return _MARK + json.dumps({"checkpoint": checkpoint, "sources": found, "seats": seats}).encode()
 
 
-#: Rank 0's answer begins with these bytes if it names a state in memory. Otherwise, the answer is the manifest of a
-#: committed checkpoint, which begins with a brace, or it is empty if there is nothing to load.
+#: The start of an answer that names a state in memory. Others are a manifest, which begins with a brace, or empty.
 _MARK = b"memory "
 
 

@@ -21,7 +21,7 @@ def views_in(block: torch.Tensor, pieces: Iterable[Piece]) -> Room:
 
 
 def dtype_of(piece: Piece) -> torch.dtype:
-    """Return the torch type of a part of a tensor."""
+    """Return the torch type of a piece."""
     found = getattr(torch, piece.dtype)
     assert isinstance(found, torch.dtype)
     return found
