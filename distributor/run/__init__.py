@@ -1,4 +1,1 @@
-"""Carries out a run, from its start to its end. This code runs on the driver.
-
-The package's modules may import ``schedulers.base``, ``display``, ``files``, ``outcomes`` and ``channel``.
-"""
+"""Carries out a run on the driver: a supervisor makes attempts, and an attempt performs what its pure state returns."""

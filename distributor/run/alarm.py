@@ -16,11 +16,10 @@ _log = notices.logger
 class Alarm:
     """Calls functions when they are due, one after another, in one thread.
 
-    Example:
-        >>> alarm = Alarm()
-        >>> alarm.start()
-        >>> alarm.after(5.0, run.kill)  # doctest: +SKIP
-        >>> alarm.close()
+    >>> alarm = Alarm()
+    >>> alarm.start()
+    >>> alarm.after(5.0, run.kill)  # doctest: +SKIP
+    >>> alarm.close()
     """
 
     def __init__(self) -> None:
@@ -31,18 +30,10 @@ class Alarm:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread that calls the functions. Functions that are already due are called at once."""
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
     def after(self, delay: float, call: Callable[[], object], key: Hashable = None) -> None:
-        """Call a function after ``delay`` seconds. Do nothing if the alarm is closed.
-
-        Args:
-            delay: number of seconds to wait before the call.
-            call: the function, which gets no arguments.
-            key: identifies the purpose of the call. Of several pending calls with the same key, only the one
-                that is due first is made.
-        """
+        """Call a function after ``delay`` seconds. Of pending calls with one ``key``, only the first due is made."""
         due = time.monotonic() + delay
         with self._changed:
             if self._closed or (key is not None and self._keyed.get(key, due + 1.0) <= due):
@@ -53,7 +44,7 @@ class Alarm:
             self._changed.notify()
 
     def close(self) -> None:
-        """Drop all pending calls, and let the alarm's thread end. Does not wait for a call in progress."""
+        """Drop all pending calls, and let the thread end. Does not wait for a call in progress."""
         with self._changed:
             self._closed = True
             self._due.clear()
@@ -68,7 +59,7 @@ class Alarm:
                 _log.debug("a call that was due failed: %s: %s", type(error).__name__, error)
 
     def _next(self) -> Callable[[], object] | None:
-        """Wait for the next function that is due; return ``None`` once the alarm is closed."""
+        """Wait for the next function that is due; ``None`` once the alarm is closed."""
         with self._changed:
             while not self._closed:
                 left = self._due[0][0] - time.monotonic() if self._due else None

@@ -1,4 +1,4 @@
-"""Carries out one attempt: passes events to the attempt's state, and performs the actions that the state returns."""
+"""One attempt: passes events to its state, and performs the actions that the state returns."""
 
 from __future__ import annotations
 
@@ -20,55 +20,36 @@ _log = notices.logger
 
 
 class Line(Protocol):
-    """The interface through which an attempt sends requests to its run. No method blocks."""
+    """What an attempt requests of its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks. Once all answer or time is up, pass the stacks to ``then`` in an event.
-
-        Do nothing if no ranks are running, or if an earlier request still waits for answers.
-        """
+        """Ask running ranks for their stacks, unless a request is pending. ``then`` gets the answers in an event."""
 
     def rest(self, port: int | None) -> None:
-        """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.
+        """Decide whether the nodes, none of which has ranks left, begin another attempt or end.
 
-        Args:
-            port: the port on node 0 at which the ranks of another attempt meet; ``None`` if these nodes cannot begin
-                another attempt.
+        Without ``port``, where ranks of another attempt would meet on node 0, these nodes cannot begin one.
         """
 
 
 class Attempt:
-    """One attempt of a run. Any thread may report an event to it.
-
-    Questions to the scheduler may block. So the attempt asks them in the thread of its timer, the :class:`Alarm`.
-
-    Args:
-        about: the attempt's state.
-        submission: the submitted job in which the attempt runs.
-        line: the attempt's run, which performs the attempt's requests, such as one for the stacks of all ranks.
-        alarm: the timer. In its own thread, it calls functions at deadlines, and makes calls that may block.
-        display: shows where the ranks run.
-    """
+    """One attempt of a run. Any thread may report an event to it."""
 
     def __init__(self, about: AttemptState, submission: Submission, line: Line, alarm: Alarm, display: Display) -> None:
         self.state = about
         self._submission = submission
         self._line = line
-        self._alarm = alarm
+        self._alarm = alarm  # its thread asks the scheduler, which may block
         self._display = display
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Begin the attempt: set its first deadlines, such as the one for its start."""
         with self._lock:
             actions = self.state.begin()
         self._perform(actions)
 
     def on(self, event: Event) -> bool:
-        """Pass an event to the attempt's state, and perform the actions that the state returns.
-
-        Return ``True``, or ``False`` if the attempt had already ended.
-        """
+        """Pass an event to the state, and perform its actions. Return ``False`` if the attempt had already ended."""
         with self._lock:
             live = not isinstance(self.state.phase, state.Ended)
             actions = self.state.on(event, time.monotonic())

@@ -1,4 +1,4 @@
-"""Decide which hosts a run's next job avoids: hosts on which two of the run's attempts failed. Pure functions."""
+"""Which hosts a run's next job avoids: those on which two of the run's attempts failed. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from distributor.run.nodes import Nodes
 from distributor.values.outcome import Failure
 from distributor.values.placement import host_in
 
-#: Number of failed attempts after which a host is avoided.
-_MOST = 2
+_MOST = 2  # failed attempts before a host is avoided
 
 
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
-    """Return the executor on which an attempt failed, if the executor's host may be at fault; otherwise ``None``.
+    """Return the executor whose host may be at fault for a failed attempt; ``None`` if no host may be.
 
-    A host may be at fault if a node was lost, or if the failure that caused the others is that of a rank killed by a
-    signal. Other failures do not point to a host: for example, the user's code would fail on any host.
-
-    Args:
-        nodes: the nodes of the attempt.
-        failures: the rank failures that nodes have reported.
+    A host may be at fault for a lost node, or if a signal killed the rank whose failure caused the others. The user's
+    code would fail on any host.
     """
     if nodes.first_lost is not None:
         return nodes.first_lost
@@ -33,10 +28,7 @@ def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
 
 
 def hosts_to_avoid(executors: Iterable[str | None]) -> tuple[str, ...]:
-    """Return the hosts on which at least two attempts failed, sorted.
-
-    Args:
-        executors: what :func:`blamed` returned for each attempt. Spark names an executor by its host and a port.
+    """Return the hosts that :func:`blamed` named for at least two attempts, sorted. An executor is a host and a port.
 
     >>> hosts_to_avoid(["host-a:4000", "host-b:4001", None, "host-a:4002", None])
     ('host-a',)

@@ -16,39 +16,28 @@ from distributor.values.reports import Committed
 
 _log = notices.logger
 
-#: Number of seconds between two checks for new rows of metrics, committed checkpoints and ended attempts.
-_INTERVAL = 0.5
-
-#: Number of seconds that callbacks have to finish once the run has ended.
-PATIENCE = 60.0
+_INTERVAL = 0.5  # seconds between checks for news
+PATIENCE = 60.0  # seconds that callbacks have to finish once the run has ended
 
 
 class Callbacks:
-    """Calls the methods of the user's callback objects, such as ``on_start``. An object need not have all methods.
-
-    An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
-
-    Args:
-        callbacks: the user's objects, called in order.
-        label: names the run in warnings.
-        new: returns what is new since it was last called: rows of metrics, committed checkpoints, ended attempts.
-    """
+    """Calls the methods that the user's objects have. An error in one ends neither the run nor the others."""
 
     def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:
         self._callbacks = callbacks
         self._label = label
-        self._new = new
+        self._new = new  # what is new since its last call
         self._events: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._warned: set[tuple[int, str]] = set()
 
     @property
     def is_running_here(self) -> bool:
-        """Whether the caller runs in the callbacks' thread, that is, inside a callback."""
+        """Whether the caller runs inside a callback."""
         return threading.current_thread() is self._thread
 
     def start(self, run: Any) -> None:
-        """Start the thread that calls the callbacks, ``on_start`` first. Do nothing if there are no callbacks."""
+        """Start the thread that calls the callbacks, ``on_start`` first."""
         if self._callbacks:
             self._new()  # the first call begins to collect rows, for later calls
             self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
@@ -56,11 +45,11 @@ class Callbacks:
             self.tell("on_start")
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Request a call of the method ``name``, with the run and ``arguments``, on all callbacks that have it."""
+        """Call a method, with the run and ``arguments``, on all callbacks that have it."""
         self._events.put((name, arguments))
 
     def close(self) -> None:
-        """Call ``on_end`` after all pending calls, and wait for at most a minute until all calls have returned."""
+        """Call ``on_end`` after all pending calls, and wait for at most :data:`PATIENCE` seconds."""
         thread = self._thread
         if thread is None:
             return
@@ -107,7 +96,7 @@ class Callbacks:
                 self._warn(callback, name, error)
 
     def _warn(self, callback: Any, name: str, error: BaseException) -> None:
-        """Log an error in a callback as a warning, with file and line, but only once for each method of a callback."""
+        """Log an error in a callback, with file and line, once for each method of a callback."""
         if (id(callback), name) in self._warned:
             return
         self._warned.add((id(callback), name))

@@ -1,4 +1,4 @@
-"""The events that happen to an attempt, and the actions that the attempt's state requests, as plain values."""
+"""What happens to an attempt, and what its state requests, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributor.values.outcome import Collected
 
 
 class Deadline(enum.Enum):
-    """A kind of deadline. The value of each member says in words what is checked when such a deadline passes."""
+    """A kind of deadline. The value says what is checked once it passes."""
 
     START = "the ranks must be up"
     REACH = "some node should have reached the driver"
@@ -38,23 +38,19 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A node has died or cannot be reached; ``why`` says which. ``wrote`` has the last line that each rank wrote."""
+    """A node has died or cannot be reached."""
 
     node: str
     why: str
-    wrote: Mapping[int, str] = field(default_factory=dict)
+    wrote: Mapping[int, str] = field(default_factory=dict)  # the last line of each rank
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """The run must end. ``why`` is shown in the live status.
+    """The run must end."""
 
-    ``told`` is the reason that the text of the run's ``RunCancelledError`` gives; ``""`` if the user has cancelled the
-    run.
-    """
-
-    why: str
-    told: str = ""
+    why: str  # for the live status
+    told: str = ""  # for the RunCancelledError; "" if the user has cancelled
 
 
 @dataclass(frozen=True)
@@ -81,31 +77,24 @@ class Due:
 
 @dataclass(frozen=True)
 class Asked:
-    """The scheduler has been asked what the job is waiting for, such as free slots, and has answered.
+    """The scheduler has said what the job waits for, such as free slots."""
 
-    Attributes:
-        deadline: the deadline that had passed, which is why the scheduler was asked.
-        step: what the job waits for; ``None`` if the job's tasks run, or if the scheduler does not know.
-        address: where the driver listens for nodes; ``None`` if it does not listen.
-        reached: whether any node, or a Spark task whose node is not up yet, has reached the driver.
-    """
-
-    deadline: Deadline
-    step: Step | None
-    address: str | None
-    reached: bool
+    deadline: Deadline  # why it was asked
+    step: Step | None  # None if tasks run, or if unknown
+    address: str | None  # where the driver listens, if it does
+    reached: bool  # a node, or a Spark task whose node is not up yet, has reached the driver
 
 
 @dataclass(frozen=True)
 class Room:
-    """Free slots have been counted. ``ranks`` is how many more ranks the run could have in a new job."""
+    """Free slots have been counted."""
 
-    ranks: int
+    ranks: int  # how many more a new job could have
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The cluster will soon end the node on ``host``. If ``host`` is ``None``, no node will end soon."""
+    """The cluster will soon end a node, or none."""
 
     host: str | None
 
@@ -141,15 +130,11 @@ Event = (
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Order all nodes to stop their ranks.
-
-    Without ``grace``, nodes kill the ranks at once. With ``hasty``, nodes kill each rank as soon as it is not writing a
-    file, because another attempt waits for the end of the ranks.
-    """
+    """Order all nodes to stop their ranks."""
 
     reason: str
-    grace: bool = True
-    hasty: bool = False
+    grace: bool = True  # without it, kill them at once
+    hasty: bool = False  # kill each as soon as it writes no file: another attempt waits
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ class EndJob:
 
 @dataclass(frozen=True)
 class Arm:
-    """Set a deadline. Once ``after`` seconds have passed, the event :class:`Due` is reported."""
+    """Set a deadline: :class:`Due` follows after ``after`` seconds."""
 
     deadline: Deadline
     after: float
@@ -174,24 +159,24 @@ class Arm:
 
 @dataclass(frozen=True)
 class AskScheduler:
-    """Ask the scheduler what the job waits for. The answer comes as an :class:`Asked` event."""
+    """Ask the scheduler what the job waits for: :class:`Asked`."""
 
     deadline: Deadline
 
 
 @dataclass(frozen=True)
 class AskRoom:
-    """Look for free slots for more ranks. The result comes as a :class:`Room` event."""
+    """Look for free slots for more ranks: :class:`Room`."""
 
 
 @dataclass(frozen=True)
 class AskLeaving:
-    """Check whether the cluster will soon end a node. The result comes as a :class:`Leaving` event."""
+    """Check whether the cluster will soon end a node: :class:`Leaving`."""
 
 
 @dataclass(frozen=True)
 class AskStacks:
-    """Ask all ranks for their stacks. The answers come as one :class:`Stood` event."""
+    """Ask all ranks for their stacks: one :class:`Stood`."""
 
 
 @dataclass(frozen=True)
@@ -210,13 +195,9 @@ class Warn:
 
 @dataclass(frozen=True)
 class Rest:
-    """Now that no node has ranks left, ask the run to decide whether its nodes begin another attempt or end.
+    """No node has ranks left: decide whether the nodes begin another attempt or end."""
 
-    ``port`` is the port on node 0 at which the ranks of the next attempt would meet. It is ``None`` if no attempt can
-    follow on these nodes, because a node is lost or could not start its ranks.
-    """
-
-    port: int | None
+    port: int | None  # where another attempt would meet, on node 0; None if a node is lost or could not start
 
 
 Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskRoom | AskLeaving | AskStacks | Announce | Warn | Rest

@@ -118,15 +118,12 @@ class Run:
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
-        """Show the run's live status in the current notebook cell, in addition to the cell that started the run.
-
-        If that is not possible, make IPython show the HTML of ``_repr_html_`` instead of a live status.
-        """
+        """Show the live status in this notebook cell too; if impossible, make IPython show ``_repr_html_``."""
         if not self._display.show_again(self.snapshot()):
             raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """Return the run as HTML for a notebook: status, placement, time spent in each phase, and why it failed."""
+        """Return the run as HTML for a notebook."""
         from distributor.display import notebook
 
         return notebook.render(self.snapshot(), unfolded=True)
@@ -138,7 +135,7 @@ class Run:
 
     @property
     def _current(self) -> Job:
-        """The current job of the run, or its last job once the run has ended."""
+        """The current job of the run, or its last one."""
         return self._supervisor.submission.job
 
     @property
@@ -422,7 +419,7 @@ class Run:
         return self.snapshot(), bool(self._callers.waiting)
 
     def _execute(self) -> None:
-        """Run the job to its end. The run calls this method in a thread that it starts for this purpose."""
+        """Run the job to its end, in a thread of its own."""
         if not self._life.begin():
             return
         try:
@@ -457,17 +454,11 @@ class Run:
 
 @dataclass
 class _Callers:
-    """The callers that wait for a run.
+    """The callers that wait for a run."""
 
-    Attributes:
-        waiting: callers that wait for the run's end.
-        asking: callers that wait for the run's result, and get an exception if the run fails.
-        untold: a text that says why the run failed. Empty until then, and once a caller has received the error.
-    """
-
-    waiting: list[object] = field(default_factory=list)
-    asking: list[object] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)
+    waiting: list[object] = field(default_factory=list)  # for the run's end
+    asking: list[object] = field(default_factory=list)  # for its result or exception
+    untold: list[str] = field(default_factory=list)  # why the run failed, until a caller gets the error
 
     @staticmethod
     @contextmanager
@@ -483,14 +474,14 @@ class _Callers:
 
 @dataclass
 class _Life:
-    """Whether a run has begun (or was withdrawn before that), whether its result is known, and whether it is over."""
+    """Whether a run has begun or was withdrawn, whether its result is known, and whether it is over."""
 
     decided: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Return ``True`` to the first caller only: the thread that executes the run, or one that withdraws the run."""
+        """Return ``True`` to the first caller only: the thread that executes the run, or one that withdraws it."""
         return self.lock.acquire(blocking=False)
 
 
@@ -503,7 +494,7 @@ class _Times:
 
     @property
     def seconds(self) -> float:
-        """Number of seconds since the run was submitted; once it has ended, the seconds that it took."""
+        """Seconds since the run was submitted; once it has ended, the seconds that it took."""
         return max(0.0, (self.ended or time.time()) - self.submitted)
 
 

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 def plain_interrupts() -> Iterator[None]:
     """Inside the ``with`` block, replace PySpark's handler for Ctrl-C by one that only raises KeyboardInterrupt.
 
-    PySpark's handler (``SparkContext._do_init``) cancels all jobs of the session before it raises KeyboardInterrupt.
-    This would end a run whose caller only stops waiting, and Spark would end a run's tasks without waiting for the end
-    of the ranks' grace period. Handlers that are not PySpark's stay. Outside the main thread, nothing is replaced.
+    PySpark's (``SparkContext._do_init``) first cancels all jobs of the session: a run whose caller only stops waiting
+    would end, and its ranks would get no grace period.
     """
     handler = signal.getsignal(signal.SIGINT)
     sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")

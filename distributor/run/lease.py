@@ -1,7 +1,6 @@
-"""Claims a run's name (reserves it), renews the claim during the run, and notices if another run takes the name.
+"""At most one run at a time uses a name: it claims the name, renews the claim, and notices if another run takes it.
 
-At most one run at a time may use a name (``name=``). A *claim* is a small record, in the folder or URL for checkpoints,
-that says which run uses the name. The driver writes the claim.
+A *claim* is a small record, in the folder or URL for checkpoints, that says which run uses the name.
 """
 
 from __future__ import annotations
@@ -28,69 +27,40 @@ _log = notices.logger
 
 @dataclass(frozen=True)
 class Times:
-    """The time settings of a claim (the record that reserves a name for a run), in seconds.
+    """The times of a claim, in seconds."""
 
-    Attributes:
-        renew: time between two renewals of a claim.
-        expire: time without a renewal after which the run that holds a claim counts as ended.
-        settle: time from writing a new claim until it is read again, in case another run writes one at the same moment.
-        look: time between two checks of a claim that another run holds.
-    """
-
-    renew: float = 2.0
-    expire: float = 8.0
-    settle: float = 0.2
-    look: float = 0.25
+    renew: float = 2.0  # between two renewals
+    expire: float = 8.0  # without a renewal, until the holder counts as ended
+    settle: float = 0.2  # until a new claim is read again, in case another run writes one at the same moment
+    look: float = 0.25  # between two checks of another run's claim
 
 
 class Tenure:
-    """A run's right to its name, which no other run may use until this run ends. :func:`hold` creates this object.
-
-    Args:
-        job: the run's job. If the run has a name, the run's checkpoints go to ``job.checkpoints.dir``, the folder of
-            the training that the run begins or continues under this name.
-        keeper: reads and writes the claim (the record that reserves the name); ``None`` for a run without a name.
-    """
+    """A run's right to its name. ``job`` has the folder for checkpoints of the training that it begins or continues."""
 
     def __init__(self, job: Job, keeper: Keeper | None = None) -> None:
         self.job = job
-        self._keeper = keeper
+        self._keeper = keeper  # None: the run has no name
 
     def advance(self, job: Job) -> Job:
-        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints.
-
-        Return a copy of ``job`` whose ranks may commit checkpoints. For a run without a name, return ``job`` itself.
-
-        Raises:
-            OSError: the folder or URL for checkpoints cannot be used.
-        """
+        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints. Return it for them."""
         if self._keeper is None or job.fence is None:
             return job
         self._keeper.advance(job.attempt)
         return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def settle(self, *, finished: bool) -> None:
-        """Release the run's name, if it has one, at the end of the run, so that another run may use the name.
+        """Release the name at the end of the run.
 
-        Args:
-            finished: whether the training has ended with success.
-
-        Raises:
-            RunCancelledError: the training has ended with success, but another run had taken this run's name. Since
-                then, ranks of this run could not commit checkpoints, so this run's last checkpoints may be missing.
+        RunCancelledError: the training is finished, but another run had taken the name. Since then, ranks of this run
+        could not commit checkpoints, so the last ones may be missing.
         """
         if self._keeper is not None:
             self._keeper.release(finished=finished)
 
 
 class Keeper:
-    """Reads, writes and renews one claim, the record that reserves a name for a run.
-
-    Args:
-        place: the folder or URL where the claim is kept.
-        job: the job of the run for which the name is reserved.
-        times: how often to renew and to check the claim, and when a claim expires.
-    """
+    """Reads, writes and renews one claim."""
 
     def __init__(self, place: Place, job: Job, times: Times) -> None:
         self._place = place
@@ -102,7 +72,6 @@ class Keeper:
         self._writing = threading.Lock()
 
     def read(self) -> Claim | None:
-        """Return the claim (the record that reserves the run's name) as it is now; ``None`` if there is no claim."""
         return claims.find(self._place.read)
 
     def _write(self, claim: Claim) -> None:
@@ -110,21 +79,9 @@ class Keeper:
         self._claim = claim
 
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
-        """Claim the run's name for this run, and return the new claim, the record that reserves the name.
+        """Claim the name. Wait until an earlier holder has ended, or has not renewed for ``Times.expire`` seconds.
 
-        If it is not known whether the previous run with this name has ended, wait first. If that run renews its claim
-        meanwhile, it has not ended, and the name cannot be claimed. If it does not for ``Times.expire`` seconds, it
-        counts as ended.
-
-        Args:
-            identity: what the run trains.
-            wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
-
-        Raises:
-            ConfigurationError: the run cannot continue the earlier training under its name.
-            StartError: another run is using this run's name.
-            RunCancelledError: the run was cancelled while it waited for the previous run to end.
-            OSError: the folder or URL for checkpoints cannot be used.
+        StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self._job.run_id)
         found = self._await_end(here, wanted)
@@ -140,14 +97,7 @@ class Keeper:
         return claim
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
-        """Wait until it is known whether the last run with this run's name has ended.
-
-        Return the last run's claim, the record that reserves the name for it; ``None`` if no run has had this name.
-
-        Raises:
-            StartError: the last run has renewed its claim, so it has not ended.
-            RunCancelledError: this run was cancelled during the wait.
-        """
+        """Return the last run's claim once that run has ended or expired; ``None`` if no run has had the name."""
         first: Claim | None = None
         since = time.monotonic()
         while True:
@@ -172,11 +122,7 @@ class Keeper:
             time.sleep(self._times.look)
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
-        """Renew the claim (the record that reserves the run's name) until :meth:`release` is called.
-
-        If another run has taken the run's name, or if the claim is gone, call ``lost`` with a sentence about this, and
-        return.
-        """
+        """Renew the claim until :meth:`release`. If it is gone or another run's, tell ``lost`` in words, and end."""
         warned = False
         while not self._ended.wait(self._times.renew):
             try:
@@ -195,17 +141,13 @@ class Keeper:
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Record in the claim to the run's name that the run has begun another job, whose first attempt is ``attempt``.
-
-        The claim is the record that reserves the run's name. Ranks of the run's earlier jobs read in the claim that
-        they may not commit checkpoints any more; see :meth:`Tenure.advance`.
-        """
+        """Record the first attempt of the run's new job, so that ranks of earlier jobs commit no more checkpoints."""
         with self._writing:
             if self._claim is not None and self._other() is None:  # otherwise the run ends
                 self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
-        """If this run has lost its name, return a text that says who holds the name now; otherwise, return ``None``."""
+        """Return who holds the name now, in words; ``None`` if this run does."""
         found = self.read()
         if found is not None and found.run == self._job.run_id:
             return None
@@ -213,10 +155,7 @@ class Keeper:
         return f"{holder} holds its name now"
 
     def release(self, *, finished: bool) -> None:
-        """Release the run's name, so that another run may use it; see :meth:`Tenure.settle`.
-
-        Stop renewing the claim (the record that reserves the name), and mark it as free: no run uses the name.
-        """
+        """Stop renewing, and mark the claim as free; see :meth:`Tenure.settle`."""
         self._ended.set()
         with self._writing:
             if self._claim is None or self._claim.holder is None:
@@ -240,18 +179,10 @@ class Keeper:
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
 ) -> Iterator[Tenure]:
-    """Reserve a run's name for the run during the ``with`` block. Do nothing for a run without a name.
+    """Hold the name of a run, if it has one, during the ``with`` block.
 
-    Args:
-        job: the run's job, which contains the name.
-        wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
-        lost: called in a separate thread, with a sentence that says why, if the run loses its name: because another run
-            takes the name, or because the claim is gone.
-        times: how often to renew and to check the claim (the record that reserves the name), and when it expires.
-
-    Raises:
-        ConfigurationError, RunCancelledError: as for :meth:`Keeper.take`.
-        StartError: another run is using the run's name, or the folder or URL for checkpoints cannot be used.
+    In another thread, ``lost`` gets a sentence if the run loses its name. StartError: another run uses the name, or the
+    folder or URL for checkpoints cannot be used.
     """
     if job.identity is None or job.checkpoints is None:
         yield Tenure(job)
@@ -280,7 +211,7 @@ def _here(run: str) -> Holder:
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
-    """Return whether the driver of a run that holds a name is known to have ended. Only the driver's machine knows."""
+    """Whether a holder's driver is known to have ended. Only its own machine can know."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
 

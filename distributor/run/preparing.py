@@ -1,4 +1,4 @@
-"""Says what a run does until its ranks are up, such as waiting for slots, and for how long it has done so."""
+"""What a run does until its ranks are up, such as waiting for slots, and for how long it has done so."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from distributor.values.job import Step
 
 
 class Preparing:
-    """Says what a run does until its ranks are up, such as waiting for slots. Any thread may call the methods.
-
-    Args:
-        margins: the run's time limits and intervals that users cannot set.
-    """
+    """Finds what a run does until its ranks are up. Any thread may call the methods."""
 
     def __init__(self, margins: Margins) -> None:
         self._margins = margins
@@ -26,10 +22,7 @@ class Preparing:
         self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
 
     def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
-        """Return in words what the run does to start its ranks, and for how many seconds it has done so.
-
-        Return ``("", 0.0)`` if the ranks are up, the run is stopping, or it is not known what the run does.
-        """
+        """Return what the run does to start, and for how many seconds; ``("", 0.0)`` once it is up, or if unknown."""
         if not isinstance(state.phase, (Waiting, Starting)):
             return "", 0.0
         step = state.nodes.step
@@ -43,7 +36,7 @@ class Preparing:
             return str(step), time.monotonic() - self._step[1]
 
     def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> Step | None:
-        """Return what a starting run does, such as waiting for slots, while none of its nodes has reported yet."""
+        """Return what a run does while none of its nodes has reported."""
         job = submission.job
         if job.identity is not None and job.fence is None:
             return Step(f"waiting until no other run uses the name {job.identity.name!r}")
@@ -62,7 +55,7 @@ class Preparing:
         )
 
     def _waiting_for(self, submission: Submission) -> Step | None:
-        """Return what the job waits for. Cache the scheduler's answer: asking takes several calls to Spark."""
+        """Return what the job waits for. The scheduler's answer is cached: it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:
             with suppress(Exception):  # calls fail while Spark's context stops

@@ -1,4 +1,4 @@
-"""Decides whether a run makes another attempt, on the same nodes or in a new job. Pure functions."""
+"""Whether a run makes another attempt, on the same nodes or in a new job. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,28 +23,20 @@ from distributor.text.wording import NOT_READY
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
 
-#: Kinds of failures that would happen again in another attempt: ranks that train alone, and nodes that cannot start.
+#: Kinds of failures that would happen again: ranks that train alone, and nodes that cannot start.
 _LASTING = ("GroupError", "ResourceError", "StartError")
 
-#: Errors of a job that could not start. They end the run only if they happen in its first attempt.
+#: Errors of a job that could not start. They end the run only in its first attempt.
 _NOT_STARTED = (StartError, ResourceError)
 
-#: Number of attempts in a row after which a run ends if none of them reaches a later step than the attempts before.
-_PATIENCE = 3
+_PATIENCE = 3  # attempts in a row without progress after which a run ends
 
 
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
-    """Return whether to start the ranks again on the same nodes after a failed attempt.
+    """Return whether ranks start again on the same nodes after an attempt. Without a cause, the driver did not stop it.
 
-    The ranks are started again after a stall, after ranks have stopped at different steps, and after rank failures that
-    ``restart_on`` covers. They are not started again on the same nodes if the run was cancelled, was not up within
-    ``start_timeout``, or lost a node. Unless the run was cancelled, a new job may follow; see :func:`again_in_new_job`.
-
-    Args:
-        cause: why the driver stopped the attempt; ``None`` if it did not.
-        failures: the rank failures that nodes have reported.
-        attempt: number of the attempt that failed, from 0.
-        recovery: the user's options for restarts.
+    They do not if the run was cancelled, was not up within ``start_timeout``, or lost a node. Unless it was cancelled,
+    a new job may follow; see :func:`again_in_new_job`.
 
     >>> killed = Failure(1, 1, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
     >>> again(RankFailed(), [killed], 0, Recovery(1)), again(RankFailed(), [killed], 1, Recovery(1))
@@ -62,15 +54,10 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
 def again_in_new_job(
     error: BaseException, attempt: int, recovery: Recovery, *, widens: bool = False, excused: int = 0
 ) -> bool:
-    """Return whether to submit a new job after a job has ended with an error.
+    """Return whether a new job follows one that has ended with an error in this attempt.
 
-    Args:
-        error: the error with which the run ends if no new job follows.
-        attempt: number of the job's last attempt, from 0.
-        recovery: the user's options for restarts.
-        widens: whether ranks have stopped so that the run can go on with more ranks.
-        excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
-            so that the run could go on with more ranks. ``recovery`` allows one more restart for each such attempt.
+    ``excused`` earlier attempts, which ended by preemption or for more ranks (``widens``), do not count as failed:
+    ``recovery`` allows one more restart for each.
 
     >>> lost = NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(StartError("no torch"), 0, Recovery(1))
@@ -93,16 +80,10 @@ def again_in_new_job(
 
 
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
-    """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
+    """Return whether another attempt certainly follows, whatever the nodes of the stopping attempt still report.
 
-    If another attempt is certain, nodes kill each rank as soon as it is not writing a file, so that the next attempt
-    can start soon. A rank's broken connection does not make another attempt certain: an exception in the user's code on
-    another rank may have broken it, and no attempt follows such an exception unless ``restart_on="any"``.
-
-    Args:
-        cause: why the driver stops the attempt, as far as it is known.
-        attempt: number of the attempt, from 0.
-        recovery: the user's options for restarts.
+    Then ranks are killed sooner. A broken connection makes nothing certain: an exception in the user's code on another
+    rank may have broken it, and no attempt follows such an exception unless ``restart_on="any"``.
 
     >>> echo = Failure(1, 1, "host-a", "RuntimeError", "Connection closed by peer")
     >>> surely_again(NodeLost(("host-b",), (echo,)), 0, Recovery(1)), surely_again(RankFailed((echo,)), 0, Recovery(1))
@@ -123,7 +104,7 @@ def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
 
 
 def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
-    """Return whether another attempt may succeed after an attempt with these failures of ranks."""
+    """Return whether another attempt may succeed after these failures."""
     if any(failure.kind in _LASTING for failure in failures):
         return False
     if recovery.restart_on == "any":
@@ -132,11 +113,7 @@ def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
 
 
 def is_stuck(steps: Sequence[int | None]) -> bool:
-    """Return whether the last three attempts have reached no later step than the attempts before them.
-
-    Args:
-        steps: the last step of each attempt that has ended, in order; ``None`` for an attempt whose steps are not
-            known. If none of the attempts before the last three has a step, the result is ``False``.
+    """Return whether the last three attempts reached no later step than those before them, if any of these is known.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)

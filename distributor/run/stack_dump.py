@@ -1,4 +1,4 @@
-"""Keeps the driver's requests for the ranks' stacks, and the ranks' answers."""
+"""The driver's requests for the ranks' stacks, and the ranks' answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from distributor.outcomes.stacks import Stacks
 from distributor.text import cells
 from distributor.values.messages import Dump, Stacks as Answer
 
-#: The text for a rank that did not answer.
 _SILENT = "its node did not answer: the node has ended, or has no connection to the driver"
 
 
 class Dumps:
-    """The requests for stacks in one run. Any thread may make a request or record an answer.
-
-    Args:
-        world_size: returns the number of ranks that answer each request.
-    """
+    """The requests for stacks in one run. Any thread may make a request or record an answer."""
 
     def __init__(self, world_size: Callable[[], int]) -> None:
         self._world_size = world_size
@@ -30,20 +25,14 @@ class Dumps:
         self._closed = False
 
     def ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump:
-        """Return a new request for the ranks' stacks. The caller sends it to all nodes.
-
-        Args:
-            timeout: number of seconds that ranks get to answer.
-            all_threads: whether the stacks of all threads are wanted, or only those of the main thread.
-            then: called once all ranks have answered, in the thread that records the last answer.
-        """
+        """Return a request, for the caller to send. ``then`` is called in the thread that records the last answer."""
         with self._changed:
             number = next(self._numbers)
             self._answers[number], self._then[number] = {}, then
         return Dump(number, all_threads, timeout)
 
     def answer(self, answer: Answer) -> None:
-        """Record a rank's answer, unless the rank has already answered or the answers were already returned."""
+        """Record a rank's first answer, unless the answers were already returned."""
         with self._changed:
             answers = self._answers.get(answer.number)
             if answers is None or answer.rank in answers or answer.rank not in range(self._world_size()):
@@ -56,18 +45,17 @@ class Dumps:
             then()
 
     def wait(self, request: Dump, timeout: float) -> Stacks:
-        """Wait until all ranks have answered ``request``, for at most ``timeout`` seconds, and return their answers."""
+        """Return the answers once all ranks have answered, or after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over(request), timeout)
             return self._taken(request)
 
     def take(self, request: Dump) -> Stacks | None:
-        """Return the answers to ``request`` that have arrived so far; ``None`` if they have already been returned."""
+        """Return the answers so far; ``None`` if they were already returned."""
         with self._changed:
             return self._taken(request) if request.number in self._answers else None
 
     def close(self) -> None:
-        """End all waits, since the run has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,8 +1,6 @@
 """The state of one attempt: an event goes in, and the actions to perform come out.
 
 Pure: nothing here waits, asks for the time, or touches a thread, a process or a socket.
-:class:`~distributor.run.attempt.Attempt` passes the attempt's events to this code, and performs the actions that this
-code returns.
 """
 
 from __future__ import annotations
@@ -116,7 +114,7 @@ _ALIVE = (Waiting, Starting, Running)
 
 
 def status_of(phase: Phase) -> Status:
-    """Return the status that users see in a phase of an attempt."""
+    """Return the status that users see in a phase."""
     return phase.status if isinstance(phase, Ended) else Status[type(phase).__name__.upper()]
 
 
@@ -124,37 +122,23 @@ _TASK_ENDED = "its Spark task ended: the Python worker or the executor was kille
 
 
 class AttemptState:
-    """The state of one attempt.
-
-    Args:
-        job: the requested job.
-        now: the current time in seconds, by the clock that all calls of :meth:`on` use.
-        margins: the run's time limits and intervals that users cannot set.
-        nodes: the job's nodes. They have a placement if they have already made an attempt in this job.
-        number: the attempt's number, from 0.
-    """
+    """The state of one attempt. All times are in seconds by one clock."""
 
     def __init__(
         self, job: Job, now: float, margins: Margins | None = None, nodes: Nodes | None = None, number: int = 0
     ) -> None:
         self.number = number
-        #: When the attempt reached each phase.
-        self.moments = Moments(now)
+        self.moments = Moments(now)  # when each phase began
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Waiting(now)
-        if self.nodes.placement is not None:
+        if self.nodes.placement is not None:  # they have already made an attempt
             self._enter(Starting(now))
-        #: The request to end the run; ``None`` if there is none. It is kept even if the run is already stopping for
-        #: another reason, so that no other attempt follows.
+        #: The request to end the run, kept even if it stops for another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
-        #: Whether the driver got SIGTERM.
-        self.terminated = False
-        #: The agreement of all ranks on a step at which they stop.
+        self.terminated = False  # the driver got SIGTERM
         self.agreement = Agreement(number)
-        #: Whether the user has been warned that no node reaches the driver, and none has reached it since.
-        self.unreached = False
-        #: The rank failures that nodes have reported at the end of the attempt.
-        self.failures: list[Failure] = []
+        self.unreached = False  # the user was warned that no node reaches the driver, and none has since
+        self.failures: list[Failure] = []  # those that nodes report at the attempt's end
         self._job = job
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
@@ -168,14 +152,13 @@ class AttemptState:
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the failure that caused all others, even if others were reported first."""
+        """Why the attempt failed, in words: the failure that caused all others, even if it was reported later."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
         return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
 
     def begin(self) -> list[Action]:
-        """Return the first actions of the attempt, such as setting the deadline for its start."""
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)
         new = self.nodes.placement is None
         return [start, Arm(Deadline.REACH, self._margins.look)] if new else [start]
@@ -187,16 +170,10 @@ class AttemptState:
 
     @property
     def status(self) -> Status:
-        """The status that users see during the attempt."""
         return status_of(self.phase)
 
     def on(self, event: Event, now: float) -> list[Action]:
-        """Note an event and return the actions to perform, in order.
-
-        Args:
-            event: what has happened.
-            now: the current time in seconds, by the same clock in every call.
-        """
+        """Note an event and return the actions to perform, in order."""
         if isinstance(self.phase, Ended):
             return []
         match event:
@@ -299,7 +276,7 @@ class AttemptState:
         return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
-        """If a new job of this run could have more ranks, ask all ranks to stop together, to make way for that job."""
+        """Ask all ranks to stop together if a new job of this run could have more ranks."""
         now = self._job.resources.num_processes
         if not ranks or self.agreement.begun or self.wish is not None:
             return self._look_for_room()
@@ -353,13 +330,12 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """If a node is lost and all other nodes have ended too, end the job unless it soon ends by itself."""
+        """If a node is lost and all others have ended too, end the job unless it soon ends by itself."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []
 
     def _if_all_rest(self) -> list[Action]:
-        """Once no node has ranks left, request the decision whether another attempt follows."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
     def _on_halt(self) -> list[Action]:
@@ -376,12 +352,12 @@ class AttemptState:
         return [TellNodes(messages.Terminate()), Arm(Deadline.TERMINATE, self._job.deadlines.grace_period)]
 
     def _cannot_halt(self, which: str) -> list[Action]:
-        """If the user has called ``run.stop()``, return a warning that the ranks cannot be asked to stop."""
+        """Warn, after ``run.stop()``, that the ranks cannot be asked to stop."""
         told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends the run"
         return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
 
     def _agree(self) -> list[Action]:
-        """Ask all ranks to stop together, if this is requested and all ranks are up."""
+        """Ask all ranks to stop together, if this is wanted and all are up."""
         agreement, placement = self.agreement, self.nodes.placement
         wanted = agreement.preempted or isinstance(self.wish, Halt)
         if not wanted or agreement.begun or placement is None or not isinstance(self.phase, Running):
@@ -419,8 +395,7 @@ class AttemptState:
         else:
             cause = joined(RankFailed(self._unexplained), cause) if self._unexplained else cause
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
-        # End the job only after the ranks' grace period, in which reports about a lost node can still arrive. If no
-        # node has ever connected, there is nothing to wait for: end the job at once.
+        # During the grace period, reports about a lost node can still arrive, unless no node has ever connected.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
         told = self.phase.cause if isinstance(self.phase, Stopping) else cause
         hasty = self.wish is None and surely_again(told, self.number, self._job.recovery)
@@ -495,7 +470,7 @@ class AttemptState:
         return [*self._warn(warnings), *self._warn_of_loners(collected)]
 
     def _warn_of_loners(self, collected: Collected) -> list[Action]:
-        """Return a warning if ranks have trained separately from each other."""
+        """Warn of ranks that have trained separately from each other."""
         loners = {o.rank: o.alone for report in collected.reports for o in report.outcomes if o.alone is not None}
         if not loners:
             return []
@@ -504,12 +479,7 @@ class AttemptState:
         return [Warn(f"run {self._job.label}: {told}; require_group=True makes this an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:
-        """Return the nodes' warnings that are new, each once per host.
-
-        Args:
-            warnings: for each warning text, the hosts that report it. The text completes the sentence "the node on HOST
-                ...".
-        """
+        """Return the nodes' warnings that are new, once per host. A text completes "the node on HOST ..."."""
         actions: list[Action] = []
         for text, hosts in warnings.items():
             if self.unreached and text.startswith(frames.UNREACHED):

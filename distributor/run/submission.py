@@ -1,4 +1,4 @@
-"""Submits one job to a scheduler, sends orders to the job's nodes, asks the scheduler about the job, and ends it."""
+"""Submits one job to a scheduler, sends orders to its nodes, asks the scheduler about it, and ends it."""
 
 from __future__ import annotations
 
@@ -23,60 +23,39 @@ _log = notices.logger
 
 T = TypeVar("T")
 
-#: Number of seconds between two checks for free slots.
-_LOOK = 0.5
+_LOOK = 0.5  # seconds between checks for free slots
 
-#: Returns the job with another number of ranks. Raises a ``ConfigurationError`` if the job cannot have this number.
+#: Returns the job with another number of ranks; ConfigurationError if the job cannot have it.
 Resize = Callable[[Job, int], Job]
 
 
 class Submission:
-    """The submission of one job to a scheduler. If the run goes on in a new job, the run makes another submission.
-
-    Args:
-        job: the job to submit.
-        scheduler: runs this job, and no other job.
-        alarm: a timer with a thread of its own. The job is cancelled in this thread, because ``Scheduler.cancel`` may
-            block.
-        margins: the run's time limits and intervals that users cannot set.
-        resize: changes the number of ranks of a job; ``None`` (default) if the number is fixed.
-    """
+    """The submission of one job to a scheduler. A run's next job is another submission."""
 
     def __init__(
         self, job: Job, scheduler: Scheduler, alarm: Alarm, margins: Margins, resize: Resize | None = None
     ) -> None:
         self.job = job
         self.scheduler = scheduler
-        #: The channel to the job's nodes; ``None`` until the driver has opened it.
-        self.server: ChannelServer | None = None
-        self._alarm = alarm
+        self.server: ChannelServer | None = None  # None until the driver has opened the channel
+        self._alarm = alarm  # its thread ends the job, since Scheduler.cancel may block
         self._margins = margins
-        self._resize = resize
-        #: The number of ranks of the previous job, if that job stopped so that this job could have more ranks.
-        self._narrower: int | None = None
+        self._resize = resize  # None: the number of ranks is fixed
+        self._narrower: int | None = None  # ranks of the previous job, if it stopped so that this one could have more
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
         """Return the submission of the run's next job.
 
-        Args:
-            job: the next job.
-            wider: whether the current job has stopped so that the next one can have more ranks.
+        ``wider``: this job has stopped so that the next one can have more ranks.
         """
         made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
         made._narrower = self.job.resources.num_processes if wider else None
         return made
 
     def fit(self, wanted: Callable[[], bool]) -> None:
-        """Give the job as many ranks as the cluster's free task slots allow.
+        """Give the job as many ranks as free task slots allow; if they are too few, wait for more while ``wanted()``.
 
-        If there are too few free task slots even for the smallest number of ranks that the user allows, wait for more
-        slots. If more slots may come soon, wait a few seconds for these, too. Stop waiting once ``wanted()`` is false.
-        Do nothing if the number of ranks is fixed.
-
-        Raises:
-            ConfigurationError: the launch path (the way to start ranks, such as torchrun's) refuses every number of
-                ranks that the user and the free slots allow.
-            RunCancelledError, StartError: the session in which the job would run has ended.
+        If the number of ranks is fixed, do nothing. ConfigurationError: the launch path refuses every possible number.
         """
         if self._resize is None or self.job.widths is None:
             return
@@ -93,15 +72,7 @@ class Submission:
             time.sleep(_LOOK)
 
     def _widest(self, room: int | None, waited: float = SETTLE) -> Job | None:
-        """Return the job with as many ranks as fit into free slots; ``None`` if it should wait for more slots.
-
-        ``room`` is the number of ranks that free slots can host, and ``waited`` the number of seconds since this number
-        last grew; see :func:`widths`.
-
-        Raises:
-            ConfigurationError: the launch path (the way to start ranks, such as torchrun's) refuses every number of
-                ranks that the user and the free slots allow.
-        """
+        """Return the job with as many ranks as fit into ``room``; ``None`` if it should wait for more slots."""
         assert self._resize is not None and self.job.widths is not None
         refused: ConfigurationError | None = None
         for width in widths(room, self.job.widths, self.job.ranks_per_task, waited):
@@ -118,7 +89,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return, as a ``Room`` event, how many more ranks a new job could have. May block in calls to Spark."""
+        """Return how many more ranks a new job could have. May block in calls to Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
@@ -130,11 +101,11 @@ class Submission:
         return 0 if found is None else found.resources.num_processes - now
 
     def look_for_leaving(self) -> Event:
-        """Return, as a ``Leaving`` event, which node the cluster will soon end, if any. May block in calls to Spark."""
+        """Return which node the cluster will soon end, if any. May block in calls to Spark."""
         return events.Leaving(self._calmly(self.scheduler.leaving, "look for nodes that are about to end", None))
 
     def _calmly(self, ask: Callable[[], T], what: str, otherwise: T) -> T:
-        """Return what ``ask`` returns, or ``otherwise`` if it raises, for example while Spark's context is stopping."""
+        """Return what ``ask`` returns, or ``otherwise`` if it raises, as while Spark's context stops."""
         try:
             return ask()
         except Exception as error:
@@ -142,21 +113,18 @@ class Submission:
             return otherwise
 
     def run(self, server: ChannelServer) -> Collected:
-        """Run the job to its end. Return failures of ranks as data, and raise the errors of ``Scheduler.run``."""
         return self.scheduler.run(self.job, server)
 
     def stop_ranks(self, reason: str, *, grace: bool, hasty: bool) -> None:
-        """Order all nodes to stop their ranks."""
         if self.server is not None:
             self.server.stop(reason, grace=grace, hasty=hasty)
 
     def order(self, order: Message) -> None:
-        """Send an order to all nodes that are connected now."""
         if self.server is not None:
             self.server.order(order)
 
     def end(self) -> None:
-        """End the job through the scheduler, as soon as the scheduler can end it."""
+        """End the job as soon as the scheduler can end it."""
         self._alarm.after(0.0, self._end, key=(self, "end"))
 
     def _end(self) -> None:
@@ -164,7 +132,7 @@ class Submission:
             self._alarm.after(self._margins.again, self._end)
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
-        """Ask the scheduler what the job waits for, and return the answer as an event. May block in calls to Spark."""
+        """Return what the scheduler says that the job waits for. May block in calls to Spark."""
         server = self.server
         reach, step = deadline is Deadline.REACH, None
         reached = server is not None and server.reached

@@ -44,24 +44,12 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end, and submits a new job if the run can continue in another job.
-
-    Implements the protocols ``channel.server.Listener`` and ``run.attempt.Line``.
-
-    Args:
-        job: the requested job.
-        scheduler: runs the job.
-        display: shows what ranks write and what happens.
-        margins: the run's time limits and intervals that users cannot set.
-        resize: changes the number of ranks of a job; ``None`` (default) if the number is fixed.
-    """
+    """Runs a job to its end, and submits a new job if the run can continue in another one."""
 
     def __init__(
         self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, resize: Resize | None = None
     ) -> None:
-        #: Duration of each phase in seconds; empty until the job has ended.
-        self.timings: dict[str, float] = {}
-        #: What ranks have reported.
+        self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
         self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
@@ -71,7 +59,6 @@ class Supervisor:
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
-        #: The job that runs now.
         self.submission = Submission(job, scheduler, self._alarm, margins, resize)
         self.attempt = self._make_attempt(Nodes(), 0)
 
@@ -85,12 +72,11 @@ class Supervisor:
 
     @property
     def server(self) -> ChannelServer | None:
-        """The channel to the nodes of the current job; ``None`` until the driver has opened it."""
+        """The channel to the current job's nodes; ``None`` until it is open."""
         return self.submission.server
 
     @property
     def state(self) -> AttemptState:
-        """The state of the current attempt."""
         return self.attempt.state
 
     def on(self, event: Event) -> None:
@@ -100,17 +86,11 @@ class Supervisor:
             attempt = self.attempt
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Return a new thread for ``target``, the function that calls :meth:`run`. The caller starts the thread."""
+        """Return a new thread for ``target``, which calls :meth:`run`."""
         return self.submission.scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
-        """Run the job to its end, and submit it again as long as a new job may succeed.
-
-        Call this method in a thread that :meth:`thread` has returned.
-
-        Args:
-            submitted: when the run was submitted, in seconds since the epoch.
-        """
+        """Run the job, and further ones while they may succeed. ``submitted`` is in seconds since the epoch."""
         try:
             self._alarm.start()
             with hold(self._job, self._waits_for_name, self._displace) as tenure:
@@ -125,7 +105,7 @@ class Supervisor:
         return result
 
     def _waits_for_name(self) -> bool:
-        """Return whether the run still waits for its name. After ``run.stop()``, it does: its ranks stop later."""
+        """Whether the run still waits for its name, as it does after ``run.stop()``: its ranks stop later."""
         return isinstance(self.state.wish, events.Halt | None)
 
     def _displace(self, by: str) -> None:
@@ -147,7 +127,6 @@ class Supervisor:
                 _log.warning("run %s: %s", self._job.label, warning)
 
     def _run_job(self, submitted: float, deposits: Deposits | None, channels: ExitStack) -> Verdict:
-        """Run the current job to its end."""
         submission = self.submission
         if deposits is not None:
             deposits.begin()
@@ -168,10 +147,10 @@ class Supervisor:
 
     @contextmanager
     def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
-        """Open the channel to the nodes of the current job, and close it at the job's end or at the run's end.
+        """Open the channel to the nodes of the current job, until the job ends.
 
-        Nodes that keep the states of their ranks in memory for the run's next job remove these states when the channel
-        closes. In such a run, the channel stays open until the run ends, when ``channels`` closes it.
+        If nodes keep states of their ranks in memory for the next job, they remove these when the channel closes. Then
+        ``channels`` closes it, at the run's end.
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
@@ -184,7 +163,7 @@ class Supervisor:
                     channels.push(own.pop_all())
 
     def _submits_again(self, error: BaseException | None) -> bool:
-        """Return whether a new job follows the ended one. If so, make the new job current, with its first attempt."""
+        """Return whether a new job follows the ended one. If so, make it current, with its first attempt."""
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
@@ -217,19 +196,19 @@ class Supervisor:
         return True
 
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
-        """Log that another attempt follows, and record the end of the current attempt."""
+        """Log that another attempt follows, and record the end of this one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
         _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
         self._display.logs.release(())
         self._end_attempt(why)
 
     def _follow(self, ended: Attempt, following: Attempt) -> None:
-        """Make ``following`` the current attempt, and set the status of ``ended``, the previous attempt, to failed."""
+        """Make ``following`` the current attempt, and let ``ended`` count as failed."""
         self.attempt = following
         ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """If a request to end the run came just before the previous attempt ended, pass it on to the new attempt."""
+        """Pass on to the new attempt a request to end the run that came just before."""
         if ended.wish is not None:
             self.on(ended.wish)
 
@@ -252,11 +231,7 @@ class Supervisor:
         self._tell_where()
 
     def _gives_up(self) -> bool:
-        """Return whether the last attempts have reached no later step than the attempts before them.
-
-        If no node has reached the driver, return ``False``: the driver then does not know which steps the attempts have
-        reached, so it cannot tell whether the training makes progress.
-        """
+        """Return whether the last attempts made no progress. Unless a node has reached the driver, nobody knows."""
         reached = self.server is not None and self.server.reached
         self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
         return self._stuck
@@ -268,7 +243,6 @@ class Supervisor:
 
     @property
     def goodput(self) -> Goodput:
-        """How the run has spent its time so far."""
         about, ended = self.state, self.reports.ended
         now = Goodput() if any(each.number == about.number for each in ended) else self._goodput(about)
         return sum((each.goodput for each in ended), now)
@@ -295,7 +269,7 @@ class Supervisor:
         return found
 
     def _preempted(self) -> Preempted | None:
-        """Return why ranks that stopped together were asked to stop; ``None`` if the user has asked them to."""
+        """Return why ranks stopped together; ``None`` if the user asked them to."""
         about = self.state
         if isinstance(about.wish, events.Halt):
             return None
@@ -315,7 +289,7 @@ class Supervisor:
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
-        """Record what the job has returned besides results: output of ranks, warnings of nodes, and times of phases."""
+        """Record what the job has returned besides results."""
         for log in collected.logs:
             self.on_log(log)
         self.on(events.Returned(collected))
@@ -336,11 +310,7 @@ class Supervisor:
         return Stacks({}) if request is None else self._dumps.wait(request, timeout + self._margins.transfer)
 
     def say_where(self) -> None:
-        """Ask ranks for their stacks, and log a summary once they answer.
-
-        This method does not wait for the stacks, so that its caller, which cancels the run, can begin to stop the ranks
-        at once.
-        """
+        """Log a summary of the ranks' stacks later. The caller, which cancels the run, can stop the ranks at once."""
         patience = self._margins.last_words
         self._where = self._ask(patience, all_threads=False, then=self._tell_where)
         self._alarm.after(patience + self._margins.transfer, self._tell_where)
@@ -351,7 +321,7 @@ class Supervisor:
             self._display.logs.note(f"run {self._job.run_id}: interrupted; {summary(stacks)}")
 
     def _ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump | None:
-        """Ask all ranks for their stacks, and return the request; ``None`` if no ranks are running."""
+        """Ask all ranks for their stacks; ``None`` if none are running."""
         if self.server is None or isinstance(self.state.phase, state.Ended) or not self.state.nodes.up:
             return None
         request = self._dumps.ask(timeout, all_threads=all_threads, then=then)
@@ -429,6 +399,6 @@ def _blamed(about: AttemptState) -> str | None:
 
 
 def _with_peers(job: Job) -> Job:
-    """Return the job. If its nodes exchange copies of the ranks' states, add a key for the connections between them."""
+    """Add a key for connections between nodes, if these exchange copies of the ranks' states."""
     replicates = job.checkpoints is not None and job.checkpoints.replicate
     return replace(job, peers=make_peer_key()) if replicates else job

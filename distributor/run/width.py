@@ -1,4 +1,4 @@
-"""Chooses how many ranks the next job of a run has, if the user allows a range."""
+"""How many ranks the next job of a run has, if the user allows a range."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Iterator
 
 from distributor.values.job import Widths
 
-#: Number of seconds to wait for more slots once there are enough. Executors come up one after the other, and the tasks
-#: of a job that has just ended keep their slots for a moment.
+#: Seconds to wait for more slots: executors come up one by one, and the tasks of an ended job keep theirs for a moment.
 SETTLE = 5.0
 
 
 def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float = SETTLE) -> Iterator[int]:
     """Yield the numbers of ranks that the next job may have, the largest first; none if the job should wait for slots.
 
-    Args:
-        room: number of ranks that free slots can host. If it is not known (``None``), only the smallest allowed number
-            is yielded.
-        asked: the smallest and the largest number that the user allows.
-        ranks_per_task: number of ranks of each task. Only multiples of it are yielded.
-        waited: number of seconds since the number of free slots last grew. With the default, the job does not wait for
-            more slots.
+    ``room`` is the number of ranks that free slots can host; if it is not known, only the smallest number is yielded.
+    It last grew ``waited`` seconds ago.
 
     >>> asked = Widths(4, 16)
     >>> [list(widths(room, asked, 2, 0.0)) for room in (3, 6, 20)]

@@ -1,8 +1,4 @@
-"""Schedulers, which run a job on this machine or as a barrier-mode Spark job.
+"""A scheduler runs a job on this machine or as barrier tasks of Spark. Either way, each node is run by the same agent.
 
-On each node, the local scheduler and the Spark scheduler start the same program: the agent, which starts the ranks and
-watches them.
-
-This package runs on the driver, except for a few modules of ``spark`` that run in Spark's Python workers. It may import
-``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and ``machine``.
+Runs on the driver; ``hosting`` and some modules of ``spark`` also run in Spark's Python workers.
 """

@@ -1,4 +1,4 @@
-"""The scheduler of local mode. It runs a job on this machine, with the same agents as on Spark."""
+"""The scheduler of local mode, with the same agents as on Spark."""
 
 from __future__ import annotations
 
@@ -39,36 +39,25 @@ T = TypeVar("T")
 
 @dataclass
 class _Part:
-    """The results of one node. ``report`` is ``None`` if the node's agent died before it reported."""
+    """The results of one node."""
 
-    report: NodeReport | None
+    report: NodeReport | None  # None: the agent died before it reported
     values: dict[int, list[bytes]] = field(default_factory=dict)
     logs: list[Log] = field(default_factory=list)
 
 
 class LocalScheduler:
-    """Runs a job's ranks on this machine.
-
-    Args:
-        nodes: number of agents (processes that start and watch ranks) that share the run's ranks. With more than one
-            agent, the run has several nodes with one rendezvous, as on a cluster. Only tests use more than one.
-        gpus: addresses of the GPUs that Spark found for the driver; ``None`` to look for this machine's GPUs.
-    """
+    """Runs a job's ranks on this machine."""
 
     def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
-        self._nodes = nodes
-        self._gpus = gpus
+        self._nodes = nodes  # agents that share the ranks: one, but for tests
+        self._gpus = gpus  # addresses that Spark found for the driver; None to look
         self._looked = False  # whether this machine was asked which of the GPUs are there
         self._agents: list[agents.Agent] = []
         self._lock = threading.Lock()
         self._cancelled = False
 
     def check(self, job: Job) -> None:
-        """Check that this machine and this process can start ranks. The check is the same for every job.
-
-        Raises:
-            ConfigurationError: this platform, machine or process lacks something that every run needs.
-        """
         if sys.platform != "linux":
             raise ConfigurationError(
                 f"local mode needs Linux, but this is {sys.platform}: use a Linux machine or container, or "
@@ -92,13 +81,6 @@ class LocalScheduler:
             )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Check that this machine has the requested resources.
-
-        Return ``(1, None)``: each task hosts one rank, and there are no CPUs and GPUs to request from Spark.
-
-        Raises:
-            ResourceError: more is requested than this machine has, or than one node may host.
-        """
         count = resources.num_processes
         if resources.max_processes_per_node is not None and count > resources.max_processes_per_node:
             raise ResourceError(
@@ -117,17 +99,11 @@ class LocalScheduler:
         return 1, None
 
     def node_limit(self, resources: Resources) -> int | None:
-        """Return how many ranks one node may host, ``None`` for any number."""
         return resources.max_processes_per_node
 
-    #: Ranks run on the driver's machine and use its files.
     on_driver = True
-
-    #: The resources of this machine do not change, so a later call of :meth:`room` does not return a larger number.
-    slots_may_come = False
-
-    #: Without Spark, only the user can have set OMP_NUM_THREADS.
-    omp_threads = None
+    slots_may_come = False  # the resources of this machine do not change
+    omp_threads = None  # only the user can have set OMP_NUM_THREADS
 
     def _check_gpus(self, count: int, each: int) -> None:
         if not self._looked:
@@ -156,13 +132,7 @@ class LocalScheduler:
         return self._gpus[: len(devices.local_gpus(devices.rank_visibility(names, True)))]
 
     def placed(self, job: Job) -> Placement:
-        """Return the placement that the job would have: which rank runs where.
-
-        The ports in this placement are placeholders, because a run chooses its ports only when it starts.
-
-        Raises:
-            ResourceError: this machine has too few GPUs, or ranks would share a GPU.
-        """
+        """Return the job's placement, with placeholders for ports: a run chooses these when it starts."""
         if job.resources.use_gpu:
             self._check_gpus(job.resources.num_processes, job.resources.gpus_each)
         unknown = [-1] * job.launch.ports * job.resources.num_processes
@@ -172,7 +142,6 @@ class LocalScheduler:
         return threading.Thread(target=target, name="distributor-run")
 
     def room(self, job: Job) -> int:
-        """Return how many ranks this machine can host within the job's limits; 0 once this machine runs the job."""
         if self._agents:
             return 0
         asked = job.resources
@@ -192,7 +161,6 @@ class LocalScheduler:
         return Step("starting a process on this machine")
 
     def cancel(self) -> bool:
-        """Kill all agents of the run, which also ends their ranks. Return ``False``: one call is enough."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
@@ -221,7 +189,7 @@ class LocalScheduler:
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
     ) -> _Part:
-        """Run one node's agent, the process that starts the node's ranks, until the agent has sent its report."""
+        """Run one node's agent until it has sent its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
         with host_node(job.job_id, lead.partition) as node:
@@ -260,7 +228,7 @@ class LocalScheduler:
 
 
 def _said() -> str:
-    """Return in a few words which GPUs this process's environment names, and which nvidia-smi lists."""
+    """Return in words which GPUs the environment names, and which nvidia-smi lists."""
     return devices.described(os.environ, devices.list_gpus())
 
 
@@ -273,7 +241,7 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report and the files that it names, before these files are removed with the node's folder."""
+    """Read a report and the files that it names, before these are removed with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -284,14 +252,7 @@ def _part(result: NodeResult | None) -> _Part:
 
 
 def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> list[T]:
-    """Run calls concurrently and return their results, or raise the first exception.
-
-    The last call runs in this thread. The threads of the other calls are daemons, so that the driver can exit.
-
-    Args:
-        calls: functions to call without arguments, at least one.
-        end: called if a call cannot be started, to end the calls that have begun.
-    """
+    """Run calls concurrently, the last in this thread, or ``end()`` them if one cannot start. Raise the first error."""
     results: dict[int, T] = {}
     raised: list[BaseException] = []
 
@@ -304,7 +265,7 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
     threads: list[threading.Thread] = []
     try:
         for item in enumerate(calls[:-1]):
-            thread = threading.Thread(target=run, args=item, daemon=True)
+            thread = threading.Thread(target=run, args=item, daemon=True)  # the driver can exit
             thread.start()
             threads.append(thread)
         run(len(calls) - 1, calls[-1])
@@ -319,16 +280,7 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
 
 
 def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Return the facts (address, ports, GPUs, CPUs) that Spark's tasks would report: one entry for each rank.
-
-    The ranks are divided among the nodes evenly and in order.
-
-    Args:
-        job: says how many ranks there are, and what each rank needs.
-        ports: for each node, the port of its socket for torch's rendezvous store.
-        reserved: the ports that are reserved for the launch path.
-        gpus: the GPUs of this machine.
-    """
+    """Return the facts that Spark's tasks would report, one entry for each rank. Nodes get ranks evenly, in order."""
     cpus = job.resources.cpus_per_process or max(1, processes.cpu_count() // job.resources.num_processes)
     each, of_path = job.resources.gpus_each, job.launch.ports
     return [

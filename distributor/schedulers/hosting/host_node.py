@@ -1,4 +1,4 @@
-"""Runs the agent of a node and gets the agent's report. Spark tasks and local mode use this module."""
+"""Runs the agent of a node and gets its report, for Spark tasks and for local mode."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """The handle of a node, in the process that owns the node's agent (a Spark task's worker or the driver).
-
-    :func:`host_node` creates this object.
-
-    Attributes:
-        folder: the node's private folder.
-    """
+    """A node, in the process that owns its agent: a Spark task's worker or the driver."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        self.folder = folder  # private to the node
         self._agent: Agent | None = None
         self._line: socket.socket | None = None
 
@@ -49,7 +43,7 @@ class HostedNode:
         return self._agent
 
     def converse(self, order: AgentOrder) -> NodeResult | None:
-        """Tell the agent what to run, and return the agent's result; ``None`` if the agent died before sending it."""
+        """Tell the agent what to run, and return its result; ``None`` if it died before sending it."""
         assert self._line is not None
         try:
             control.send(self._line, vars(order))
@@ -60,7 +54,7 @@ class HostedNode:
         return result if isinstance(result, NodeResult) else None
 
     def end(self) -> None:
-        """Close the connection to the agent, so that the agent cleans up and ends. Wait until the agent has ended."""
+        """Close the control line, so that the agent cleans up and ends, and wait until it has."""
         if self._line is not None:
             self._line.close()
         if self._agent is not None:
@@ -69,18 +63,14 @@ class HostedNode:
 
 @contextmanager
 def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
-    """Host one node of a run during the ``with`` block. At the end, kill the node's processes, and remove its folder.
+    """Host one node during the ``with`` block. At the end, kill its processes, and remove its folder.
 
-    A keeper (a process that keeps the states of ranks in shared memory for the run's next job) is not killed.
+    A keeper of ranks' states is not killed. ``leader`` is the partition of the Spark task that hosts the node; in local
+    mode, the node's first rank.
 
-    Args:
-        job_id: identifier of the job.
-        leader: partition of the Spark task that hosts the node; in local mode, the node's first rank.
-
-    Example:
-        >>> with host_node("3f2a", 0) as node:  # doctest: +SKIP
-        ...     agent = node.start(root, {"store": listener}, owner=os.getpid())
-        ...     result = node.converse(order)
+    >>> with host_node("3f2a", 0) as node:  # doctest: +SKIP
+    ...     agent = node.start(root, {"store": listener}, owner=os.getpid())
+    ...     result = node.converse(order)
     """
     folder = folders.make(job_id)
     claimed = folders.claim(folder)  # so that later runs remove the folder if this process is killed
@@ -104,20 +94,12 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session. Return the agent, and a socket by which to control the agent.
+    """Start an agent in its own process session. Return the agent and the control line.
 
-    The agent has this process's environment, current directory, standard output and standard error.
-
-    Args:
-        root: the folder or zip from which the package can be imported.
-        inherit: sockets that the agent gets, by name; they stay open in this process.
-        owner: pid of the executor or driver that a warm process serves. The warm process ends when its owner ends.
-        warmth: what the job requires of a warm process; with ``None``, the agent is started without a warm process.
-        task_cpus: number of CPUs of one task.
-        wanted: returns whether the agent is still wanted; called while this process waits for a warm process. If it
-            returns ``False``, this process waits no longer, and starts the agent without a warm process.
-        importing: called while this process waits for a warm process that imports modules: with the name of the module
-            that is being imported, whenever a new one is seen, and with "" when the warm process has answered.
+    It has this process's environment, directory and output. ``root`` is the folder or zip from which this package is
+    imported; ``owner`` is the pid of the executor or driver with which a warm process ends. Without ``warmth``, or once
+    ``wanted()`` is false, no warm process is used. While this process waits for a warm one, ``importing`` gets the name
+    of each module that is being imported, and "" at the end.
     """
     if warmth is not None:
         with suppress(OSError):  # such as a full disk: the agent then starts without a warm process

@@ -1,4 +1,4 @@
-"""Reads the return values and the output of a node's ranks in pieces, from memory or from files."""
+"""Reads return values and output of a node's ranks in pieces, from memory or from files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from distributor.values.messages import Rest
 
 
 def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of ``content`` from position ``offset`` on, in pieces of at most ``chunk`` bytes.
-
-    Args:
-        content: the bytes themselves, or the path of a file that contains the bytes.
-        chunk: maximum number of bytes of a piece.
-        offset: position of the first byte to yield.
-    """
+    """Yield bytes, or the content of the file at a path, from ``offset`` on, in pieces of at most ``chunk`` bytes."""
     with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         file.seek(offset)
         while piece := file.read(chunk):

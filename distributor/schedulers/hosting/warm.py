@@ -1,12 +1,10 @@
-"""Asks a warm process for an agent, on behalf of the Python worker of a Spark task or of the driver.
+"""Asks a warm process for an agent.
 
-A warm process has imported torch in advance, and forks agents (the processes that each run one node). It serves the
-Spark tasks of one executor, or one driver. The tasks or the driver find the warm process through a private folder. The
-folder's name is a digest of the executor or driver and of everything that a fork inherits: the Python interpreter, this
-package, the environment, the limits. The job's modules to preload and its ``keep_warm`` are part of the digest too. If
-any of these differs, the run gets another warm process. If no warm process answers, one is started. If the start fails,
-the caller starts the agent as a new process. This module uses the standard library only, because it is pickled by value
-into Spark's workers.
+A *warm process* has imported torch, and forks agents for the Spark tasks of one executor, or for one driver. They find
+it through a private folder, whose name is a digest of the executor or driver and of everything that a fork inherits:
+the interpreter, this package, the environment, the limits, the preloaded modules, ``keep_warm``. If none answers, one
+is started; if that fails, the agent is a new process. Standard library only: this module is pickled by value into
+Spark's workers.
 """
 
 from __future__ import annotations
@@ -34,22 +32,14 @@ from distributor.values import environment, layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Warmth
 
-#: Seconds that a ready warm process may take to fork an agent. Normally, this takes milliseconds.
-_PATIENCE = 5.0
+_PATIENCE = 5.0  # seconds that a ready warm process may take to fork an agent; normally milliseconds
+_IMPORT_PATIENCE = 300.0  # seconds for its imports; then it is killed
+_LOOK = 0.1  # seconds between checks of whether a waiting caller still wants its agent
 
-#: Seconds that a warm process may take for its imports; after that, it is killed.
-_IMPORT_PATIENCE = 300.0
-
-#: Seconds between checks of whether a caller that waits for imports still wants its agent.
-_LOOK = 0.1
-
-#: Maximum number of warm processes that accept requests of one executor or driver. If another one starts, the oldest
-#: accepts no more requests, and ends once all agents that it has forked have ended.
+#: Warm processes of one executor or driver that accept requests. A retired one ends once all its agents have.
 _MOST = 3
 
-
-#: Variables that may differ between runs that share a warm process. They are read only after the fork, only by Spark,
-#: or not at all (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
+#: Variables that may differ between runs of a warm process: they are read only after the fork, by Spark, or not at all.
 _VOLATILE = frozenset(
     {
         *environment.CONTRACT,
@@ -73,14 +63,10 @@ def from_warm(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
-    """Return an agent that a warm process has forked, and this process's end of a socket pair that controls the agent.
+    """Return an agent that a warm process has forked, and its control line; ``None`` if none forks one that is wanted.
 
-    Return ``None`` if no warm process forks an agent, or if the agent is no longer wanted. If the warm process says
-    that it must not be forked, start the agent as a new process, and keep the reason in the agent's ``note``, a warning
-    for the user. For the arguments, see :func:`~distributor.schedulers.hosting.host_node.start_agent`.
-
-    Raises:
-        OSError: a warm process cannot be found or started, for example because the disk is full.
+    If the warm process must not be forked, the agent is a new process, with the reason in ``note``. OSError: a warm
+    process cannot be found or started.
     """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
@@ -94,8 +80,7 @@ def from_warm(
             connection, fresh = _reach(folder, root, owner, warmth, environ)
         except FileNotFoundError:  # the previous process has just ended and removed its folder
             continue
-        # Each try uses its own control line, the socket pair that controls the agent. The request of an earlier try may
-        # still be queued and start an agent. That agent finds its line closed, and ends.
+        # The request of an earlier try may still start an agent, which finds its own line closed, and ends.
         ours, theirs = socket.socketpair()
         with connection, theirs:
             answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
@@ -104,19 +89,14 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        # If a new warm process forks no agent, it has most likely failed to import a module. The agent that the caller
-        # then starts as a new process fails in the same way, and reports the error.
+        # A new warm process most likely failed to import a module: a new agent fails in the same way, and reports it.
         if not wanted() or (fresh and answer != OUTDATED):
             return None
     return None
 
 
 def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
-    """Return the environment with absolute folders in ``PYTHONPATH``.
-
-    The warm process, which gets this environment, runs in the directory ``/``, where relative folders would be wrong.
-    An empty entry of ``PYTHONPATH`` stands for the current directory, as in Python.
-    """
+    """Return the environment with absolute folders in PYTHONPATH: the warm process runs in ``/``."""
     path = environ.get("PYTHONPATH")
     if not path:
         return environ
@@ -124,14 +104,7 @@ def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
-    """Return the folder through which this process finds a suitable warm process. Create the folder if it is missing.
-
-    A warm process has imported torch in advance, and forks agents. The folder's name depends on the executor or driver
-    that the warm process serves (``owner``), and on what the forks of the warm process inherit, such as ``environ``.
-
-    Raises:
-        OSError: the folder cannot be created, or other users have access to it.
-    """
+    """Return the folder of the warm process with this owner and environment, made if it is missing."""
     package: object = root
     if os.path.isfile(root):
         with open(root, "rb") as file:
@@ -154,11 +127,7 @@ def _digest(values: list[object]) -> str:
 
 @contextmanager
 def _short(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield a second path to a folder (short enough for a socket in the folder) and the folder's descriptor.
-
-    A socket's path may have at most 107 bytes (unix(7)). Paths of temporary folders in a cluster's containers can be
-    longer.
-    """
+    """Yield a short path to a folder, and its descriptor: a socket's path may have at most 107 bytes (unix(7))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}", descriptor
@@ -168,13 +137,7 @@ def _short(folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[str]:
-    """Lock a warm process's folder, so that no other process starts or ends the warm process during the ``with`` block.
-
-    Yield another path to the folder, short enough for a socket in the folder; see :func:`_short`.
-
-    Raises:
-        FileNotFoundError: the folder has just been removed or replaced.
-    """
+    """Let no other process start or end the folder's warm process during the ``with`` block. Yield a short path."""
     with _short(folder) as (short, descriptor):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
@@ -185,14 +148,7 @@ def _locked(folder: str) -> Iterator[str]:
 def _reach(
     folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
 ) -> tuple[socket.socket, bool]:
-    """Connect to the warm process that listens on a socket in a folder. If no process listens there, start one.
-
-    Return the connection, and whether the warm process was started just now.
-
-    Raises:
-        FileNotFoundError: the folder has just been removed or replaced.
-        OSError: the warm process cannot be started, or too many other clients wait for it.
-    """
+    """Connect to the warm process of a folder, or start one. Return the connection, and whether it was started now."""
     with _locked(folder) as short:
         try:
             return _connect(short), False
@@ -207,10 +163,7 @@ def _reach(
 
 
 def _connect(folder: str) -> socket.socket:
-    """Connect to the warm process that listens on a socket in a folder.
-
-    The folder's path must be short enough for a socket's path; see :func:`_short`.
-    """
+    """Connect to the warm process of a folder, given by a short path."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)
@@ -224,12 +177,8 @@ def _connect(folder: str) -> socket.socket:
 
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
-    """Start a warm process, which imports torch and then forks agents for clients.
-
-    Clients (processes that want agents) can connect to the socket in ``folder`` at once. They wait until the warm
-    process is ready.
-    """
-    # Remove the files of a previous warm process, which has ended or accepts no more requests.
+    """Start a warm process. Clients can connect at once, and wait until it is ready."""
+    # The files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
@@ -266,13 +215,9 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """If an executor or driver has more than :data:`_MOST` warm processes, tell the oldest ones to end.
+    """Let the oldest warm processes of an owner accept no more requests, if it has more than :data:`_MOST`.
 
-    These accept no more requests, and end once all agents that they have forked have ended. A warm process that was
-    killed counts towards :data:`_MOST` until its folder is removed.
-
-    Args:
-        newest: the folder of the warm process that was started last.
+    A warm process that was killed counts until its folder is removed.
     """
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)
@@ -299,11 +244,7 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Ask a warm process for an agent. Return the answer, and the agent's process descriptor (-1 without an agent).
-
-    The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
-    answer within :data:`_PATIENCE` seconds once it is ready.
-    """
+    """Ask a warm process for an agent. Return the answer, and the agent's process descriptor or -1."""
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
         request = messages.Fork(tuple(sockets), os.getpid(), dict(os.environ))
@@ -336,7 +277,7 @@ def _ask(
 
 
 def _imported_now(folder: str) -> str:
-    """Return the name of the module that a warm process is importing, or "" before the first import."""
+    """Return the module that a warm process is importing, or "" before the first."""
     try:
         with open(os.path.join(folder, "importing")) as file:
             return file.read()

@@ -1,4 +1,4 @@
-"""The scheduler that runs a job through a Spark session, classic or Connect.
+"""Runs a job through a Spark session, classic or Connect.
 
-The modules ``task``, ``holder`` and ``executor`` run in Spark's Python workers, all other modules on the driver.
+``task``, ``holder`` and ``executor`` run in Spark's Python workers, all other modules on the driver.
 """

@@ -32,27 +32,22 @@ _UNAUTHENTICATED = (
     "log lines and orders between nodes and driver (TLS and a token)"
 )
 
-#: The warnings that each Spark context or Connect session has had.
+#: By Spark context or Connect session.
 _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def encryption(session: SparkSession) -> list[str]:
     """Return the names of the settings that request encryption and are true in a session."""
-    # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value. So
-    # this code also reads the session's current value.
+    # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
     return [key for key in _ENCRYPTION if is_true(conf(session, key)) or (now and key == _ENCRYPTION[0])]
 
 
 def check_encryption(session: SparkSession, job: Job) -> None:
-    """Check that the session requests no encryption, or that the setting ``ignoreSsl`` allows unencrypted traffic.
+    """Check that the session requests no encryption, or that ``ignoreSsl`` accepts unencrypted traffic, with a warning.
 
-    The full name of ``ignoreSsl`` is ``pytorch.spark.distributor.ignoreSsl`` or, for DeepSpeed,
-    ``deepspeed.spark.distributor.ignoreSsl``. If this setting is true although other settings request encryption, log a
-    warning. If the session requests authentication alone, log a warning once a session.
-
-    Raises:
-        ConfigurationError: a setting requests encryption, and ``ignoreSsl`` does not allow unencrypted traffic.
+    If it requests authentication alone, warn once a session. ConfigurationError: encryption is requested, and not
+    waived.
     """
     settings = encryption(session)
     if not settings:
@@ -81,13 +76,9 @@ def _warn_once(session: SparkSession, text: str) -> None:
 
 
 def check_hazards(session: SparkSession) -> list[Found]:
-    """Check the settings that end or starve a long task, and return those that may explain the loss of one.
+    """Return the settings that may explain the loss of a long task. Warn, once a session, of those that may be meant.
 
-    Log a warning, once a session, for those that may be meant. The module
-    :mod:`distributor.schedulers.spark.hazards` lists them.
-
-    Raises:
-        ConfigurationError: a setting rules out barrier mode or long tasks.
+    ConfigurationError: a setting rules out barrier mode or long tasks.
     """
     wheres = [Where.ALL, *([Where.EXECUTORS] * is_cluster(session)), *([Where.CONNECT] * is_connect(session))]
     found = hazards.find(str(session.version), wheres, lambda name: conf(session, name))

@@ -1,7 +1,6 @@
 """Runs barrier tasks in a classic Spark session, as an RDD in barrier mode.
 
-If a run fails, its Spark job must fail too. A failed job returns no rows, so an accumulator brings the tasks' reports
-to the driver.
+The Spark job of a failed run must fail too. A failed job returns no rows, so an accumulator brings the reports.
 """
 
 from __future__ import annotations
@@ -37,36 +36,21 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: Size of one piece of a return value, in bytes.
-_CHUNK = 8 << 20
+_CHUNK = 8 << 20  # bytes of a piece of a return value
 
-#: A task that cannot reach the driver begins its work no sooner than this number of seconds after its start: it first
-#: tries to reach the driver, and then uses Spark's allGather, which polls once a second.
+#: Seconds before which a task that cannot reach the driver does not begin: it tries, and then polls in allGather.
 _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
-#: Maximum number of times that a run is submitted to Spark if Spark loses the run's tasks before they begin.
-_ATTEMPTS = 3
-
-#: Number of seconds between checks of whether tasks that Spark has killed while they started are still running.
-_KILLED_POLL = 0.1
-
-#: Number of seconds between checks of the cluster's slots while they are too few.
-_SLOT_POLL = 0.5
-
-#: Number of seconds within which the tasks of a job end once Spark has killed them.
-_KILLED_TASKS = 6.0
+_ATTEMPTS = 3  # times that a job is submitted if Spark loses its tasks before they begin
+_KILLED_POLL = 0.1  # seconds between checks whether killed tasks still run
+_SLOT_POLL = 0.5  # seconds between checks of too few slots
+_KILLED_TASKS = 6.0  # seconds within which killed tasks end
 
 
 class ClassicSession:
-    """A classic Spark session, for one run. Implements :class:`BarrierSession`.
+    """A classic Spark session, for one run."""
 
-    Args:
-        session: an active classic session.
-        cluster: the session's settings for its tasks and executors, such as the number of cores.
-    """
-
-    #: The number of free slots may grow: executors come up one after the other, and other jobs end.
-    slots_may_come = True
+    slots_may_come = True  # executors come up one after the other, and other jobs end
 
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
         self._session = session
@@ -83,13 +67,7 @@ class ClassicSession:
         return InheritableThread(target=target)
 
     def await_slots(self, job: Job) -> None:
-        """Wait for executors to come up, and for free slots if the ranks per node are limited.
-
-        The run's start timeout cancels the wait.
-
-        Raises:
-            RunCancelledError: the run was cancelled during the wait.
-        """
+        """Wait for executors, and for free slots if ranks per node are limited. The start timeout cancels the wait."""
         slots = Slots(self._session, self._cluster, job)
         while not slots.ready():
             self._held_up = _held_up(slots, job)
@@ -105,14 +83,7 @@ class ClassicSession:
         return Delivery(job, parts={}, package=package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Run the Spark job. Submit it again if it ends for a temporary reason before any task has begun.
-
-        Raises:
-            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
-            RunCancelledError: the run was cancelled before lost or misplaced tasks could be submitted again.
-            ResultError: a return value was lost or changed on its way to the driver.
-            Exception: Spark's own exception, which the caller translates.
-        """
+        """Run the Spark job, again if it ends for a temporary reason before any task has begun."""
         self._server, self._tag = server, f"distributor-{job.job_id}"
         slots = Slots(self._session, self._cluster, job)
         placing = Placing(job, lambda own: slots.room_beside(job.avoided, own))
@@ -143,8 +114,7 @@ class ClassicSession:
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:
             return self._held_up
-        # Look at slots first, then at stages: if this run's own tasks take the slots in between, the stages show that
-        # these tasks have started.
+        # Slots first, then stages: if this run's own tasks take the slots in between, the stages show it.
         held_up = _held_up(Slots(self._session, self._cluster, job), job)
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
@@ -156,8 +126,7 @@ class ClassicSession:
     def room(self, job: Job) -> int | None:
         slots = Slots(self._session, self._cluster, job)
         free = slots.free()
-        # free() assumes the session's CPUs and GPUs per task for all running tasks, but this run's own tasks may have
-        # more. So the result is at most the number of slots that this run's tasks leave free.
+        # free() assumes the session's CPUs and GPUs for all running tasks, but this run's own may have more.
         return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
 
     def leaving(self) -> str | None:
@@ -185,12 +154,10 @@ class ClassicSession:
         return status.failures(self._session, self._tag)
 
     def _await_killed(self, server: ChannelServer) -> None:
-        """If the run was cancelled while its tasks were starting, wait until these tasks have ended.
+        """If the run was cancelled while its tasks were starting, wait until these have ended.
 
-        Wait for at most :data:`_KILLED_TASKS` seconds.
-
-        A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
-        connects to the driver, so the driver must go on listening for connections until all tasks have ended.
+        A task may run on for seconds after Spark has killed it, and must find the driver listening, which orders it to
+        stop.
         """
         end = time.monotonic() + _KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
@@ -201,9 +168,8 @@ class ClassicSession:
     def _costs_nothing(self, error: Exception, server: ChannelServer, elapsed: float) -> bool:
         """Return whether the job failed because Spark lost a worker or an executor before any task can have begun.
 
-        Spark fails a barrier job when it loses one task. For example, Spark may have reused a Python worker of the
-        previous job for the task, and the worker then ended because that job ended. If no task can have begun its work,
-        starting the job again is safe. A cancelled run does not start again.
+        Spark fails a barrier job when it loses one task, such as one in a reused worker that ends with the previous
+        job.
         """
         if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
@@ -212,13 +178,12 @@ class ClassicSession:
         return waiting and not self._cancelled.is_set()
 
     def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:
-        """Run one Spark job to its end. Return the rows of its tasks (``bytes`` of reports and results)."""
+        """Run one Spark job to its end. Return the rows of its tasks."""
         from pyspark import accumulators
 
         context = context_for_tasks(self._session)
         failed = FailedRows(job.num_tasks - 1, partial(self._fail_job, server))
-        # SparkContext.accumulator numbers accumulators without a lock. Two accumulators with the same number would mix
-        # the rows of two runs, so the run's tag takes the place of the number.
+        # SparkContext.accumulator numbers without a lock, and equal numbers would mix the rows of two runs.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # they apply to this thread's jobs
@@ -244,7 +209,7 @@ class ClassicSession:
                 context.removeJobTag(self._tag)
 
     def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
-        """Cancel the Spark job of a failed run, so that Spark shows that the job has failed, and why."""
+        """Cancel the Spark job of a failed run, so that Spark shows that it has failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
         with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
@@ -267,7 +232,7 @@ def _held_up(slots: Slots, job: Job) -> Step | None:
 
 
 def _session_tags(session: SparkSession) -> list[str]:
-    """Return the tag that ``spark.interruptAll()`` uses to find a classic session's jobs. Spark 3.5 has no such tag."""
+    """Return the tag by which ``spark.interruptAll()`` finds a session's jobs. Spark 3.5 has none."""
     try:
         return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
     except Exception:
@@ -275,7 +240,7 @@ def _session_tags(session: SparkSession) -> list[str]:
 
 
 def _why(collected: Collected, stopped_for: str) -> str:
-    """Return why a run failed, in one line. ``stopped_for`` is the reason if the nodes' reports give none."""
+    """Return why a run failed, in one line; ``stopped_for`` if the reports give no reason."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
     errors = [report.error[1] for report in collected.reports if report.error is not None]
     if errors:

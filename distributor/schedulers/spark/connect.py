@@ -32,20 +32,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Size of one piece of a return value, in bytes. By default, Spark Connect sends rows in messages of at most 4 MiB.
+#: Bytes of a piece of a return value. By default, Spark Connect sends rows in messages of at most 4 MiB.
 _CHUNK = 1 << 20
 
-#: Maximum size in bytes of a part of the job (the function, the zipped project folder or the zipped files of
-#: ``output_dir``) that is sent within a query. Larger parts are uploaded.
-_INLINE = 1 << 20
-
-#: If Spark has placed a query's tasks badly, the query is submitted again after this number of seconds.
-_PLACE_AGAIN = 1.0
+_INLINE = 1 << 20  # bytes of a part of the job that is sent within a query; larger ones are uploaded
+_PLACE_AGAIN = 1.0  # seconds until a badly placed query is submitted again
 
 
 @dataclass
 class _Uploads:
-    """The names of the files that a session has already uploaded. The runs of a session upload one file at a time."""
+    """The files that a session has uploaded. Its runs upload one at a time."""
 
     names: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -55,14 +51,9 @@ _uploaded: WeakKeyDictionary[SparkSession, _Uploads] = WeakKeyDictionary()
 
 
 class ConnectSession:
-    """A session of a Spark Connect server, for one run. Implements :class:`BarrierSession`.
+    """A session of a Spark Connect server, for one run."""
 
-    Args:
-        session: an active session of a Spark Connect server.
-    """
-
-    #: Spark Connect does not report slots, so a later call of :meth:`room` does not return a larger number.
-    slots_may_come = False
+    slots_may_come = False  # Spark Connect does not report slots
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -90,21 +81,13 @@ class ConnectSession:
         package = self._upload(shipping.package_zip())
         rest, parts = shipping.detach(job, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
-        # Tasks exchange their facts with allGather. An exchange through the driver would be faster, but tasks can
-        # seldom reach the driver of a Connect session, and mapInArrow takes a second anyway.
+        # No exchange: tasks can seldom reach the driver of a Connect session, and mapInArrow takes a second anyway.
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Run the query. Submit it again if Spark has put too many ranks on an executor.
+        """Run the query, again if Spark has put too many ranks on an executor.
 
-        Spark puts too many there if slots of the other executors are not free yet, for example because tasks of the
-        run's previous job have not ended, or because an executor has just come up.
-
-        Raises:
-            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
-            RunCancelledError: the run was cancelled before misplaced tasks could be submitted again.
-            ResultError: a return value was lost or changed on its way to the driver.
-            Exception: Spark's own exception, which the caller translates.
+        It does so if slots of others are not free yet: tasks of the previous job have not ended, or an executor is new.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout
@@ -124,16 +107,14 @@ class ConnectSession:
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def room(self, job: Job) -> int | None:
-        """Return how many slots there are according to the settings; ``None`` if the settings do not say.
+        """Return how many slots there are by the settings, if these say; 0 once the query is submitted.
 
-        As soon as the run begins to submit its query, return 0: the query occupies slots, and Connect does not report
-        how many are still free.
+        Connect does not report how many of its slots are free.
         """
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
     def leaving(self) -> str | None:
-        """Return ``None``: Spark Connect does not report which executors are being decommissioned."""
-        return None
+        return None  # Spark Connect does not report it
 
     def cancel(self) -> bool:
         self._cancelled.set()
@@ -145,29 +126,22 @@ class ConnectSession:
         return False
 
     def _may_gather(self, query: Progress, now: float) -> bool:
-        """Return whether it is possible that tasks are waiting in ``allGather`` now.
-
-        Nodes connect to the driver only after ``allGather`` has returned in a task. So once a node has connected, all
-        tasks leave ``allGather`` within two seconds.
-        """
+        """Return whether tasks may be in ``allGather``. Nodes connect only once a task has left it."""
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now
         left_for = None if self._left is None else now - self._left
         return gathering.may_last(query.running_for(now), gathering.CONNECT, left_for)
 
     def ended(self, job: Job) -> DistributorError | None:
-        """Return ``None``: if the server has ended, the error of the query already says why."""
-        return None
+        return None  # if the server has ended, the error of the query says why
 
     def failures(self) -> Mapping[str, str]:
-        """Return nothing: Spark Connect does not tell where tasks ran."""
-        return {}
+        return {}  # Spark Connect does not tell where tasks ran
 
     def _upload(self, content: bytes) -> str:
-        """Make Spark Connect deliver content to executors as a file, once per session. Return the name of this file.
+        """Make Spark Connect deliver content to executors as a file, once a session. Return the file's name.
 
-        Large content is not sent within a query, because the heaps of the server and the executors would then contain
-        several copies of it.
+        Within a query, the heaps of server and executors would contain several copies.
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, _Uploads())
@@ -187,7 +161,7 @@ class ConnectSession:
             cast(Any, self._session).addArtifacts(path, file=True)
 
     def _submit(self, job: Job, task: Task) -> Iterable[bytes]:
-        """Run the query to its end. Return the rows of its tasks (``bytes`` of reports and results)."""
+        """Run the query to its end. Return the rows of its tasks."""
 
         def in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Translates Spark's exceptions to exceptions of this package, with the reason in words and no Java stack."""
+"""Translates Spark's exceptions to this package's, with the reason in words and no Java stack."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from distributor.errors import (
 from distributor.outcomes import mishaps
 from distributor.values.job import Job
 
-#: The packages whose exceptions come from Spark. The driver's own code raises all others.
-_SPARKS = ("py4j", "pyspark", "grpc")
+_SPARKS = ("py4j", "pyspark", "grpc")  # packages whose exceptions come from Spark
 
 #: What Spark says of a job whose tasks its driver could not send to any executor.
 #: Source: https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/scheduler/DAGScheduler.scala
@@ -30,16 +29,7 @@ _CANCELLED = re.compile(r"cancelled|canceled|interrupted|OPERATION_CANCELED", re
 
 
 def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation: str = "") -> DistributorError:
-    """Return an exception of this package for an exception of Spark, with the reason in one line and no Java stack.
-
-    Exceptions that the driver's own code raised become a ``StartError``.
-
-    Args:
-        error: the exception that ended the job.
-        job: the job that Spark should have run.
-        hosts: the hosts where the job's tasks have failed, if known.
-        explanation: how Spark's settings explain the loss of a task, if they do.
-    """
+    """Return this package's exception, with the reason in one line, for an exception that ended a job."""
     if type(error).__module__.partition(".")[0] not in _SPARKS:
         return mishaps.typed(error)
     text = str(error)
@@ -74,12 +64,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
 
 
 def said_of_loss(text: str, tasks: Iterable[str]) -> str:
-    """Return what Spark says of a task that it lost, in one line; ``""`` if it only says that the job was cancelled.
-
-    Args:
-        text: the text of Spark's exception.
-        tasks: what Spark says of the tasks that have failed, if known.
-    """
+    """Return what Spark says of a lost task, in one line; ``""`` if it only says that the job was cancelled."""
     first = next(filter(None, tasks), "")
     if not first and _CANCELLED.search(text):
         return ""
@@ -89,8 +74,7 @@ def said_of_loss(text: str, tasks: Iterable[str]) -> str:
 def is_lost_worker(error: Exception) -> bool:
     """Return whether Spark says that it lost a Python worker, rather than that the worker failed.
 
-    Spark may give a new task the worker of a previous task, and then end this worker together with the previous task
-    (SPARK-54217). The worker exits, or Spark closes the socket to the worker.
+    Spark may give a task the worker of a previous task, and then end the worker together with that task (SPARK-54217).
     """
     return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
 
@@ -105,7 +89,7 @@ def _line_with(word: str, text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """From a Java exception's text, return why a job failed: Spark's reason in one line, and any Python exception."""
+    """Return why a job failed, from a Java exception's text: Spark's reason in one line, and any Python exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]

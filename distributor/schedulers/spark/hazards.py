@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Returns the value of a setting; ``None`` if it is not set.
-Read = Callable[[str], str | None]
+Read = Callable[[str], str | None]  # the value of a setting, if it is set
 
 #: Settings that a session of Spark Connect may set for itself, by the names of the server's settings.
 _OF_SESSION = {
@@ -17,12 +16,11 @@ _OF_SESSION = {
     "spark.python.worker.idleTimeoutSeconds": "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
 }
 
-#: Number of seconds of each of Spark's units of time.
-#: Source: https://github.com/apache/spark/blob/v4.0.0/common/utils/src/main/java/org/apache/spark/network/util/JavaUtils.java
+#: Spark's units of time, in seconds. Source:
+#: https://github.com/apache/spark/blob/v4.0.0/common/utils/src/main/java/org/apache/spark/network/util/JavaUtils.java
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-#: For how long the client of a Spark Connect server may be silent.
 _DETACHED_TIMEOUT = "spark.connect.execute.manager.detachedTimeout"
 _SESSION_TIMEOUT = "spark.connect.session.manager.defaultSessionTimeout"
 
@@ -45,27 +43,16 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class Hazard:
-    """Settings that do harm together.
-
-    Attributes:
-        settings: the names of the settings.
-        harms: whether their values, ``None`` for a setting that is not set, do harm.
-        effect: what Spark does then.
-        remedy: what to do, with ``{0}`` for the name of the first setting.
-        answer: what to do before a run starts.
-        where: in which sessions the settings do harm.
-        since: the first version of Spark that has the settings.
-        said: matches what Spark says of a lost task if the settings explain the loss; ``None`` if they never do.
-    """
+    """Settings that do harm together."""
 
     settings: tuple[str, ...]
-    harms: Callable[..., bool]
-    effect: str
-    remedy: str
+    harms: Callable[..., bool]  # of the settings' values, None for one that is not set
+    effect: str  # what Spark does then
+    remedy: str  # with {0} for the first setting
     answer: Answer = Answer.REFUSE
     where: Where = Where.ALL
-    since: tuple[int, int] = (3, 5)
-    said: str | None = None
+    since: tuple[int, int] = (3, 5)  # the first version of Spark that has the settings
+    said: str | None = None  # matches what Spark says of a task whose loss they explain
 
 
 def is_true(setting: Any) -> bool:
@@ -86,9 +73,9 @@ def seconds(value: str | None, unit: str, unset: float) -> float:
 
 
 def _closes_session(timeout: str | None, interval: str | None, stream: str | None) -> bool:
-    """Return whether the calls of a client that waits for a query are too rare for the session to stay open.
+    """Return whether a client that waits for a query calls too rarely for its session to stay open.
 
-    The client calls the server after each report of progress, and when the server ends a stream of responses.
+    It calls the server after each report of progress, and when the server ends a stream of responses.
     """
     limit, progress, longest = (
         seconds(timeout, "ms", 3600.0),
@@ -207,14 +194,7 @@ class Found:
 
 
 def find(version: str, wheres: Sequence[Where], read: Read, table: Sequence[Hazard] = HAZARDS) -> list[Found]:
-    """Return the hazards of a session.
-
-    Args:
-        version: the version of Spark that runs.
-        wheres: the kinds of the session.
-        read: reads one of its settings.
-        table: the hazards to look for.
-    """
+    """Return the hazards of a session of this version of Spark and these kinds."""
     running = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     remote = Where.CONNECT in wheres
     rows = [hazard for hazard in table if hazard.where in wheres and running >= hazard.since]
@@ -228,7 +208,7 @@ def explain(found: Sequence[Found], said: str) -> str:
 
 
 def _in_force(name: str, read: Read, remote: bool) -> tuple[str, str | None]:
-    """Return the name and the value of a setting, or of the session's own setting that replaces it."""
+    """Return name and value of a setting, or of the session's own setting that replaces it."""
     own = _OF_SESSION.get(name) if remote else None
     if own is not None and (value := read(own)) is not None:
         return own, value

@@ -9,20 +9,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Number of seconds to wait for ``java -version``.
-_PATIENCE = 30.0
+_PATIENCE = 30.0  # seconds for java -version
 
 
 def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return why Spark cannot start Java on this machine, and what to do; ``None`` if it can.
-
-    Also return ``None`` if this is not known: a ``spark-env.sh`` may select another Java, and ``java -version`` may
-    name no version.
-
-    Args:
-        pyspark: the version of PySpark, which decides the Java that Spark needs.
-        environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
-    """
+    """Return why Spark cannot start Java here, and what to do; ``None`` if it can, or if this is not known."""
     if _is_set_elsewhere(environ):
         return None
     needed = 8 if pyspark.startswith("3.") else 17
@@ -45,10 +36,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
 
 
 def other_spark(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return why PySpark cannot start the Spark of ``SPARK_HOME``, and what to do; ``None`` if it can.
-
-    Spark may be of another patch release than PySpark.
-    """
+    """Return why PySpark cannot start the Spark of SPARK_HOME, and what to do. Patch releases may differ."""
     home = environ.get("SPARK_HOME")
     if not home:
         return None
@@ -76,6 +64,6 @@ def major_version(told: str) -> int | None:
 
 
 def _is_set_elsewhere(environ: Mapping[str, str]) -> bool:
-    """Return whether Spark reads a ``spark-env.sh``, which may set JAVA_HOME for the Java that it starts."""
+    """Return whether Spark reads a ``spark-env.sh``, which may set JAVA_HOME."""
     folders = [environ.get("SPARK_CONF_DIR"), environ.get("SPARK_HOME") and f"{environ['SPARK_HOME']}/conf"]
     return any(Path(folder, "spark-env.sh").exists() for folder in folders if folder)

@@ -1,4 +1,4 @@
-"""Decide whether a run begins on the executors on which Spark has placed its tasks, or is submitted again."""
+"""Whether a run begins on the executors on which Spark has placed its tasks, or is submitted again."""
 
 from __future__ import annotations
 
@@ -14,40 +14,25 @@ from distributor.values.placement import host_in
 
 _log = notices.logger
 
-#: The fraction of ``start_timeout`` within which a run refuses placements on hosts that it avoids, because two of its
-#: attempts have failed there.
-_PART = 0.5
-
-#: Maximum number of placements that a run refuses because they are on hosts that it avoids.
-_MOST = 20
+_PART = 0.5  # of start_timeout, within which placements on avoided hosts are refused
+_MOST = 20  # placements that are refused, at most
 
 
 class Placing:
-    """Accepts or refuses the executors on which Spark has started the tasks of one job.
-
-    Args:
-        job: says which hosts to avoid.
-        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. Its argument says how
-            many tasks of the job run on each executor. The slots of these tasks count as free.
-    """
+    """Accepts or refuses the executors on which Spark has started the tasks of one job."""
 
     def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
         self._job = job
-        self._room = room
+        self._room = room  # how many of the tasks fit on other hosts, given how many run on each executor
         self._left = _MOST
         self._until = time.monotonic() + _PART * job.deadlines.start_timeout
-        #: Why the last placement was refused, in words.
-        self.why = ""
+        self.why = ""  # why the last placement was refused
 
     def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether to begin the run with the tasks that ``facts`` describes.
+        """Return whether to begin with these tasks: none on a host that the job avoids, if all fit on others.
 
-        No task may be on a host that the job avoids (two attempts have failed there) if all tasks fit on other hosts.
-        At most :data:`_MOST` placements are refused for this reason, and none after half of ``start_timeout``, so that
-        the run begins even if Spark keeps choosing these hosts.
-
-        Args:
-            facts: for each task, a mapping whose entry ``"facts"`` describes the task's node (executor, GPUs, ...).
+        A limited number is refused, for a limited time, so that the run begins even if Spark keeps choosing these
+        hosts.
         """
         bad = {host for each in facts if (host := _host(each)) in self._job.avoided}
         if not bad or not self._left or time.monotonic() > self._until:
@@ -65,22 +50,12 @@ class Placing:
 
 
 def crowded(job: Job) -> str:
-    """Return the reason, in words, to refuse a placement: an executor has more ranks than it may host."""
+    """Return in words that an executor has more ranks than it may host."""
     return f"Spark put more ranks on an executor than the {job.node_limit} that it may host"
 
 
 def refuse(job: Job, why: str, times: int, too_late: bool) -> None:
-    """Log, the first time only, a warning that Spark must place the run's tasks again, and why.
-
-    Args:
-        job: the job.
-        why: why the placement is refused.
-        times: number of placements that were refused, this one included.
-        too_late: whether the run's start timeout has passed.
-
-    Raises:
-        StartError: the run's start timeout has passed.
-    """
+    """Warn, the first time, that Spark must place the tasks again. StartError: the run's start timeout has passed."""
     if too_late:
         raise StartError(
             f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "

@@ -1,7 +1,6 @@
 """Checks before a Spark session starts: that Java is new enough, and that the master answers.
 
-Spark itself takes a minute or more to find out that Java is too old or that the master does not answer, and reports
-this in pages of Java stack traces.
+Spark takes a minute or more to find this out, and reports it in pages of Java stack traces.
 """
 
 from __future__ import annotations
@@ -21,34 +20,26 @@ from distributor.machine import devices
 from distributor.schedulers.spark import java
 from distributor.text import wording
 
-#: The forms of master URLs, and of Connect server addresses, that Spark accepts.
-#: Source: https://github.com/apache/spark/blob/master/core/src/main/scala/org/apache/spark/SparkContext.scala
-#: (SparkMasterRegex)
+#: What Spark accepts: SparkMasterRegex in
+#: https://github.com/apache/spark/blob/master/core/src/main/scala/org/apache/spark/SparkContext.scala
 _WITHIN = r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?"
 _CLUSTER = r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
 _MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
 
-#: The default port of a Connect server. A master has no default: its URL must name the port, which is usually 7077.
-#: Sources: https://github.com/apache/spark/blob/master/sql/connect/docs/client-connection-string.md,
+#: A Connect server has a default port. The URL of a master must name one, usually 7077. Sources:
+#: https://github.com/apache/spark/blob/master/sql/connect/docs/client-connection-string.md,
 #: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
 _CONNECT_PORT = 15002
 
-#: Number of seconds for a master to accept a connection, and for its name to be resolved. By default, a resolver tries
-#: twice, for five seconds each.
-_PATIENCE = 4.0
-_RESOLVER = 10.0
+_PATIENCE = 4.0  # seconds for a master to accept a connection
+_RESOLVER = 10.0  # seconds to resolve its name: by default, a resolver tries twice, for five seconds each
 
-#: Environment variables that make gRPC connect through a proxy.
-#: Source: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+#: Variables that make gRPC connect through a proxy: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def check_master(master: str) -> None:
-    """Check that Spark would accept a master URL.
-
-    Raises:
-        ConfigurationError: ``master`` is not the URL of a master.
-    """
+    """Check that Spark would accept a master URL, or raise ConfigurationError."""
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
             f"{wording.without_token(master)!r} is not a master that Spark knows: use spark://host:7077, yarn, "
@@ -60,15 +51,8 @@ def check_master(master: str) -> None:
 def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
     """Check that Spark could start a session, without starting one.
 
-    Args:
-        master: the master URL as the user gives it.
-        environ: the driver's environment.
-        use_gpu: whether ranks use GPUs.
-
-    Raises:
-        ConfigurationError: pyspark, a Java that is new enough, or the configuration for ``yarn`` is missing; or the
-            master does not answer.
-        ResourceError: GPUs are requested, but with this master, ranks run on this machine, which has no visible GPU.
+    ConfigurationError: pyspark, Java or the configuration for yarn is missing, or the master does not answer.
+    ResourceError: ranks would run on this machine, which lacks the GPUs.
     """
     shown = wording.without_token(master)
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
@@ -97,12 +81,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a ``spark://`` or ``sc://`` URL, of which one must answer.
-
-    Return ``[]`` for other masters.
-
-    Raises:
-        ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.
+    """Return hosts and ports in a ``spark://`` or ``sc://`` URL, of which one must answer; ``[]`` for other masters.
 
     >>> addresses("spark://a:7077,b:7078"), addresses("sc://[::1]/;user_id=me"), addresses("yarn")
     ([('a', 7077), ('b', 7078)], [('::1', 15002)], [])
@@ -132,7 +111,7 @@ def _address(url: str, default: int | None) -> tuple[str, int]:
 
 
 def _check_answers(master: str, environ: Mapping[str, str]) -> None:
-    """Check that something listens at one of a master's addresses, unless gRPC connects through a proxy."""
+    """Check that something listens at a master's address, unless gRPC uses a proxy."""
     asked = addresses(master)
     if not asked or (master.startswith("sc://") and any(environ.get(name) for name in _PROXIES)):
         return
@@ -159,7 +138,7 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
 
 
 def _try(host: str, port: int) -> str | None:
-    """Try to connect to a host's port. Return why nothing answers; ``None`` if something does."""
+    """Return why nothing answers at a host's port; ``None`` if something does."""
     shown = wording.address(host, port)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -178,7 +157,7 @@ def _try(host: str, port: int) -> str | None:
 
 
 def _has_settings(environ: Mapping[str, str]) -> bool:
-    """Return whether Spark's scripts read a ``spark-env.sh`` of the user, which may say where the cluster is."""
+    """Return whether Spark's scripts read a ``spark-env.sh``, which may say where the cluster is."""
     home = environ.get("SPARK_HOME")
     folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     return folder is not None and Path(folder, "spark-env.sh").is_file()

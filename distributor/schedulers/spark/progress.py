@@ -8,10 +8,9 @@ from typing import Any
 
 
 class Progress:
-    """A progress handler that finds out whether a Spark Connect server has started a run's tasks (Spark 4).
+    """Finds out whether a Spark Connect server has started the tasks of a run's query (Spark 4).
 
-    Args:
-        tasks: number of tasks of the run. Other queries with the same number of tasks are mistaken for the run's query.
+    Other queries with the same number of tasks are mistaken for it.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -22,15 +21,11 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
-        """Whether the server has reported the run's query and has not yet run any of its tasks."""
+        """Whether the server has reported the query, but has not run any of its tasks yet."""
         return self._queued and self._started is None
 
     def running_for(self, now: float) -> float | None:
-        """Return for how many seconds the run's tasks have run; ``None`` if the server has not started them.
-
-        Before the server has first reported the progress of the run's query, the tasks may or may not be running. Until
-        then, return the number of seconds since the query was submitted, the longest time that they can have run.
-        """
+        """Return for how many seconds tasks may have run, at most; ``None`` if the server has not started them."""
         if self.waiting:
             return None
         return now - (self._submitted if self._started is None else self._started)

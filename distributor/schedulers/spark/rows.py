@@ -16,11 +16,10 @@ from distributor.text.wording import no_temporary_folder
 from distributor.values.files import Brought, Entry
 from distributor.values.outcome import Collected, Log, NodeReport
 
-#: The function of a barrier task. It takes the accumulator for the rows of a failed run, if there is one, and yields
-#: rows.
+#: The function of a barrier task: takes the accumulator for the rows of a failed run, if any, and yields rows.
 Task = Callable[..., Iterator[bytes]]
 
-#: The row of each task that has ended at once because an executor has more ranks than it may host.
+#: The row of a task that has ended at once because an executor has more ranks than it may host.
 CROWDED = b"C"
 
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
@@ -28,18 +27,10 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 
 
 class FailedRows:
-    """Collects the rows of a failed run: the ``bytes`` in which its tasks report to the driver.
+    """Collects the rows of a failed run's tasks, on the driver, as ``AccumulatorParam`` of their accumulator.
 
-    A failed Spark job returns no rows. So the tasks of a failed run send their rows in an accumulator, which Spark
-    delivers as each task ends.
-
-    This object is the accumulator's ``AccumulatorParam`` on the driver, and stores the rows that arrive there. When the
-    accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place in the tasks, and
-    only appends a task's rows to the accumulator's value.
-
-    Args:
-        expected: number of tasks that send rows.
-        on_complete: called with all rows once they have arrived, in a new thread.
+    When the accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place.
+    ``on_complete`` is called in a new thread.
     """
 
     def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:
@@ -59,7 +50,7 @@ class FailedRows:
         return ()
 
     def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
-        """Store the rows of tasks. Spark's scheduler waits for this call, so it must be fast and raise no exception."""
+        """Store rows. Spark's scheduler waits for this call: be fast, and raise nothing."""
         before = self.complete
         for partition, rows in update:
             # If Spark starts the stage again, the rows of its first start say why the run failed.
@@ -75,15 +66,9 @@ class FailedRows:
 
 
 def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lambda rank: None) -> Collected:
-    """Sort the rows of all tasks by kind (report, return value, output, ...).
+    """Sort the rows of all tasks by kind; those of one task must be in the order in which it sent them.
 
-    Args:
-        pieces: the rows (``bytes``) of all tasks. Rows of one task must be in the order in which it sent them.
-        arrived: returns a rank's return value if it has come over the channel (the connection between driver and node),
-            otherwise ``None``.
-
-    Raises:
-        ResultError: a value that came over the channel is not the one that its node announced through Spark.
+    ``arrived`` returns a rank's value if it has come over the channel. ResultError: it is not the one announced.
     """
     reports, lost, logs = [], [], []
     values: dict[int, list[bytes | memoryview]] = {}
@@ -113,21 +98,16 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
 
 
 def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) -> Brought:
-    """Make the :class:`Brought` of a file that ranks of a node wrote. ``pieces`` are the content of the file."""
+    """Return a file that ranks of a node wrote, with its content."""
     return Brought(node, Entry(*entry), pieces, uploaded)
 
 
 def _unplaced(host: str, why: str) -> NodeReport:
-    """Return the report of a node that cannot use its temporary folder."""
     return NodeReport(-1, host, error=("StartError", no_temporary_folder(host, why)))
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:
-    """Return the bytes of a value that came directly to the driver, after a check that its node announced these bytes.
-
-    Raises:
-        ResultError: no value came, or the bytes that came do not have the size and digest that the node announced.
-    """
+    """Return a value that came over the channel, or raise ResultError if its node announced another."""
     if arrived is not None and len(arrived.data) == size and hmac.compare_digest(arrived.digest, digest):
         return arrived.data
     came = "nothing" if arrived is None else f"{len(arrived.data)} bytes with sha256 {arrived.digest.hex()[:16]}..."

@@ -37,30 +37,17 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: If Spark has failed, or an agent has died, the driver stops waiting for the nodes' results after this number of
-#: seconds without news.
-_PATIENCE = 10.0
+_PATIENCE = 10.0  # seconds without news until the driver gives up results after a failure of Spark or an agent
+_FAILED_MARGIN = 5.0  # seconds beyond the grace period for which tasks of a failed run wait for each other
 
-#: Tasks of a failed run wait for each other for at most the grace period plus this number of seconds.
-_FAILED_MARGIN = 5.0
-
-#: Guards the registry of modules that PySpark's cloudpickle pickles by value. All threads share this registry.
+#: For the registry of modules that PySpark's cloudpickle pickles by value, which all threads share.
 _task_lock = threading.Lock()
 
 
 class SparkScheduler:
-    """A scheduler that runs a job as barrier tasks of a Spark session.
+    """Runs a job as barrier tasks of an active Spark session. ConfigurationError: it cannot be used."""
 
-    Args:
-        session: an active session, classic or Connect.
-
-    Raises:
-        ConfigurationError: the session cannot be used.
-    """
-
-    #: Spark runs the ranks. They get copies of the driver's script and project folder, even if the master is
-    #: ``local[...]``.
-    on_driver = False
+    on_driver = False  # even with master local[...], ranks get copies of the script and the project folder
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -75,41 +62,16 @@ class SparkScheduler:
 
     @property
     def omp_threads(self) -> int | None:
-        """The value to which Spark sets OMP_NUM_THREADS for its workers.
-
-        ``None`` if the user has set the variable for executors (``spark.executorEnv.OMP_NUM_THREADS``).
-        """
         with answering():
             return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
-
-        The second value, the CPUs and GPUs, is ``None`` if the Spark session's own settings give each task what it
-        needs.
-
-        Raises:
-            ConfigurationError, ResourceError: as for :func:`spark_slots.shape`.
-        """
         return spark_slots.shape(resources, self._cluster)
 
     def node_limit(self, resources: Resources) -> int | None:
-        """Return how many ranks one executor may host, ``None`` for any number.
-
-        Raises:
-            ConfigurationError, ResourceError: as for :func:`spark_slots.node_limit`.
-        """
         return spark_slots.node_limit(resources, self._cluster)
 
     def check(self, job: Job) -> None:
-        """Check the job for every problem that can be known before anything starts.
-
-        Raises:
-            ConfigurationError: a setting of the session rules out long barrier tasks; or one requests encryption, and
-                no other setting (``ignoreSsl``) allows unencrypted traffic between ranks; or the session cannot be
-                used.
-            ResourceError: the job needs more slots than the cluster can ever have.
-        """
         with answering():
             checks.check_encryption(self._session, job)
             self._found = checks.check_hazards(self._session)
@@ -170,7 +132,7 @@ class SparkScheduler:
             server.forget_returned()
 
     def _translated(self, error: Exception, job: Job) -> DistributorError:
-        """Return the error of this package for an exception of Spark, with what explains the loss of a task."""
+        """Return this package's error for one of Spark's, with what explains the loss of a task."""
         failures = self._barrier.failures()
         explanation = hazards.explain(self._found, "\n".join([str(error), *failures.values()]))
         loss = mishaps.Loss(spark_errors.said_of_loss(str(error), failures.values()), explanation)
@@ -180,8 +142,7 @@ class SparkScheduler:
         self._barrier.await_slots(job)
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
-        # Tasks of a failed run may send rows, with tracebacks and log lines, to each other. These connections are not
-        # encrypted. So if the session requests encryption, tasks get no key, and do not send rows to each other.
+        # Tasks of a failed run send each other tracebacks and log lines unencrypted, but only if they have a key.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
@@ -204,15 +165,13 @@ def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collect
 
 
 def _patience(error: DistributorError, job: Job) -> float:
-    """Return for how many seconds to wait for results after an error in Spark; 0 if the job was cancelled.
-
-    If a node got SIGTERM, its task may end before its ranks, which then have the grace period to save and stop.
-    """
+    """Return for how many seconds to wait for results after an error in Spark; 0 if the job was cancelled."""
+    # If a node got SIGTERM, its task may end before its ranks, which then have the grace period.
     return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE + job.deadlines.grace_period
 
 
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint | None:
-    """Make the driver listen for nodes. Return where nodes can reach it; ``None`` if the driver cannot listen."""
+    """Make the driver listen for nodes. Return where they can reach it; ``None`` if it cannot listen."""
     try:
         at = server.listen(bind, host, job.network.driver_ports)
     except OSError as error:
@@ -229,7 +188,6 @@ def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint |
 def _shipment(
     job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str, seal: bytes, key: bytes | None
 ) -> Shipment:
-    """Return the input of the job's tasks."""
     return {
         "job_id": job.job_id,
         "job": pickle.dumps(delivery.job),
@@ -256,8 +214,7 @@ def _shipment(
 def _portable_task() -> bytes:
     """Pickle ``run_task`` by value with the code that it uses of this package, since workers may not have the package.
 
-    The result is compressed, because PySpark encodes it as text to send it to the JVM, and the encoding takes 2 ms for
-    each 100 kB.
+    PySpark encodes it as text for the JVM, which takes 2 ms for each 100 kB: compress it.
     """
     import pyspark.cloudpickle as spark_cloudpickle
 
@@ -268,11 +225,9 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """Make the function that Spark pickles and runs in each task. The function is nested, so Spark pickles it by value.
+    """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value.
 
-    The returned function imports only the standard library, because workers may not have this package installed. The
-    first time that a Python worker calls the function, it unpickles ``run_task``, and keeps it for the worker's later
-    tasks.
+    It imports only the standard library. ``run_task`` is unpickled once in a Python worker, and kept for later tasks.
     """
     packed = _portable_task()
     name = f"_distributor_{hashlib.sha256(packed).hexdigest()[:16]}"

@@ -22,27 +22,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Number of seconds that the JVM gets to clean up.
-_JVM_PATIENCE = 5.0
+_JVM_PATIENCE = 5.0  # seconds that the JVM gets to clean up
+_SPARKS_PYTHON = "python3"  # of classic sessions' workers, by default
 
-#: The Python that classic sessions run in workers by default.
-_SPARKS_PYTHON = "python3"
-
-#: The setting for the Python of Spark Connect's workers. Each session of the server has a value of its own. Spark has
-#: had this internal setting since version 3.5:
+#: For the Python of a Connect session's workers, internal since Spark 3.5:
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
 _CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
 
-#: Number of seconds between two calls that hide Spark's progress bar, and number of seconds that one call hides it.
-_BAR_INTERVAL = 0.2
-_BAR_ORDER = 10.0
+_BAR_INTERVAL = 0.2  # seconds between two calls that hide Spark's progress bar
+_BAR_ORDER = 10.0  # seconds for which one call hides it
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that is active in this process, classic or Connect; ``None`` if there is none.
-
-    Never create a session.
-    """
+    """Return the session, classic or Connect, that is active in this process, if any. Never create one."""
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 
@@ -57,8 +49,7 @@ def active_session() -> SparkSession | None:
     classic = active or (None if is_remote() else SparkSession._instantiatedSession)
     if classic is not None and classic.sparkContext._jsc is not None:
         return classic
-    # Importing pyspark.sql.connect also imports pandas and grpc. A process with a Connect session has imported all of
-    # them, so this code looks for the module, but does not import it.
+    # Importing pyspark.sql.connect also imports pandas and grpc. A process with a Connect session has done so.
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return None
@@ -76,7 +67,7 @@ class Life(enum.Enum):
 
 
 def life_of(session: SparkSession) -> Life:
-    """Return whether a session can run jobs. A Connect session counts as alive, since its server is not asked."""
+    """Return whether a session can run jobs. The server of a Connect session is not asked."""
     if is_connect(session):
         return Life.ALIVE
     java = session.sparkContext._jsc
@@ -89,11 +80,7 @@ def life_of(session: SparkSession) -> Life:
 
 
 def check_alive(session: SparkSession) -> None:
-    """Check that a session can run jobs.
-
-    Raises:
-        ConfigurationError: the session's context was stopped, or its JVM has ended.
-    """
+    """Raise ConfigurationError if a session's context was stopped, or if its JVM has ended."""
     life = life_of(session)
     if life is Life.ALIVE:
         return
@@ -112,7 +99,7 @@ def check_alive(session: SparkSession) -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raise a ``ConfigurationError`` if a call to Spark in the ``with`` block fails or gives a strange answer."""
+    """Raise ConfigurationError if a call to Spark in the ``with`` block fails or gives a strange answer."""
     try:
         yield
     except DistributorError:
@@ -122,10 +109,7 @@ def answering() -> Iterator[None]:
 
 
 def driver_gpus() -> tuple[str, ...] | None:
-    """Return the addresses of the GPUs that Spark discovered for the driver (``spark.driver.resource.gpu.amount``).
-
-    Return ``None`` if there is no classic context, or if it has no GPUs.
-    """
+    """Return the addresses of GPUs that Spark discovered for the driver; ``None`` without a classic context or GPUs."""
     from pyspark import SparkContext
 
     context, found = SparkContext._active_spark_context, None
@@ -140,20 +124,14 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def master_of(session: SparkSession) -> str:
-    """Return a session's master URL. For a classic session, take the URL from the Spark context.
-
-    A classic session's setting ``spark.master`` is not reliable, because users can change it later.
-    """
+    """Return a session's master URL. Users can change ``spark.master`` in a classic session later."""
     if is_connect(session):
         return str(session.conf.get("spark.master", ""))
     return str(session.sparkContext.master)
 
 
 def is_cluster(session: SparkSession) -> bool:
-    """Return whether a session runs tasks in the processes of executors, not in the driver's JVM.
-
-    Any Connect session counts as a cluster.
-    """
+    """Return whether executors run a session's tasks, and not the driver's JVM. Connect counts as a cluster."""
     return is_connect(session) or has_executors(master_of(session))
 
 
@@ -167,11 +145,7 @@ def has_executors(master: str) -> bool:
 
 
 def submitted_master() -> str:
-    """Return the master URL with which spark-submit has started this program. Create no session.
-
-    Raises:
-        ConfigurationError: pyspark is missing, or the JVM of spark-submit does not answer.
-    """
+    """Return the master URL with which spark-submit has started this program. Create no session."""
     try:
         from pyspark import SparkConf, SparkContext
 
@@ -191,14 +165,9 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
 def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
     """Return the Python that tasks must run if it is not the one that Spark would choose; ``None`` to let Spark choose.
 
-    Spark takes PYSPARK_PYTHON, or else ``python3`` from PATH; it reads spark.pyspark.python in ``spark-submit`` only.
-    If tasks run on this machine, the driver's Python is a better choice: it has the packages that the user installed.
-
-    Args:
-        master: the master URL.
-        environ: the driver's environment.
-        configured: the value of ``spark.pyspark.python``.
-        driver: the driver's own Python.
+    Spark takes PYSPARK_PYTHON, or else ``python3`` from PATH; it reads spark.pyspark.python (``configured``) in
+    ``spark-submit`` only. For tasks on this machine, the driver's Python is better: it has the packages that the user
+    installed.
 
     >>> task_python("local[4]", {}, None, "/venv/bin/python")
     '/venv/bin/python'
@@ -221,11 +190,9 @@ def elements(sequence: Any) -> list[Any]:
 
 
 def context_for_tasks(session: SparkSession) -> SparkContext:
-    """Return a classic session's context for the run's tasks, which run the Python interpreter of :func:`task_python`.
+    """Return a classic session's context for tasks that run the Python of :func:`task_python`.
 
-    If Spark would run the tasks with another interpreter, return a second ``SparkContext`` object, with the interpreter
-    of :func:`task_python`, for the same context in the JVM. The user's own jobs use the first object, and so keep the
-    interpreter that Spark has chosen.
+    It may be a second object for the same context in the JVM: the first keeps the Python of the user's own jobs.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
@@ -237,14 +204,10 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 
 
 def set_connect_python(session: SparkSession) -> None:
-    """If this process started the Connect server, make the server's workers use the Python of :func:`task_python`.
+    """Let workers of a Connect server that this process started, as by ``remote("local[4]")``, use :func:`task_python`.
 
-    This process has started the Connect server if the user's session comes from ``remote("local[4]")``, for example.
-    The Python of the server's workers is a setting of the session, and stays set after the run. A value that the user
-    has set is not changed.
-
-    A Connect server that this process did not start chooses the Python of its workers itself, even on this machine: it
-    may run in a container.
+    The setting belongs to the session, and stays after the run; a value that the user has set is not changed. A server
+    that this process did not start chooses by itself, even on this machine: it may run in a container.
     """
     if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
         return
@@ -258,10 +221,8 @@ def set_connect_python(session: SparkSession) -> None:
 def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
-    The bar does not end its line, so the next output would continue the same line. The bar also shows nothing useful
-    about a run, which is one long stage. One call of :func:`_hide_bar` hides the bar for ten seconds, and Spark ends
-    this time early when any job of the session ends (``finishAll``). So a thread repeats the call. The bar comes back
-    by itself after the run.
+    The bar does not end its line, and shows nothing useful about one long stage. Spark shows it again when any job of
+    the session ends (``finishAll``), so a thread keeps hiding it. After the run, it comes back by itself.
     """
     bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
     if bar.isEmpty():
@@ -290,9 +251,8 @@ def without_bar(session: SparkSession) -> Iterator[None]:
 def _hide_bar(bar: Any) -> None:
     """Clear Spark's progress bar and hide it for ten seconds.
 
-    Spark's ``finishAll`` clears the bar, and its ``refresh`` draws no bar until half a second after the time in the
-    private field ``lastFinishTime``. This function sets that time ten seconds ahead. If a version of Spark has no such
-    field, the bar is hidden for only half a second. Source:
+    ``refresh`` draws no bar until half a second after ``lastFinishTime``. In a version of Spark without this field, the
+    bar is hidden for only half a second. Source:
     https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/ui/ConsoleProgressBar.scala
     """
     bar.finishAll()
@@ -306,7 +266,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
     """Start Spark's JVM as Spark would, but in a new operating-system session (setsid).
 
     Spark shields its JVM from SIGINT only. A SIGTERM to the process group, as from ``timeout`` or a batch system, would
-    end the JVM and all executors before ranks have had their grace period.
+    end it and all executors before ranks have had their grace period.
     """
     from pyspark import SparkConf, SparkContext, __version__
     from pyspark.java_gateway import launch_gateway
@@ -331,17 +291,7 @@ def end_java() -> None:
 
 
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """Create a session, or return the active one.
-
-    If this call starts a JVM, signals to this process's group do not reach the JVM.
-
-    Args:
-        master: the master URL, ``sc://...`` for Spark Connect; ``None`` for the one in Spark's own settings.
-        settings: Spark's settings by name.
-
-    Raises:
-        ConfigurationError: Spark cannot be started, or does not know the master.
-    """
+    """Create a session, or return the active one. Signals to this process group do not reach a new JVM."""
     from pyspark import __version__
     from pyspark.sql import SparkSession
 
@@ -357,7 +307,6 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:
-        # The error's text begins with Spark's own message, which is shown. The Java stack after it is left out.
         if "on a stopped SparkContext" in str(error):  # Spark's log says why the context stopped
             error = RuntimeError(
                 "Spark's context stopped while it was starting; Spark's log above says why (is a master running there?)"

@@ -1,9 +1,9 @@
 """Computes what resources a run's tasks request from Spark, and how many of these tasks the executors can run.
 
-With a resource profile (stage-level scheduling), the tasks of one stage can have more or fewer CPUs and GPUs than the
-session's settings say. A barrier stage can only use the executors that exist: Spark starts executors for a profile only
-with dynamic allocation, which barrier mode does not allow.
-Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
+With a resource profile (stage-level scheduling), the tasks of one stage can have other numbers of CPUs and GPUs than
+the session's settings say. A barrier stage can only use executors that exist: Spark starts some for a profile only with
+dynamic allocation, which barrier mode does not allow. Source:
+https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
 """
 
 from __future__ import annotations
@@ -39,26 +39,15 @@ _profiles: WeakKeyDictionary[SparkSession, dict[TaskProfile, Any]] = WeakKeyDict
 
 @dataclass(frozen=True)
 class Cluster:
-    """The settings of a session that describe its tasks and executors.
-
-    Attributes:
-        master: the master URL.
-        task_cpus: ``spark.task.cpus``.
-        task_gpus: ``spark.task.resource.gpu.amount`` as text, as the setting is written.
-        executor_cores: cores of each executor; ``None`` if the settings do not say.
-        executor_gpus: GPUs of each executor.
-        memory_beside_heap: bytes of memory that each executor has outside its JVM heap, for Python and other uses;
-            ``None`` if the settings cannot be parsed.
-        no_profiles: why stages cannot have their own numbers of CPUs and GPUs; ``None`` if they can.
-    """
+    """The settings of a session that describe its tasks and executors."""
 
     master: str
     task_cpus: int = 1
-    task_gpus: str = "0"
-    executor_cores: int | None = None
+    task_gpus: str = "0"  # as the setting is written
+    executor_cores: int | None = None  # None if the settings do not say
     executor_gpus: int = 0
-    memory_beside_heap: int | None = 384 << 20
-    no_profiles: str | None = None
+    memory_beside_heap: int | None = 384 << 20  # bytes for Python and other uses; None if the settings cannot be parsed
+    no_profiles: str | None = None  # why stages cannot have their own numbers of CPUs and GPUs
 
     @property
     def is_local(self) -> bool:
@@ -96,21 +85,15 @@ def cluster_of(session: SparkSession) -> Cluster:
 
 
 class Executor(NamedTuple):
-    """A live executor that accepts tasks, which means that Spark is not decommissioning it.
+    """A live executor that accepts tasks: Spark is not decommissioning it."""
 
-    Attributes:
-        address: its host and port, as Spark names them to tasks.
-        cores: number of its cores.
-        running: number of its running tasks.
-    """
-
-    address: str
+    address: str  # host and port, as Spark names them to tasks
     cores: int
-    running: int
+    running: int  # tasks
 
 
 def executors(session: SparkSession) -> Iterator[Executor]:
-    """Yield each live executor that accepts tasks, with its cores and running tasks. Classic sessions only."""
+    """Yield each executor of a classic session that accepts tasks."""
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
     running = scheduler.runningTasksByExecutors()
@@ -119,12 +102,12 @@ def executors(session: SparkSession) -> Iterator[Executor]:
             continue
         tasks = running.get(executor.id())
         busy = int(tasks.get()) if tasks.isDefined() else 0
-        # Spark lists the driver too. On a cluster, the driver has 0 cores, so no task fits there.
+        # Spark lists the driver too. On a cluster, it has 0 cores, so no task fits there.
         yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
-    """Return why stages of a session cannot have their own numbers of CPUs and GPUs; ``None`` if they can."""
+    """Return why stages cannot have their own numbers of CPUs and GPUs; ``None`` if they can."""
     version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
     if is_connect(session) and version < (4,):
         return "stage-level scheduling on Spark Connect needs Spark 4.0 or later"
@@ -138,16 +121,10 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
 
 
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
-    """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
+    """Return ranks per task, and the CPUs and GPUs to request for a task; ``None``: the session's settings suffice.
 
-    The second value, the CPUs and GPUs, is ``None`` if the Spark session's own settings give each task what it needs.
-
-    Raises:
-        ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
-            the session's settings give tasks other numbers of CPUs or GPUs than this run needs, and the run cannot
-            request the right numbers, because this cluster has no stage-level scheduling; or as for :func:`node_limit`.
-        ResourceError: more is requested than an executor has, Spark gives tasks no GPU, or a task would host more ranks
-            than one executor may host.
+    ConfigurationError: the settings do not suit the request, and a profile is impossible. ResourceError: more is
+    requested than an executor or a task can have.
     """
     ranks, gpus = _gpus(resources, cluster)
     limit = node_limit(resources, cluster)
@@ -178,7 +155,7 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
 
 
 def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
-    """Return how many ranks one task hosts, and how many GPUs the task gets."""
+    """Return how many ranks one task hosts, and how many GPUs it gets."""
     if not resources.use_gpu:
         return 1, 0
     text = cluster.task_gpus
@@ -218,12 +195,7 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
 
 
 def node_limit(resources: Resources, cluster: Cluster) -> int | None:
-    """Return how many ranks one executor may host, ``None`` for any number.
-
-    Raises:
-        ConfigurationError: the settings of the executors' memory cannot be parsed.
-        ResourceError: an executor has too little memory for even one rank.
-    """
+    """Return how many ranks one executor may host, ``None`` for any number. ResourceError: not even one."""
     limits = [] if resources.max_processes_per_node is None else [resources.max_processes_per_node]
     if resources.memory_per_process is not None:
         if cluster.memory_beside_heap is None:
@@ -253,30 +225,22 @@ def _float(text: str) -> float:
 
 
 class Slots:
-    """Counts the slots that a Spark session has for the tasks of one job: all slots, or the free ones.
+    """Counts the slots that a session has for the tasks of one job.
 
-    Args:
-        session: a session, classic or Connect.
-        cluster: the session's settings for its tasks and executors, such as the number of cores.
-        job: the job that needs the slots for its tasks.
+    All methods but ``check``, ``most`` and ``too_few`` need a classic session.
     """
 
     def __init__(self, session: SparkSession, cluster: Cluster, job: Job) -> None:
         self._session = session
         self._cluster = cluster
         self._job = job
-        # A job without a task profile (its own numbers of CPUs and GPUs per task) takes the session's numbers. Then
-        # each task occupies GPUs, even if it uses none.
+        # Without a profile, each task occupies the GPUs that the session's settings say, even if it uses none.
         own = job.task_profile
         self._cpus = cluster.task_cpus if own is None else own.cpus
         self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
 
     def check(self) -> None:
-        """Check that the cluster can have enough slots for the job's tasks, as far as the cluster's settings say.
-
-        Raises:
-            ResourceError: the job needs more slots than the cluster can ever have.
-        """
+        """Raise ResourceError if the job needs more slots than the cluster can ever have by its settings."""
         most = self.most()
         if most is not None and self._job.num_tasks > most:
             raise ResourceError(self.too_few(most))
@@ -293,10 +257,7 @@ class Slots:
         return None
 
     def total(self) -> int:
-        """Return the number of task slots, free or busy, of the executors that have come up. Classic sessions only.
-
-        If the ranks per node are limited, slots beyond this limit are left out.
-        """
+        """Return the number of slots, free or busy, of live executors, up to the limit of ranks per node."""
         if self.limited:
             return sum(self._usable(each.cores, 0) for each in executors(self._session))
         scala = self._session.sparkContext._jsc.sc()
@@ -308,48 +269,37 @@ class Slots:
         return int(scala.maxNumConcurrentTasks(jvm_profile))
 
     def free(self) -> int:
-        """Return the number of free task slots. Classic sessions only.
+        """Return the number of free task slots.
 
-        Spark does not say how many CPUs and GPUs its running tasks occupy. This function assumes for each running task
-        the numbers in the session's settings, such as ``spark.task.cpus``.
+        Spark does not say what running tasks occupy: each is assumed to have the CPUs and GPUs of the session's
+        settings.
         """
         free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
-        """Return the number of free slots on all hosts not in ``hosts``. Slots of the job's own tasks count as free.
-
-        Classic sessions only.
-
-        Args:
-            hosts: the hosts whose slots are left out, by the names that Spark uses.
-            own: how many tasks of the job run on each executor, by the executor's address.
-        """
+        """Return the number of free slots beside ``hosts``, those of the job's ``own`` tasks by executor included."""
         others = (each for each in executors(self._session) if host_in(each.address) not in hosts)
         return sum(self._usable(each.cores, max(0, each.running - own.get(each.address, 0))) for each in others)
 
     def busy(self) -> bool:
-        """Return whether any task runs on an executor. Classic sessions only."""
+        """Return whether any task runs on an executor."""
         return any(each.running for each in executors(self._session))
 
     def ready(self) -> bool:
-        """Return whether there are enough slots to submit the run to Spark now. Classic sessions only.
+        """Return whether there are enough slots to submit the run to Spark now.
 
-        Busy slots count too, because Spark itself waits until they are free. But if the ranks per node are limited,
-        only free slots count: Spark spreads the tasks of a barrier stage evenly only if it finds all their slots free.
+        Spark itself waits for busy slots, but spreads the tasks of a barrier stage evenly only if all are free. So if
+        ranks per node are limited, only free slots count.
         """
         return (self.free() if self.limited else self.total()) >= self._job.num_tasks
 
     @property
     def limited(self) -> bool:
-        """Whether the number of ranks per node is limited."""
         return self._job.node_limit is not None
 
     def _usable(self, cores: int, running: int) -> int:
-        """Return how many tasks of the job fit on an executor with ``cores`` cores and ``running`` running tasks.
-
-        The executor's free cores and GPUs, and the number of ranks that one executor may host, limit the result.
-        """
+        """Return how many tasks of the job fit on an executor with ``running`` tasks."""
         fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
         if self._gpus > 0:
             gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
@@ -378,7 +328,7 @@ class Slots:
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:
-    """Return Spark's resource profile for the CPUs and GPUs of a task. A session's profile is made once and reused."""
+    """Return Spark's resource profile for the CPUs and GPUs of a task, made once in a session."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     if is_connect(session):  # PySpark uses the thread's active session, as late as when the profile is first used
@@ -393,7 +343,7 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
-    """Return how many bytes the settings give each executor outside its heap, by the rules of YARN and Kubernetes."""
+    """Return the bytes that each executor has outside its heap, by the rules of YARN and Kubernetes."""
     heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
     overhead = conf(session, "spark.executor.memoryOverhead")
     if overhead:

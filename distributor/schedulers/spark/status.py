@@ -1,4 +1,4 @@
-"""Finds out what Spark has recorded in a classic session about one job of a run: the Spark jobs with this job's tag."""
+"""What Spark has recorded in a classic session about one job of a run: the Spark jobs with this job's tag."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Maximum number of a stage's tasks that are examined, and maximum number of milliseconds to wait until Spark has
-#: recorded recent events, such as the ends of tasks.
-_MOST_TASKS = 1000
-_LISTENERS_MS = 2000
+_MOST_TASKS = 1000  # of a stage that are examined
+_LISTENERS_MS = 2000  # until Spark has recorded recent events, such as the ends of tasks
 
 
 def stages_of(session: SparkSession, tag: str) -> list[Any]:
@@ -28,7 +26,7 @@ def stages_of(session: SparkSession, tag: str) -> list[Any]:
 
 
 def have_started(session: SparkSession, stages: Sequence[Any]) -> bool:
-    """Return whether Spark has started tasks of the run's last stage. ``stages`` must not be empty."""
+    """Return whether Spark has started tasks of the run's last stage. There must be a stage."""
     last = max(stages, key=lambda stage: int(stage.stageId()))
     if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
         return True
@@ -39,20 +37,20 @@ def have_started(session: SparkSession, stages: Sequence[Any]) -> bool:
 
 
 def failures(session: SparkSession, tag: str) -> dict[str, str]:
-    """Return the hosts where tasks of the run have failed, as far as Spark knows, and what it says of one of them."""
+    """Return the known hosts where tasks of the run have failed, and what Spark says of one task there."""
     failed = [(str(task.host()), task.errorMessage()) for task in _failed_tasks(session, tag)]
     return {host: str(message.get()) if message.isDefined() else "" for host, message in failed}
 
 
 def longest_failed(session: SparkSession, tag: str, at_most: float) -> float:
-    """Return the duration in seconds of the run's longest failed task; ``at_most`` if Spark does not know."""
+    """Return the seconds that the longest failed task took; ``at_most`` if Spark does not know."""
     with suppress(Exception):
         return float(max(task.duration().get() for task in _failed_tasks(session, tag))) / 1000
     return at_most
 
 
 def running_for(session: SparkSession, tag: str) -> float | None:
-    """Return the number of seconds since Spark started the run's latest task; ``None`` if no started task is known."""
+    """Return the seconds since Spark started the run's latest task; ``None`` if no started task is known."""
     with suppress(Exception):
         launched = max(float(task.launchTime().getTime()) for task in _tasks(session, tag))
         return max(0.0, time.time() - launched / 1000)
@@ -60,25 +58,21 @@ def running_for(session: SparkSession, tag: str) -> float | None:
 
 
 def are_running(session: SparkSession, tag: str) -> bool:
-    """Return whether tasks of the run have started and have not ended, as far as Spark knows."""
+    """Return whether tasks of the run are running, as far as Spark knows."""
     return any(task.status() == "RUNNING" for task in _tasks(session, tag))
 
 
 def times(session: SparkSession, tag: str) -> dict[str, float]:
-    """Return ``{"stage": time}``, the time when Spark submitted the run's last stage, in seconds since the epoch.
-
-    Return an empty dict if Spark has already discarded its records of the run's stages.
-    """
+    """Return ``{"stage": when}`` Spark submitted the run's last stage, since the epoch; ``{}`` if it has forgotten."""
     with suppress(Exception):
         return {"stage": max(stage.submissionTime() for stage in stages_of(session, tag)) / 1000}
     return {}
 
 
 def decommissioned(session: SparkSession, tag: str) -> str | None:
-    """Return the host of an executor that Spark is decommissioning while it runs a task of the run, or ``None``.
+    """Return the host of an executor that Spark is decommissioning while it runs a task of the run.
 
-    Source: ``TaskScheduler.getExecutorDecommissionState``, https://spark.apache.org/docs/latest/configuration.html
-    (``spark.decommission.enabled``).
+    Source: https://spark.apache.org/docs/latest/configuration.html (``spark.decommission.enabled``).
     """
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
@@ -91,12 +85,11 @@ def decommissioned(session: SparkSession, tag: str) -> str | None:
 
 
 def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
-    """Return Spark's records of the failed tasks of the run, as far as Spark still has them."""
     return [task for task in _tasks(session, tag) if task.status() == "FAILED"]
 
 
 def _tasks(session: SparkSession, tag: str) -> list[Any]:
-    """Return Spark's records of the tasks of the run, as far as Spark still has them."""
+    """Return Spark's records of the run's tasks, as far as it still has them."""
     found = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()

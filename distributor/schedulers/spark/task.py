@@ -1,11 +1,11 @@
-"""The code that runs in the Python worker of a barrier task. This code uses only the standard library and pyspark.
+"""The code that runs in the Python worker of a barrier task.
 
-Each task sends facts about its machine to all other tasks. One task of each executor, the leader, then starts the
-executor's agent and waits for its report. The agent starts the ranks.
+Each task sends facts about its machine to all others. The leader of each executor then starts the executor's agent and
+waits for its report.
 
-The code is pickled by value, because workers may not have this package installed. Spark reuses workers for other jobs,
-so the code sets no environment variable and leaves no module of this package imported. If a run fails, its Spark job
-must fail too; see :mod:`holder`.
+The code is pickled by value, because workers may not have this package installed, and uses only the standard library
+and pyspark. Spark reuses workers for other jobs, so it sets no environment variable and leaves no module of this
+package imported.
 """
 
 from __future__ import annotations
@@ -37,38 +37,29 @@ from distributor.values import messages
 from distributor.values.placement import host_in
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds to try to tell the driver which module a warm process (it imports torch in advance) is importing.
-#: The import does not wait for this message.
-_IMPORTING_TIMEOUT = 1.0
+_IMPORTING_TIMEOUT = 1.0  # seconds to try to tell the driver which module is being imported
 
-#: Maximum number of bytes of logs and files that the task of a failed node sends in a Spark accumulator. The thread of
-#: Spark's scheduler handles accumulators, so more bytes would delay other tasks.
+#: Bytes of logs and files in an accumulator, at most. Spark's scheduler handles it in a thread that other tasks need.
 _MAX_LOGS = 16 << 20
 
 
 def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     """Run one barrier task: exchange facts with the other tasks, run the executor's agent, and yield rows for Spark.
 
-    Do none of this if Spark has put too many of the run's tasks on an executor. All tasks know this at once, since
-    Spark tells each task where all of them run. They end, and the driver submits the job again.
+    If Spark has put too many tasks on an executor, all tasks know it at once, and end; the driver submits the job
+    again.
 
-    Args:
-        shipment: the task's input.
-        failed_rows: accumulator of ``((partition, rows),)`` to which the rows of a failed run are added; ``None`` to
-            yield them.
+    The rows of a failed run go to the accumulator ``failed_rows``, if there is one, as ``((partition, rows),)``. A task
+    yields none if a sibling leads, or if the run is stopped before it begins. The first byte of a row is its kind:
 
-    Yields:
-        Rows: ``bytes`` with the report and the results of this executor's node. The task yields none if another task
-        runs this executor's agent, or if the run is stopped before it begins. The first byte of a row is its kind:
-
-        - ``b"R" + pickled NodeReport``
-        - ``b"V" + uint32 rank + piece of its pickled return value``
-        - ``b"D" + uint32 rank + uint64 size + sha256`` of a return value that was sent directly to the driver
-        - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
-        - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
-        - ``b"L" + host`` if the agent died
-        - ``b"E" + JSON`` of host and reason if the node's temporary folder cannot be used
-        - ``b"C"`` if the task has ended at once because an executor has more ranks than it may host
+    - ``b"R" + pickled NodeReport``
+    - ``b"V" + uint32 rank + piece of its pickled return value``
+    - ``b"D" + uint32 rank + uint64 size + sha256`` of a return value that was sent directly to the driver
+    - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
+    - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
+    - ``b"L" + host`` if the agent died
+    - ``b"E" + JSON`` of host and reason if the node's temporary folder cannot be used
+    - ``b"C"`` if the task has ended at once because an executor has more ranks than it may host
     """
     from pyspark import BarrierTaskContext
 
@@ -84,15 +75,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 def _begin(
     shipment: Shipment, failed_rows: Any, context: Any, executors: list[str], times: dict[str, float]
 ) -> Iterator[bytes]:
-    """Exchange facts with the other tasks, run the executor's agent, and yield rows for Spark; see :func:`run_task`.
-
-    Args:
-        shipment: the task's input.
-        failed_rows: as for :func:`run_task`.
-        context: Spark's context of the task.
-        executors: each task's executor, as Spark names it, by partition.
-        times: when this task started. This function adds the time at which the exchange ended.
-    """
+    """Run a task that Spark has placed well; see :func:`run_task`. ``times`` gets the end of the exchange."""
     executor = executors[context.partitionId()]
     held = f"distributor-{shipment['job_id']}-{context.taskAttemptId()}"
     hold = _hold(held)
@@ -131,10 +114,7 @@ def _begin(
 
 
 def _hold(name: str) -> socket.socket:
-    """Return a listening socket that lives as long as the task, so that other tasks can wait for the task's end.
-
-    The socket has an abstract address (see unix(7)), so it leaves no file behind.
-    """
+    """Return a listening socket by which siblings can wait for the task's end. It leaves no file behind (unix(7))."""
     hold = socket.socket(socket.AF_UNIX)
     hold.bind("\0" + name)
     hold.listen(1024)
@@ -144,8 +124,8 @@ def _hold(name: str) -> socket.socket:
 def _address(executor: str, driver_host: str) -> str:
     """Return the address at which other nodes reach this one.
 
-    Spark names an executor by the address from which it connects to the driver. Other executors may not reach this
-    address. They fetch data from the host name with which the executor was started, so this host name is preferred.
+    Spark names an executor by the address from which it connects to the driver, which other executors may not reach.
+    They fetch data from the host name with which it was started, so this name is preferred.
     """
     known_as = executor_host(executor_of_this()) or host_in(executor)
     return network.node_address(known_as, driver_host)
@@ -154,15 +134,7 @@ def _address(executor: str, driver_host: str) -> str:
 def _facts(
     context: Any, executor: str, address: str, sockets: Sequence[socket.socket], shipment: Shipment
 ) -> dict[str, Any]:
-    """Return this task's facts: the fields of :class:`~distributor.values.placement.NodeFacts`, as a dict for JSON.
-
-    Args:
-        context: Spark's context of the task.
-        executor: the task's executor, as Spark names it.
-        address: the address at which other nodes reach this one.
-        sockets: the task's listening socket, and the sockets that reserve ports.
-        shipment: the task's input.
-    """
+    """Return this task's facts: the fields of :class:`~distributor.values.placement.NodeFacts`, as a dict for JSON."""
     port, *ports = (each.getsockname()[1] for each in sockets)
     gpu = shipment["gpu"]
     return {
@@ -195,11 +167,9 @@ def _lead(
     reached: bool,
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
-    """Run this executor's agent and yield the rows (``bytes``) that bring its report to the driver.
+    """Run this executor's agent and yield the rows that bring its report to the driver; return ``None``.
 
-    If the run has failed, return the rows instead of yielding them: the caller sends them in an accumulator. But if
-    the node's logs and files have more than ``_MAX_LOGS`` bytes, which is too much for the accumulator, yield the rows
-    as usual. Return ``None`` if all rows have been yielded.
+    If the run has failed, return the rows, for the accumulator, unless they are too large for it.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
@@ -234,11 +204,10 @@ def _lead(
 
 
 def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
-    """Tell the driver that this node cannot use its temporary folder, and return a row (``bytes``) that says so, too.
+    """Tell the driver that this node cannot use its temporary folder, and return a row that says so, too.
 
-    Raises:
-        StartError: the driver cannot be reached, so other nodes would wait for this one. The error makes Spark end
-            the tasks of all nodes.
+    If the driver cannot be reached, raise StartError: then Spark ends the tasks of the nodes that would wait for this
+    one.
     """
     if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why)):
         raise StartError(no_temporary_folder(str(mine["host"]), why))
@@ -246,7 +215,7 @@ def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str)
 
 
 def _write_package(shipment: Shipment, folder: str) -> str:
-    """Write the library itself (``distributor``) as a zip into the node's folder, and return the zip's path."""
+    """Write this package as a zip into the node's folder, and return the zip's path."""
     root = os.path.join(folder, "package.zip")
     with open(root, "wb") as file:
         file.write(_content(shipment["package"]))
@@ -256,7 +225,7 @@ def _write_package(shipment: Shipment, folder: str) -> str:
 def _order(
     shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], folder: str, root: str, **about: Any
 ) -> AgentOrder:
-    """Return the order that tells this executor's agent what to do. ``about`` has further fields of the order."""
+    """Return the order to the agent, with its further fields from ``about``."""
     return AgentOrder(
         job=shipment["job"],
         parts={part: _content(name) for part, name in shipment["parts"].items()},
@@ -273,7 +242,7 @@ def _order(
 
 
 def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: its digest if the driver already has the value, otherwise its pieces."""
+    """Yield the rows of a return value: its digest if the driver already has it, otherwise its pieces."""
     if isinstance(value, messages.Sent):
         yield b"D" + struct.pack("!IQ", rank, value.size) + value.digest
         return
@@ -282,7 +251,7 @@ def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterato
 
 
 def _content(what: bytes | str) -> bytes:
-    """Return the given bytes or, for the name of a file that Spark has delivered, the file's content."""
+    """Return the given bytes, or the content of the file of this name that Spark has delivered."""
     if isinstance(what, bytes):
         return what
     from pyspark import SparkFiles
@@ -303,12 +272,10 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 
 
 class _Importing:
-    """A callback that tells the driver which module a warm process (it imports torch in advance) is importing.
+    """Tells the driver which module a warm process is importing, until the driver cannot be reached.
 
-    Call an instance of this class with the module's name. Once a call cannot reach the driver, later calls do nothing.
-
-    The callback starts no thread: with the first one, the C library changes which signals a child ignores, and
-    ``hosting`` finds a warm process only if it ignores the same signals as a new child would.
+    Starts no thread: with the first one, the C library changes which signals a child ignores, and ``hosting`` finds a
+    warm process only if it ignores the same signals as a new child would.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:
@@ -325,12 +292,9 @@ class _Importing:
 
 
 def _tell_end(endpoint: Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
-    """Tell the driver that this node has no agent, so that other nodes do not wait for this node.
+    """Tell the driver that this node has no agent, and return whether it has been told.
 
-    If the agent has never connected to the driver, the driver cannot notice by itself that the agent is gone.
-
-    Returns:
-        Whether the driver has been told.
+    It cannot notice by itself that an agent is gone that has never connected, and other nodes would wait for this one.
     """
     if endpoint is None:
         return False
