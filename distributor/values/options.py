@@ -2,7 +2,7 @@
 
 A declaration has the option's default, its check, one sentence for the command line's help, and its form on the command
 line. The command line is made from the declarations. A test checks that they agree with ``Distributor``'s signature and
-docstring. ``docs/architecture.md`` says how to add an option.
+docstring. ``docs/contributing.md`` says how to add an option.
 
 Example:
     >>> Deadlines(grace_period=3)

@@ -15,7 +15,7 @@ from distributor.api.options import GROUPS, OPTIONS, Options
 from distributor.cli import command
 from distributor.values.options import PANELS, Option
 
-WHERE = "see 'To add an option' in docs/architecture.md"
+WHERE = "see 'An option' in docs/contributing.md"
 SIGNATURE = {
     name: parameter for name, parameter in inspect.signature(Distributor.__init__).parameters.items() if name != "self"
 }
