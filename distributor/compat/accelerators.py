@@ -13,20 +13,14 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.
-_SOLD_AS = {"A10": ("A10", "A10G")}
+_SOLD_AS = {"A10": ("A10", "A10G")}  # AWS offers A10G where other clouds offer A10
 
 
 def is_a(accelerator: str, device: str) -> bool:
-    """Return whether a device is of a GPU type.
+    """Return whether a device, by torch's name, is of a GPU type.
 
-    Args:
-        accelerator: the GPU type to look for, such as ``"H100"``.
-        device: torch's name of the device, such as ``"NVIDIA A10G"``.
-
-    Example:
-        >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
-        (True, True, False)
+    >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
+    (True, True, False)
     """
     wanted = accelerator.upper()
     words = re.split(r"[\s_-]+", device.upper())
@@ -34,12 +28,7 @@ def is_a(accelerator: str, device: str) -> bool:
 
 
 def mismatch(accelerator: str, device: str | None) -> str | None:
-    """Return the error text that says why a rank must not train on a device; ``None`` if the rank may do so.
-
-    Args:
-        accelerator: the GPU type that the user asks for.
-        device: torch's name of the rank's GPU; ``None`` if the rank has no GPU.
-    """
+    """Return the error text that says why a rank must not train on a device, or without one."""
     if device is None:
         return (
             f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train on "
@@ -54,16 +43,9 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 
 
 def check_here(accelerator: str, local_rank: int) -> None:
-    """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
+    """Raise ConfigurationError unless this rank's GPU is of the requested type.
 
     CUDA is asked in a fork of the rank, because it would otherwise be initialized in the rank.
-
-    Args:
-        accelerator: the requested GPU type, such as ``"H100"``.
-        local_rank: this process's local rank, which is the number of its GPU.
-
-    Raises:
-        ConfigurationError: the rank's GPU is of another type, or the rank has no GPU.
     """
     import torch
 
@@ -77,82 +59,62 @@ def check_here(accelerator: str, local_rank: int) -> None:
 
 @dataclass(frozen=True)
 class OnAccelerator:
-    """A launch path (a way to start ranks) whose ranks check the type of their GPU before the user's code begins.
+    """A launch path whose ranks check the type of their GPU before the user's code begins.
 
-    Args:
-        accelerator: the GPU type, such as ``"H100"``.
-        launch: the launch path that starts the ranks.
-
-    Example:
-        >>> from distributor.launch import Torchrun
-        >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
-        'torchrun'
+    >>> from distributor.launch import Torchrun
+    >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
+    'torchrun'
     """
 
     accelerator: str
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Resolve ``launch``, and add the check of GPUs to its launch path. Raises the errors of ``launch.resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """A launch path (a way to start ranks) that wraps another one. Each rank checks its GPU before the user's code."""
+    """Wraps another launch path. Each rank checks its GPU before the user's code."""
 
     path: LaunchPath
     accelerator: str
 
     @property
     def name(self) -> str:
-        """The name of the wrapped launch path."""
         return self.path.name
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules to import before ranks are forked, as the wrapped launch path says."""
         return self.path.preload
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must import, each with the option that needs it, as the wrapped launch path says."""
         return self.path.needs
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each process, as the wrapped launch path says."""
         return self.path.ports
 
     @property
     def restarts(self) -> bool:
-        """Whether the processes of the wrapped launch path can be started again on the same nodes."""
         return self.path.restarts
 
     @property
     def uses_torch(self) -> bool:
-        """Whether ranks compute with torch, as the wrapped launch path says."""
         return self.path.uses_torch
 
     @property
     def once(self) -> bool:
-        """Whether the wrapped launch path runs the user's code once, on node 0, instead of in each process."""
         return self.path.once
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables of the wrapped launch path."""
         return self.path.env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return the advice of the wrapped launch path on a failure."""
         return self.path.advise(failure, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the wrapped launch path's plan of one node (what the node does), with the check of GPUs added.
-
-        A plan can name only one function that ranks call before the user's code. Here, this function is the check of
-        GPUs, so the plan of the wrapped launch path must not name such a function.
-        """
         plan = self.path.plan(site)
-        assert plan.first is None
+        assert plan.first is None  # a plan names only one function to call before the user's code
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

@@ -38,7 +38,7 @@ from distributor.text import notices
 from distributor.values.checks import check_choice, check_count, check_env, check_title
 from distributor.values.launch import Launch
 
-#: Arguments of Azure's ``command`` about where Azure runs a job and how it labels the job. They have no effect.
+# Arguments of ``command`` about where Azure runs a job and how it labels the job. They have no effect.
 NOT_USED = (
     *("compute", "description", "docker_args", "environment", "experiment_name", "identity", "instance_type"),
     *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
@@ -60,7 +60,7 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance (machine); ``None`` if this number is not fixed."""
+        """The number of processes on each instance; ``None`` if it is not fixed."""
 
     def processes(self, instance_count: int) -> int:
         """Return the number of processes of a job with ``instance_count`` instances."""
@@ -70,7 +70,7 @@ class Distribution(Protocol):
 
 
 class _Counts:
-    """A base class that checks every number assigned to an attribute, both in the constructor and later."""
+    """Checks every number assigned to an attribute, both in the constructor and later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -82,16 +82,10 @@ class _Counts:
 class PyTorchDistribution(_Counts):
     """Processes that find each other through torchrun's variables, such as ``RANK``, ``LOCAL_RANK`` and ``NODE_RANK``.
 
-    Args:
-        process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
-        others: further arguments, such as ``node_count``; accepted without effect, with a warning.
+    By default, each instance has one process. Other arguments than this number have no effect but a warning.
 
-    Raises:
-        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
-
-    Example:
-        >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
-        8
+    >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
+    8
     """
 
     process_count_per_instance: int | None = None
@@ -102,15 +96,12 @@ class PyTorchDistribution(_Counts):
 
     @property
     def per_instance(self) -> int:
-        """The number of processes on each instance (machine)."""
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the total number of processes."""
         return instance_count * self.per_instance
 
     def launch(self, instance_count: int) -> Launch:
-        """Return torchrun's launch path."""
         return Torchrun()
 
 
@@ -119,16 +110,13 @@ class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's environment variables. MPI itself is not started.
 
     Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 in
-    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same
-    as for :class:`PyTorchDistribution`.
+    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``.
 
-    Example:
-        >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
-        8
+    >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
+    8
     """
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path that sets Open MPI's environment variables."""
         return MpiEnv()
 
 
@@ -136,19 +124,11 @@ class MpiDistribution(PyTorchDistribution):
 class TensorFlowDistribution(_Counts):
     """Tasks of a TensorFlow cluster, which find each other through ``TF_CONFIG``.
 
-    With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``.
+    With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``. The default number of
+    workers, including the chief, is that of instances. Other arguments have no effect but a warning.
 
-    Args:
-        parameter_server_count: number of parameter servers.
-        worker_count: number of workers, including the chief; ``None`` (default): the number of instances.
-        others: further arguments; accepted without effect, with a warning.
-
-    Raises:
-        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
-
-    Example:
-        >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
-        4
+    >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
+    4
     """
 
     parameter_server_count: int | None = 0
@@ -166,15 +146,9 @@ class TensorFlowDistribution(_Counts):
         """``None``: the number of tasks on each instance is not fixed."""
 
     def processes(self, instance_count: int) -> int:
-        """Return the total number of tasks."""
         return (self.parameter_server_count or 0) + (self.worker_count or instance_count)
 
     def launch(self, instance_count: int) -> Launch:
-        """Return TensorFlow's launch path.
-
-        Raises:
-            ConfigurationError: there are parameter servers, but no worker besides the chief.
-        """
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
             raise ConfigurationError(
@@ -188,17 +162,10 @@ class TensorFlowDistribution(_Counts):
 class RayDistribution:
     """A Ray cluster of all instances; the user's function runs on the first instance, as Ray's driver.
 
-    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU. To change these
-    amounts, use options of the run, such as ``run(..., options={"gpus_per_process": 4})``.
-
-    Args:
-        port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
-        include_dashboard: accepted without effect, with a warning if it is ``True``, since there is no dashboard.
-        address: address of an existing Ray cluster; refused, since the run starts a cluster of its own.
-        head_node_additional_args, worker_node_additional_args: refused, since the run decides how Ray starts.
-
-    Raises:
-        ConfigurationError: a refused argument is given.
+    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU, unless options
+    change these amounts: ``run(..., options={"gpus_per_process": 4})``. Ports and a dashboard are accepted without
+    effect, with a warning. ``address`` and the additional arguments are refused, since the run starts a cluster of its
+    own.
     """
 
     port: int | None = None
@@ -231,20 +198,16 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """The number of Ray workers that each instance has room for: always 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of Ray workers that the cluster has room for: one for each instance."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
-        """Return Ray's launch path."""
         return Ray()
 
 
-#: The class of each distribution, by the ``type`` that names this distribution in a dict.
-_KINDS: Mapping[str, Callable[..., Distribution]] = {
+_KINDS: Mapping[str, Callable[..., Distribution]] = {  # by ``type`` in a dict
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
     "tensorflow": TensorFlowDistribution,
@@ -255,15 +218,8 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {
 def as_distribution(value: Any) -> Distribution:
     """Return the distribution that a user gives as an object, as a dict with a ``type``, or as ``None``.
 
-    ``None`` means one process on each instance, started as with torchrun.
-
-    Raises:
-        ConfigurationError: ``value`` is neither a distribution, nor a dict with a known ``type``, nor ``None``; or an
-            argument of the distribution is wrong.
-
-    Example:
-        >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
-        PyTorchDistribution(process_count_per_instance=4)
+    >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
+    PyTorchDistribution(process_count_per_instance=4)
     """
     if value is None:
         return PyTorchDistribution()
@@ -286,11 +242,7 @@ def as_distribution(value: Any) -> Distribution:
 class Command:
     """A job that ``command`` returns and ``run`` accepts. Users can change its attributes, as in Azure's jobs.
 
-    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning.
-
-    Raises:
-        ConfigurationError: an attribute gets an invalid value, or the user sets any other attribute that a command
-            does not have.
+    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning; others raise ConfigurationError.
     """
 
     program: Program
@@ -313,7 +265,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances in ``resources`` or, if ``resources`` states no number, ``instance_count``."""
+        """The number of instances in ``resources``, else ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -322,8 +274,7 @@ def _checked_resources(value: Any) -> Any:
     return value
 
 
-#: The attributes of a command, and the functions that check their values.
-_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
+_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {  # what checks each attribute
     "program": lambda value: value,
     "code": lambda value: None if value is None else str(value),
     "distribution": as_distribution,
@@ -348,27 +299,14 @@ def command(
 ) -> Command:
     """Describe a job, as ``azure.ai.ml.command`` does. ``run`` starts the job.
 
-    Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. The value of an input
-            replaces ``${{inputs.NAME}}``.
-        code: the project folder, which becomes the ranks' current directory.
-        inputs: values of the command's inputs, by name: text, numbers, or objects with a ``path``, such as Azure's
-            ``Input``. Paths are taken as they are, and must exist on all nodes.
-        distribution: how many processes each instance has, and how they are started. Default: one process, started as
-            with torchrun. May be a dict with a ``type``, such as ``{"type": "pytorch"}``.
-        instance_count: number of instances.
-        environment_variables: environment variables for the ranks.
-        display_name: the run's name.
-        resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
-        others: the arguments that ``NOT_USED`` lists; accepted without effect, with a warning.
+    ``command`` is ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. ``code`` becomes the
+    ranks' current directory. Paths in ``inputs`` are taken as they are, and must exist on all nodes. The default
+    ``distribution`` is one process on each instance, started as with torchrun. The arguments that :data:`NOT_USED`
+    lists have no effect but a warning.
 
-    Raises:
-        ConfigurationError: an argument is wrong, or the command needs a shell.
-
-    Example:
-        >>> job = command(command="python train.py --lr ${{inputs.lr}}", inputs={"lr": 0.1}, instance_count=2)
-        >>> job.program.arguments
-        ('--lr', '0.1')
+    >>> job = command(command="python train.py --lr ${{inputs.lr}}", inputs={"lr": 0.1}, instance_count=2)
+    >>> job.program.arguments
+    ('--lr', '0.1')
     """
     unknown = [name for name in others if name not in NOT_USED]
     if unknown:

@@ -1,4 +1,4 @@
-"""Parses the command line of an Azure job: one program with its arguments, run without a shell. No side effects."""
+"""Parses the command line of an Azure job: one program with its arguments, run without a shell."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: Matches characters that only a shell understands. Each ``${{inputs.NAME}}`` is replaced before the search for them.
-_SHELL = re.compile(r"[|&;<>`\n]|\$")
+_SHELL = re.compile(r"[|&;<>`\n]|\$")  # what only a shell understands, once ``${{inputs.NAME}}`` is replaced
 
-#: Matches ``${{outputs.NAME}}``, which stands for the path of an output. Azure uploads the output after the job.
-_OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")
+_OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")  # the path of an output, which Azure uploads after the job
 
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script (or, if ``is_module`` is ``True``, a module) and its arguments."""
+    """A script or a module, and its arguments."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -29,21 +27,13 @@ class Program:
 
 
 def parse(command: str, inputs: Mapping[str, Any]) -> Program:
-    """Return the program that a command line runs.
+    """Return the program that a command line runs, with the values of ``inputs`` for ``${{inputs.NAME}}``.
 
-    Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a backslash at the end of a line
-            continues the line.
-        inputs: for each ``NAME``, the value that replaces ``${{inputs.NAME}}``.
+    ConfigurationError if it is not ``python SCRIPT ...`` or ``python -m MODULE ...``, needs a shell, names an output,
+    or lacks an input.
 
-    Raises:
-        ConfigurationError: the command does not begin with ``python SCRIPT`` or ``python -m MODULE``, needs a shell,
-            names an output (``${{outputs.NAME}}``), or names an input that ``inputs`` lacks; or the value of an input
-            is neither text nor a number nor an object with a ``path``.
-
-    Example:
-        >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
-        Program(name='pkg.train', arguments=('--data', '/mnt/my data'), is_module=True)
+    >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
+    Program(name='pkg.train', arguments=('--data', '/mnt/my data'), is_module=True)
     """
     if not isinstance(command, str) or not command.strip():
         raise ConfigurationError(f"command must be a line such as 'python train.py --lr 0.1', not {command!r}")

@@ -15,31 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a run would train if it began now, and how many GPUs and task slots it has.
+    """The place where a run would train if it began now."""
 
-    Attributes:
-        exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.
-        executors: whether the run would train on the executors of a cluster, and not on this machine.
-        gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if the number is not known.
-        cpus: number of task slots that the CPUs allow; ``None`` if the number is not known.
-    """
-
-    exists: bool = True
-    executors: bool = False
-    gpus: int | None = 0
-    cpus: int | None = 1
+    exists: bool = True  # ``False`` if a run needs a Spark session and none is active
+    executors: bool = False  # on executors of a cluster, and not on this machine
+    gpus: int | None = 0  # of all executors that are up, or of this machine; ``None`` if not known
+    cpus: int | None = 1  # task slots that the CPUs allow; ``None`` if not known
 
 
 def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
-    """Return where a run with this ``local_mode`` would train, given the active session and this machine.
-
-    Args:
-        local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
-        environ: usually ``os.environ``, whose variables say which GPUs of this machine can be used.
-
-    Raises:
-        ConfigurationError: pyspark is needed and cannot be imported, or the active session has ended.
-    """
+    """Return where a run with this ``local_mode`` would train, given the active session and this machine."""
     session, here = choose_session(local_mode, needed=False)
     if session is None:
         master = active_session() if local_mode is None else None  # a master local[n] limits the slots to n

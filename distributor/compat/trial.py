@@ -6,25 +6,15 @@ from collections.abc import Mapping
 
 from distributor.errors import ConfigurationError
 
-#: The environment variable that makes each call of ``distributor.compat`` start this number of ranks on CPUs, whatever
-#: number of GPUs the call asks for.
+# How many ranks on CPUs each call starts, whatever number of GPUs it asks for.
 VARIABLE = "DISTRIBUTOR_COMPAT_CPU"
 
 
 def cpu_ranks(environ: Mapping[str, str]) -> int | None:
-    """Return the value of ``DISTRIBUTOR_COMPAT_CPU``: how many ranks on CPUs each call starts.
+    """Return the value of ``DISTRIBUTOR_COMPAT_CPU``; ``None`` if it is unset or empty.
 
-    Return ``None`` if ``DISTRIBUTOR_COMPAT_CPU`` is unset or empty.
-
-    Args:
-        environ: usually ``os.environ``.
-
-    Raises:
-        ConfigurationError: ``DISTRIBUTOR_COMPAT_CPU`` is not a positive whole number.
-
-    Example:
-        >>> cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": "2"}), cpu_ranks({})
-        (2, None)
+    >>> cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": "2"}), cpu_ranks({})
+    (2, None)
     """
     text = environ.get(VARIABLE, "").strip()
     if not text:

@@ -1,7 +1,4 @@
-"""Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
-
-The user's callbacks get these reports. The callbacks are also told of committed checkpoints and of ended attempts.
-"""
+"""Collects what ranks report with ``runtime.report``: each report once, up to a limit, and for callbacks."""
 
 from __future__ import annotations
 
@@ -21,27 +18,19 @@ from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
 from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent, Warned
 
-#: Number of seconds over which the number of steps per second is measured.
-_WINDOW = 30.0
+_WINDOW = 30.0  # seconds over which steps per second are measured
 
-#: Number of a rank's last reports from which the number of steps per second is computed.
-_RECENT = 1000
+_RECENT = 1000  # a rank's last reports from which steps per second are computed
 
-#: Maximum number of metrics of which the latest value is kept.
-_MOST_NAMES = 1000
+_MOST_NAMES = 1000  # metrics of which the latest value is kept
 
-#: What callbacks receive: a report of a rank, a committed checkpoint, or the end of an attempt.
-News = Row | Committed | EndedAttempt
+News = Row | Committed | EndedAttempt  # what callbacks receive
 
-#: Maximum number of items that wait for callbacks. If there are more, the oldest are dropped.
-_MOST_NEW = 100_000
+_MOST_NEW = 100_000  # items that wait for callbacks; of more, the oldest are dropped
 
-#: Maximum number of different warnings of ranks that are shown.
-_MOST_WARNINGS = 100
+_MOST_WARNINGS = 100  # different warnings of ranks that are shown
 
-#: The driver's limit for a rank's reports, as a multiple of the rank's own limit. Driver and rank count bytes
-#: differently.
-_SLACK = 2
+_SLACK = 2  # times a rank's own limit, since driver and rank count bytes differently
 
 
 @dataclass
@@ -55,10 +44,9 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If the rank now writes only some reports, drop some earlier ones, too.
+        """Keep a report of ``length`` bytes, and drop earlier ones that the rank's stage leaves out.
 
-        To save space, a rank in stage ``n`` writes only the reports whose number is a multiple of ``2**n``. Once the
-        first report of stage ``n`` arrives, the driver drops the earlier reports whose number is not such a multiple.
+        To save space, a rank in stage ``n`` writes only the reports whose number is a multiple of ``2**n``.
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
@@ -72,22 +60,17 @@ class _Kept:
 
 @dataclass
 class _Stream:
-    """The stream of a rank's reports: how many bytes have arrived, and the last line while it is incomplete."""
+    """How many bytes of a rank's reports have arrived, and the last line while it is incomplete."""
 
     offset: int = 0
     begun: bytes = b""
 
 
 class Reports:
-    """Receives the ranks' reports in pieces. A piece may arrive again, for example after a connection broke.
-
-    Args:
-        world_size: number of ranks.
-        attempts: number of attempts that the run may make. Reports of later attempts are ignored.
-    """
+    """Receives the ranks' reports in pieces. A piece may arrive again, for example after a connection broke."""
 
     def __init__(self, world_size: int, attempts: int) -> None:
-        self._attempts = attempts
+        self._attempts = attempts  # reports of later ones are ignored
         self._room = _SLACK * reports.room(world_size)
         self._streams: dict[int, _Stream] = {}
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
@@ -96,18 +79,13 @@ class Reports:
         self._new: list[News] | None = None  # what the next call of new() returns; None before its first call
         self._ended: list[EndedAttempt] = []
         self._courses: dict[int, Course] = {}  # by attempt
-        #: The last committed checkpoint that ranks have reported; ``None`` if there is none.
         self.last_committed: Committed | None = None
         self._told = False  # whether the warning about dropped reports was given
         self._warned: set[Warned] = set()  # the warnings that ranks have sent
         self._lock = threading.Lock()
 
     def take(self, log: Log) -> list[str]:
-        """Take a piece of a rank's reports, and skip the bytes that have already arrived. Return warnings for the user.
-
-        These are the ranks' own warnings, each text once in each attempt, and, the first time that a rank has made too
-        many reports to keep all of them, a warning that says so.
-        """
+        """Take a piece of a rank's reports. Return new warnings: those of ranks, and once that reports are left out."""
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
@@ -153,12 +131,10 @@ class Reports:
             self._streams.clear()
 
     def expect_another(self) -> None:
-        """Expect reports of one more attempt."""
         with self._lock:
             self._attempts += 1
 
     def end_attempt(self, number: int, reason: str | None, goodput: Goodput, executor: str | None = None) -> None:
-        """Record the end of an attempt; see :class:`~distributor.metrics.ended.EndedAttempt`."""
         with self._lock:
             course = self._courses.get(number, Course())
             ended = EndedAttempt(number, goodput.total, reason, course.step, goodput, executor)
@@ -171,7 +147,7 @@ class Reports:
             self._note_step(attempt, step, time.time())
 
     def steps(self, number: int) -> list[int | None]:
-        """Return the last step of each attempt up to attempt ``number``; ``None`` for an attempt without steps."""
+        """Return the last step of each attempt up to attempt ``number``."""
         with self._lock:
             return [self._courses.get(each, Course()).step for each in range(number + 1)]
 
@@ -182,7 +158,6 @@ class Reports:
 
     @property
     def ended(self) -> tuple[EndedAttempt, ...]:
-        """The attempts that have ended."""
         with self._lock:
             return tuple(self._ended)
 
@@ -237,23 +212,17 @@ class Reports:
             return self._streams[rank].offset if rank in self._streams else 0
 
     def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
-        """Return how many bytes of the reports of the given ranks have arrived."""
         with self._lock:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
     def new(self) -> tuple[News, ...]:
-        """Return what has arrived since the last call: rows of metrics, committed checkpoints and ended attempts.
-
-        The first call returns nothing, but begins the collection. In a run without callbacks, there is no such call, so
-        nothing is collected.
-        """
+        """Return what is new for callbacks since the last call. The first call returns nothing, but begins it."""
         with self._lock:
             news, self._new = tuple(self._new or ()), []
             return news
 
     @property
     def metrics(self) -> Metrics:
-        """The reports that have arrived so far."""
         with self._lock:
             rows = [_row(rank, report) for (_, rank), kept in self._kept.items() for report in kept.reports]
             dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
@@ -261,16 +230,12 @@ class Reports:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each metric in the latest attempt, by name.
-
-        If several ranks report the same metric, the lowest rank's value counts.
-        """
+        """The newest value of each metric in the latest attempt: the lowest rank's, if several report it."""
         with self._lock:
             return {name: value for name, (_, value) in self._newest.items()}
 
     @property
     def progress(self) -> Progress | None:
-        """How far the training has come; ``None`` unless a rank reports steps."""
         with self._lock:
             attempt = self._attempt
             for rank in sorted(rank for number, rank in self._kept if number == attempt):

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from distributor.errors import RunCancelledError
 from distributor.metrics.goodput import Goodput
 
-#: Maximum number of earlier attempts that an error lists. If there are more, it lists the first one and the last ones.
-_MOST = 10
+_MOST = 10  # earlier attempts that an error lists: the first one and the last ones
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,7 @@ class EndedAttempt:
 
 
 def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck: bool) -> None:
-    """Add a list of the earlier attempts to the text of a run's error. The error of a cancelled run stays as it is.
-
-    Args:
-        error: the error of the last attempt.
-        earlier: the attempts before it.
-        stuck: whether the run ended because its last attempts reached no later step than the attempts before them.
-    """
+    """Add earlier attempts to an error's text; ``stuck`` if the last ones reached no later step than those before."""
     if not earlier or isinstance(error, RunCancelledError):
         return
     shown = [*earlier[:1], *earlier[1:][-_MOST + 1 :]]

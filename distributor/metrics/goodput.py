@@ -9,41 +9,23 @@ from distributor.text.wording import duration
 
 @dataclass
 class Moments:
-    """When an attempt reached each phase, in seconds on the driver's clock; ``None`` for a phase not reached yet.
-
-    Attributes:
-        began: when the attempt began.
-        starting: when the first node was up.
-        running: when all ranks were up.
-        stopping: when the driver began to stop the ranks.
-    """
+    """When an attempt reached each phase, in seconds on the driver's clock."""
 
     began: float
-    starting: float | None = None
-    running: float | None = None
-    stopping: float | None = None
+    starting: float | None = None  # the first node was up
+    running: float | None = None  # all ranks were up
+    stopping: float | None = None  # the driver began to stop the ranks
 
 
 @dataclass
 class Course:
-    """The progress of an attempt, as its ranks report it.
+    """The progress of an attempt: steps that a rank has reported, saved in a committed checkpoint, or stopped at."""
 
-    Attributes:
-        step: the last step that a rank has reported, saved in a committed checkpoint, or stopped at because
-            ``runtime.should_stop`` told it to; ``None`` if there is no such step.
-        first: when the first such step of the attempt was reported, committed or stopped at, in seconds since the
-            epoch.
-        passed: the same for the first step that is later than all steps of earlier attempts.
-        saving: number of seconds that rank 0 has spent in ``runtime.save_checkpoint`` and
-            ``runtime.checkpoint_folder``.
-        loading: number of seconds that rank 0 has spent in ``runtime.load_checkpoint``.
-    """
-
-    step: int | None = None
-    first: float | None = None
-    passed: float | None = None
-    saving: float = 0.0
-    loading: float = 0.0
+    step: int | None = None  # the last one
+    first: float | None = None  # when the first one was reached, in seconds since the epoch
+    passed: float | None = None  # the same for the first one later than all steps of earlier attempts
+    saving: float = 0.0  # seconds of rank 0 in ``save_checkpoint`` and ``checkpoint_folder``
+    loading: float = 0.0  # seconds of rank 0 in ``load_checkpoint``
 
     def note(self, step: int, time: float, before: int | None) -> None:
         """Record a step that was reached at ``time``. ``before`` is the last step of all earlier attempts, if any."""
@@ -104,14 +86,9 @@ class Goodput:
 
 
 def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall: float = 0.0) -> Goodput:
-    """Return how one attempt has spent its time.
+    """Return how one attempt has spent its time until ``now``. ``stall`` is how long the stall took that ended it.
 
-    Args:
-        moments: when the attempt reached each phase.
-        course: the progress that the attempt's ranks have reported.
-        now: the current time, or when the attempt ended.
-        ahead: what to add to the driver's clock to get seconds since the epoch.
-        stall: number of seconds without activity, if a stall ended the attempt; otherwise 0.
+    The driver's clock, of ``moments`` and ``now``, plus ``ahead`` is in seconds since the epoch, as in ``course``.
 
     >>> told = Course(30, 120.0, 124.0, saving=1.0, loading=2.0)
     >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0, ahead=100.0))

@@ -1,8 +1,7 @@
 """Write a rank's reports to a file, which the node's agent sends to the driver. A rank never waits for the sending.
 
-Each rank has a file to which it writes one line for each report. The agent sends each line at once over the channel
-(its live connection to the driver), as it does with the lines of the rank's output. If the channel breaks, lost lines
-are sent again later. Lines that the driver still lacks at the end are sent through Spark.
+Each report is a line. The agent sends it at once over the channel, and again if the channel broke; at the end, what the
+driver still lacks goes through Spark.
 """
 
 from __future__ import annotations
@@ -36,17 +35,11 @@ from distributor.values.reports import (
 
 
 class Writer:
-    """Writes the reports of one rank in one attempt.
-
-    Args:
-        path: path of the file to which the reports are written.
-        room: maximum total size of the reports that are kept for the rank, in bytes.
-        attempt: number of the attempt.
-    """
+    """Writes the reports of one rank in one attempt."""
 
     def __init__(self, path: Path, room: int, attempt: int) -> None:
         self._file = OwnFile(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._room = room
+        self._room = room  # bytes of reports that are kept for the rank
         self._attempt = attempt
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -55,13 +48,9 @@ class Writer:
         self._left_out: Report | None = None
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Write a report of values and of the step that training has reached. Do nothing in a fork of the rank.
+        """Write a report, except in a fork of the rank. ConfigurationError if it is too long.
 
-        Each time the reports that are kept for the rank exceed their maximum size, the driver drops every second one of
-        them, and this rank writes only half as many reports from then on.
-
-        Raises:
-            ConfigurationError: the report is too long.
+        Each time the kept reports exceed their room, the driver drops, and the rank leaves out, every second one.
         """
         if os.getpid() != self._owner:
             return
@@ -81,25 +70,24 @@ class Writer:
             self._write(line)
 
     def committed(self, step: int, path: str) -> None:
-        """Record a committed checkpoint in the file of reports."""
         with self._lock:
             self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
 
     def spent(self, what: str, seconds: float) -> None:
-        """Write how long a call that saves or loads a checkpoint has taken. Do nothing in a fork of the rank."""
+        """Write how long a call that saves or loads a checkpoint has taken, except in a fork of the rank."""
         if os.getpid() == self._owner:
             with self._lock:
                 self._write(pack_spent(Spent(self._attempt, what, seconds)))
 
     def warned(self, text: str) -> bool:
-        """Write a warning. Return whether it was written, which it is not in a fork of the rank or on a full disk."""
+        """Write a warning. Return ``False`` in a fork of the rank or on a full disk."""
         if os.getpid() != self._owner:
             return False
         with self._lock:
             return self._write(pack_warned(Warned(self._attempt, text)))
 
     def finish(self) -> None:
-        """Write the last report even if :meth:`add` has left it out to save space: it shows how training has ended."""
+        """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
         with self._lock:
             if self._left_out is not None and os.getpid() == self._owner:
                 self._write(pack(self._left_out))
@@ -124,18 +112,11 @@ _writer: Writer | None = None
 
 _latest: dict[str, float] = {}
 
-#: Maximum number of reported names whose latest values are kept for :func:`latest`.
-_MOST_NAMES = 1000
+_MOST_NAMES = 1000  # names whose latest values :func:`latest` returns
 
 
 def begin(path: Path, world_size: int, attempt: int) -> None:
-    """Begin to write reports, since this process is now a rank.
-
-    Args:
-        path: path of the file for the reports.
-        world_size: number of ranks.
-        attempt: number of the attempt.
-    """
+    """Begin to write reports, since this process is now a rank."""
     global _writer
     _writer = Writer(path, room(world_size), attempt)
     with suppress(OSError):
@@ -143,12 +124,7 @@ def begin(path: Path, world_size: int, attempt: int) -> None:
 
 
 def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
-    """Check a report, and write it if this process is a rank.
-
-    Raises:
-        ConfigurationError: a name is not a string, a value is not a number, ``step`` or ``total_steps`` is not a whole
-            number, or the report is too long.
-    """
+    """Check a report, and write it if this process is a rank. ConfigurationError if a name or a value is wrong."""
     for name, value in values.items():
         if not is_number(value) or type(name) is not str:
             values[_name(name)] = _number(name, value)
@@ -169,10 +145,7 @@ def committed(step: int, path: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Warn the user, on the driver if this process is a rank, even if the driver does not show this rank's lines.
-
-    Outside a run, one of several ranks logs the warning.
-    """
+    """Warn the user on the driver, even if it shows no lines of this rank. Outside a run, rank 0 logs the text."""
     text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
     sent = _writer is not None and _writer.warned(text)
     if not sent and (_writer is not None or os.environ.get("RANK", "0") == "0"):
@@ -196,7 +169,7 @@ def latest() -> dict[str, float]:
 
 
 def finish() -> None:
-    """After the rank's function, script or module has ended, write the last report if it was left out to save space."""
+    """Write the last report if it was left out to save space."""
     if _writer is not None:
         _writer.finish()
 

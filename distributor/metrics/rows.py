@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     import pyarrow
     from matplotlib.figure import Figure
 
-#: Maximum number of ranks in the legend of a plot.
-_NAMED = 10
+_NAMED = 10  # ranks in the legend of a plot
 
-#: Maximum number of plots in a row of a figure.
-_COLUMNS = 3
+_COLUMNS = 3  # plots in a row of a figure
 
 
 class Row(NamedTuple):

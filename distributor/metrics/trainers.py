@@ -21,12 +21,11 @@ _LIGHTNING = (
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
 )
 
-#: Minimum number of seconds between reports of steps for which Transformers' Trainer logs nothing.
-_INTERVAL = 1.0
+_INTERVAL = 1.0  # seconds between reports of steps for which Transformers' Trainer logs nothing
 
 
 def watch() -> None:
-    """Report what Transformers' and Lightning's Trainers log from now on. These Trainers need not be imported yet."""
+    """Report what these Trainers log from now on. They need not be imported yet."""
     on_import("transformers.trainer", _watch_transformers)
     for module in _LIGHTNING:
         on_import(module, _watch_lightning)
@@ -70,7 +69,7 @@ def _watch_lightning(module: Any) -> None:
 
 
 def _total(trainer: Any) -> int | None:
-    """Return the total number of steps of Lightning's trainer; ``None`` if it is infinite or not known yet."""
+    """Return Lightning's total number of steps; ``None`` if it is infinite or not known yet."""
     if trainer.train_dataloader is None:
         return None
     steps = trainer.estimated_stepping_batches
@@ -78,7 +77,7 @@ def _total(trainer: Any) -> int | None:
 
 
 def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
-    """Of the values that a Trainer has logged, report those that are numbers, and ignore the others."""
+    """Report those of the values that are numbers."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements

@@ -23,33 +23,24 @@ from distributor.values.files import WITH_THE_JOB, Brought, Entry, beyond_limit,
 from distributor.values.job import Job, OutputDir
 from distributor.values.messages import Deposit, Message, Offer, Proceed, Received, Refused, Withdraw
 
-#: Maximum number of bytes to read at a time.
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # bytes to read at a time
 
-#: Maximum number of files that a warning names.
-_NAMED = 3
+_NAMED = 3  # files that a warning names
 
 T = TypeVar("T")
 
 
 class Deposits:
-    """Receives, on the driver, the new files of ranks that nodes send for ``output_dir``.
+    """Receives the new files of ranks that nodes send for ``output_dir``.
 
-    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, which receives all messages of nodes.
-    Call ``settle`` only once nodes can send no more files over the channel.
-
-    Args:
-        store: keeps the files in ``output_dir``, a folder or a URL.
-        limit: maximum size of all files in ``store`` together, in bytes.
-        silence: number of seconds within which a node must send or take the next piece (at most 1 MiB) of a file.
-            Otherwise, the transfer of this file fails.
-        before: sizes of the files that are in ``store`` before the run, in bytes, by name.
+    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, and ``settle`` only once nodes can send no more
+    files over the channel.
     """
 
     def __init__(self, store: Store, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
         self._store = store
-        self._limit = limit
-        self._silence = silence
+        self._limit = limit  # bytes of all files together
+        self._silence = silence  # seconds within which a node must send or take the next piece of a file
         self._versions = Versions(before)
         self._coming = 0
         self._number = 0
@@ -70,9 +61,8 @@ class Deposits:
     ) -> None:
         """Keep a file that a node has announced. If the driver needs its bytes, receive them over the same connection.
 
-        Raises:
-            OSError: the connection ended or stalled before the whole file had arrived, or the content is not what the
-                node announced. Or the driver had these bytes already, but another node's change has just removed them.
+        OSError if the connection ended or stalled, if the content is not as announced, or if the driver had the bytes
+        already, but another node's change has just removed them.
         """
         entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
         growth = self._versions.growth(entry.path, node, version)
@@ -102,7 +92,7 @@ class Deposits:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> str | None:
-        """Keep a file, after receiving its bytes if needed. Return why it cannot be kept; ``None`` if it is kept."""
+        """Keep a file, after receiving its bytes if needed. Return why it cannot be kept."""
         path = deposit.entry.path
         try:
             if deposit.uploaded is None and self._versions.knows(path, version):
@@ -122,11 +112,9 @@ class Deposits:
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files in ``output_dir``. The node's ranks start with these files.
+        """Send a node the files in ``output_dir``, with which its ranks start.
 
-        Raises:
-            OSError: a file cannot be read or has become shorter while it was sent, or the connection has ended or
-                stalled.
+        OSError if a file cannot be read or has become shorter, or if the connection has ended or stalled.
         """
         assert isinstance(self._store, Folder)
         folder = str(self._store.path)
@@ -145,7 +133,7 @@ class Deposits:
         _answer(writer, Received())
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Stop keeping a node's version (content) of a file, because the node's ranks have removed the file."""
+        """Stop keeping a node's version of a file, because its ranks have removed the file."""
         await self._change(told.path, node, None, None)
         self._refused.pop(told.path, None)
         _answer(writer, Received())
@@ -178,10 +166,7 @@ class Deposits:
             )
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file (the file's contents on the nodes) are kept, and under which names.
-
-        Make one change at a time, because the name of each version depends on the other versions of the file.
-        """
+        """Make one change at a time, because the name of each version depends on the other versions of the file."""
         async with self._changing:
             await _in_thread(self._change_now, path, node, version, came)
 
@@ -239,7 +224,7 @@ class Deposits:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for the user, at the end of the run, about files that differ between nodes or could not be kept."""
+        """Warnings, at the end of the run, about files that differ between nodes or could not be kept."""
         told = []
         if conflicts := self._versions.conflicts:
             told.append(
@@ -259,11 +244,7 @@ def _answer(writer: asyncio.StreamWriter, message: Message) -> None:
 
 
 async def _piece(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Return the next ``most`` bytes of a file that a node sends.
-
-    Raises:
-        ConnectionError: the connection has ended before all these bytes arrived.
-    """
+    """Return the next ``most`` bytes of a file; ConnectionError if the connection ends before."""
     data = bytearray()
     while len(data) < most:
         got = await reader.read(most - len(data))
@@ -295,15 +276,10 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return an updated copy of ``kept``, the description of ``output_dir``, for the next job of a run.
+    """Return the description of ``output_dir`` for a run's next job, whose ranks start with what is there now.
 
-    The ranks of the next job start with the files that ``output_dir`` contains now. So the new description contains the
-    total size that these files have now. If ``kept`` contains a zip of the files, which is sent with the job, the new
-    description contains a new zip, unless the files have become too large. If ``output_dir`` is a URL, nodes read the
-    files there, so return ``kept`` unchanged. If ``kept`` is ``None``, return ``None``.
-
-    Raises:
-        OSError: a file in ``output_dir`` cannot be read.
+    It has the present size and, if ``kept`` had a zip of the files and they are not too large, a new zip. A URL's
+    stays, since nodes read the files there. OSError if a file cannot be read.
     """
     if kept is None or is_url(kept.where):
         return kept
@@ -317,16 +293,10 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
 @contextmanager
 def keep(job: Job) -> Iterator[Deposits | None]:
-    """Make ``output_dir`` ready to receive the new files of a run's ranks during the ``with`` block.
+    """Make ``output_dir`` ready for the new files of all jobs of a run, of which ``job`` is the first.
 
-    ``job`` is the run's first job. Yield the object that receives the new files of the ranks of all the run's jobs;
-    ``None`` if the run has no ``output_dir``.
-
-    If ``output_dir`` is a URL, write a marker file there, by which nodes check that they write to the same place as the
-    driver. Remove this file at the end of the ``with`` block.
-
-    Raises:
-        StartError: ``output_dir`` is a URL from which the driver cannot read, or to which it cannot write.
+    At a URL, nodes check by a marker file that they write to the same place as the driver. StartError if the driver
+    cannot read or write there.
     """
     if job.output_dir is None:
         yield None

@@ -1,7 +1,4 @@
-"""The places that keep new files of ranks: a folder on the driver, or a URL that all nodes can reach.
-
-All methods in this module block until they have changed or read the files.
-"""
+"""Where new files of ranks are kept: a folder on the driver, or a URL that all nodes can reach. All methods block."""
 
 from __future__ import annotations
 
@@ -19,35 +16,23 @@ from distributor.values.files import Entry, incoming, remove
 
 
 class Store(Protocol):
-    """A place that keeps new files of ranks under relative names with slashes. ``apply`` may raise an ``OSError``."""
+    """A place that keeps new files of ranks under relative names with slashes."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
-        """Perform steps (copies, moves and removals of files) in order.
-
-        Args:
-            steps: which files to copy, to move and to remove.
-            came: temporary name of the file that has just arrived from a node; ``None`` if no file has arrived.
-        """
+        """Perform steps in order. ``came`` is the temporary name of the file that has arrived. May raise OSError."""
 
     def discard(self, name: str) -> None:
         """Remove the file with the given name, if it exists. Ignore every ``OSError``."""
 
 
 class Folder:
-    """A folder on this machine that keeps new files of ranks. It is created when the first file arrives.
-
-    Args:
-        path: the folder, which users pass as ``output_dir``.
-    """
+    """A folder on this machine. It is created when the first file arrives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes in bytes of the folder's files by name, as :func:`distributor.shipping.tree.sizes` does.
-
-        Files that have arrived only in part are left out.
-        """
+        """Return the sizes in bytes of the files by name, without those that have arrived only in part."""
         return tree.sizes(str(self.path))
 
     def open(self, name: str) -> int:
@@ -57,7 +42,7 @@ class Folder:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def finish(self, name: str, entry: Entry) -> None:
-        """Set the mode and modification time of a received file to those that it had on its node, as in ``entry``."""
+        """Set the mode and modification time of a received file to those that it had on its node."""
         path = self.path / name
         with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
             os.chmod(path, entry.mode)
@@ -85,11 +70,7 @@ class Folder:
 
 
 class Url:
-    """A folder behind a URL. Nodes write files there themselves; the driver only copies, moves and removes the files.
-
-    Args:
-        remote: access to the folder.
-    """
+    """A folder behind a URL. Nodes write files there themselves; the driver only copies, moves and removes them."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

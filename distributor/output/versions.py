@@ -1,8 +1,7 @@
-"""Decides under which name each version of a file (its content on a node) is kept. The caller changes the files.
+"""Decides under which name each *version* of a file, its content on a node, is kept. The caller changes the files.
 
 Nodes may write different bytes to the same relative path. The version of the node with the lowest rank keeps this path
-as its name. The names of other versions end with the ranks of their nodes, for example ``.node-1``. A node's version
-is not kept if it is the same as the version of the node with the lowest rank.
+as its name. Versions that differ from it get names that end with their node's rank, for example ``.node-1``.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """A change to the files in ``output_dir``: keep a version (the content of a file on some nodes) under a name.
-
-    The file ``source`` in ``output_dir`` is copied to ``name``. If ``source`` is ``None``, the file that has just
-    arrived from a node is renamed to ``name``.
-    """
+    """Keep a version under a name: a copy of ``source`` or, if it is ``None``, the file that has just arrived."""
 
     name: str
     source: str | None
@@ -35,17 +30,13 @@ class Put:
 
 @dataclass(frozen=True)
 class Remove:
-    """A change to the files in ``output_dir``: remove the file with the given name."""
+    """Remove the file with the given name."""
 
     name: str
 
 
 def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
-    """Return which versions of a file (its contents on the nodes) must be kept, each under the name that it gets.
-
-    Args:
-        path: the file's path in the ranks' current directory.
-        held: each node's version (the file's content on this node), by node rank.
+    """Return which versions of a file must be kept, each under its name. ``held`` has each node's, by node rank.
 
     >>> list(names("log.txt", {2: Version("b", 1), 0: Version("a", 1), 1: Version("a", 1)}))
     ['log.txt', 'log.txt.node-2']
@@ -60,11 +51,9 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return the steps (moves, copies, removals) that turn the kept versions of a file from ``before`` to ``after``.
+    """Return the steps that turn the kept versions of a file, by name, from ``before`` to ``after``.
 
-    ``before`` and ``after`` contain versions (contents) of the file by their names in ``output_dir``. The step that
-    overwrites the file at ``path`` comes after all copies, because this file's old content may have to be copied to
-    another name first, as in this example.
+    The file at ``path`` is overwritten last, because its old content may have to be copied to another name first.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -77,41 +66,27 @@ def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]
 
 
 class Versions:
-    """The versions (contents) of all files that the nodes of a run have sent.
-
-    Args:
-        before: sizes in bytes of the files that were in ``output_dir`` before the run, by name. A version that gets the
-            name of such a file replaces that file.
-    """
+    """The versions of all files that the nodes of a run have sent, and the sizes of files from before the run."""
 
     def __init__(self, before: Mapping[str, int] | None = None) -> None:
         self._held: dict[str, dict[int, Version]] = {}
         self._sizes = dict(before or {})  # the sizes of all files that are kept, by name
-        #: The size of all files that are kept, in bytes.
-        self.size = sum(self._sizes.values())
+        self.size = sum(self._sizes.values())  # of all files that are kept, in bytes
 
     def kept(self, path: str) -> dict[str, Version]:
-        """Return the versions of a file (its contents on the nodes) that are kept, each under its name."""
         return names(path, self._held.get(path, {}))
 
     def knows(self, path: str, version: Version) -> bool:
-        """Return whether a version (content) of a file is already kept."""
         return version in self.kept(path).values()
 
     def growth(self, path: str, node: int, version: Version) -> int:
-        """Return by how many bytes a node's new version (content) of a file would change the size of all kept files."""
+        """Return by how many bytes a node's new version of a file would change the size of all kept files."""
         after = names(path, {**self._held.get(path, {}), node: version})
         gone = sum(self._sizes.get(name, 0) for name in self.kept(path).keys() | after.keys())
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Record that a file has changed on a node. Return what the caller must therefore change in ``output_dir``.
-
-        Args:
-            path: the file's path in the ranks' current directory.
-            node: the node's rank.
-            version: the file's new content on this node; ``None`` if the node has removed the file.
-        """
+        """Record a node's new version; ``None`` if it has removed the file. Return what to change in ``output_dir``."""
         before = self.kept(path)
         held = self._held.setdefault(path, {})
         if version is None:
@@ -128,12 +103,7 @@ class Versions:
         return held, {name: self._sizes.get(name) for name in (path, *self.kept(path))}
 
     def restore(self, path: str, saved: tuple[dict[int, Version], dict[str, int | None]]) -> None:
-        """Undo a call of :meth:`change`, because ``output_dir`` could not be changed accordingly.
-
-        Args:
-            path: the file's path in the ranks' current directory.
-            saved: what :meth:`saved` returned before that call of :meth:`change`.
-        """
+        """Undo a call of :meth:`change`, because ``output_dir`` could not be changed accordingly."""
         held, sizes = saved
         changed = dict.fromkeys(self.kept(path), None)
         self._held[path] = held
@@ -148,5 +118,4 @@ class Versions:
 
     @property
     def conflicts(self) -> list[str]:
-        """The paths of files whose contents differ between nodes."""
         return sorted(path for path in self._held if len(self.kept(path)) > 1)

@@ -8,19 +8,13 @@ from typing import Any
 from distributor.rank.imports import on_import
 from distributor.values.placement import Node, Placement
 
-#: Libraries in which the process with ``LOCAL_RANK`` 0 creates shared memory for all processes on its host.
-_LIBRARIES = ("streaming",)
+_LIBRARIES = ("streaming",)  # LOCAL_RANK 0 creates shared memory for all processes on its host
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """In local rank 0, warn if several executors share this host and the rank imports a library that expects only one.
-
-    The libraries in :data:`_LIBRARIES` expect one process with ``LOCAL_RANK`` 0 on each host, but normally each
-    executor has one. With ``local_ranks="host"``, the ranks of all executors on a host are numbered together, so there
-    is no warning.
-    """
+    """In local rank 0, warn if executors share this host and the rank imports a library that expects only one."""
     neighbours = [other for other in placement.nodes if other.address == node.address]
-    if node.by_host is None and len(neighbours) > 1 and local_rank == 0:
+    if node.by_host is None and len(neighbours) > 1 and local_rank == 0:  # otherwise, local ranks count through a host
         for library in _LIBRARIES:
             on_import(library, lambda module: _print(module, len(neighbours)))
 

@@ -1,8 +1,7 @@
-"""Detect a rank that trains without the other ranks because it never joins a process group of all ranks.
+"""Detects a rank that trains without the other ranks because it never joins a process group of all ranks.
 
-If a script creates no process group, or a framework finds no other processes, each rank trains a model of its own as if
-it were the only rank. Nothing fails. To detect this, hooks run at optimizer steps and at the first backward pass. They
-note that the rank trains, and whether it is in a process group of all ranks at that moment.
+Nothing fails then: each rank trains a model of its own. Hooks at optimizer steps and at the first backward pass note
+that the rank trains, and whether it is in a process group of all ranks at that moment.
 """
 
 from __future__ import annotations
@@ -12,17 +11,12 @@ from typing import Any
 
 from distributor.rank.imports import on_import
 
-#: Frameworks that create process groups, the most specific first. If a rank trains alone, the user gets the advice for
-#: the first of them that is loaded.
+# Frameworks that create process groups, the most specific first; the first that is loaded decides the advice.
 _FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")
 
 
 class Company:
-    """A record of whether this rank trains, and whether it trains together with all others.
-
-    Args:
-        world_size: number of ranks.
-    """
+    """Whether this rank trains, and whether it trains together with all others."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -39,11 +33,7 @@ class Company:
 
     @property
     def missed(self) -> str | None:
-        """The name of the framework with which this rank trains alone; ``None`` if it does not train alone.
-
-        In a run of several ranks, a rank trains alone if it has joined no process group of all ranks. The name is
-        ``"torch"`` if none of :data:`_FRAMEWORKS` is loaded.
-        """
+        """The framework with which this rank trains alone, else ``"torch"``; ``None`` if it does not train alone."""
         if not self._trains or self._met:
             return None
         size = self._group_size()
@@ -68,10 +58,7 @@ class Company:
         autograd.backward = first_backward
 
     def _note(self) -> None:
-        """Record that this rank trains, and whether the process group now includes all ranks of the run.
-
-        If a process group has ever included all ranks, the rank does not train alone, so nothing more is recorded.
-        """
+        """Record that this rank trains; nothing more once a group has included all ranks."""
         if self._met:
             return
         self._trains = True
@@ -81,7 +68,6 @@ class Company:
 
     @staticmethod
     def _group_size() -> int | None:
-        """Return the number of ranks in the default process group; ``None`` if there is no such group now."""
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
@@ -89,8 +75,5 @@ class Company:
 
     @staticmethod
     def _was_in_group() -> bool:
-        """Return whether this process had a process group that has been destroyed.
-
-        ``init_process_group`` sets an exception hook, which stays when the group is destroyed.
-        """
+        """Tell whether a group was destroyed: the exception hook that ``init_process_group`` sets stays."""
         return getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"

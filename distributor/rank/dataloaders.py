@@ -1,9 +1,8 @@
 """Let the workers of DataLoaders end with their rank, and not at a SIGTERM to all processes of the node.
 
-A machine that shuts down sends SIGTERM to each process. The rank then goes on to the step at which all ranks stop, and
-needs its workers until then. By default, a worker ends at any SIGTERM, and ends the rank with it.
-
-Source: ``torch/utils/data/_utils/signal_handling.py`` and ``worker.py``.
+A machine that shuts down sends SIGTERM to each process. The rank goes on to the step at which all ranks stop, and needs
+its workers until then; by default, a worker ends at any SIGTERM, and ends the rank with it. Source:
+``torch/utils/data/_utils/signal_handling.py`` and ``worker.py``.
 """
 
 from __future__ import annotations

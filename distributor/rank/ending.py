@@ -1,8 +1,7 @@
 """Reports how a rank has ended: what its function, script or module returned or raised.
 
-A rank's report is written into memory that the rank shares with its agent, so it needs no disk. Preparing the report
-may run user code (the ``__str__`` of an exception, the ``__reduce__`` of a value). Since that code might never end,
-there is a deadline.
+The report goes into memory that the rank shares with its agent, so it needs no disk. Preparing it may run user code
+(``__str__`` of an exception, ``__reduce__`` of a value) that never ends, so there are deadlines.
 """
 
 from __future__ import annotations
@@ -28,36 +27,24 @@ from distributor.values import layout
 from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.plan import NodeOrder
 
-#: Maximum number of seconds for formatting and pickling an exception, and for the hook that prints it.
-PATIENCE = 10.0
+PATIENCE = 10.0  # seconds to format and pickle an exception, and for the hook that prints it
 
-#: Number of seconds without progress after which the pickling of a value is given up.
-VALUE_PATIENCE = 300.0
+VALUE_PATIENCE = 300.0  # seconds without progress after which the pickling of a value is given up
 
-#: Maximum number of bytes of a pickled value that is kept in memory instead of a file.
-SMALL_VALUE = 1 << 20
+SMALL_VALUE = 1 << 20  # bytes of a pickled value; a larger one goes into a file
 
-#: Maximum number of bytes of a pickled exception. If it is longer, the driver gets only its text.
-_PICKLED = 1 << 20
+_PICKLED = 1 << 20  # bytes of a pickled exception; of a larger one, the driver gets only the text
 
-#: Maximum numbers of characters of a failure's message and of its traceback.
-_MESSAGE, _TRACEBACK = 1000, 64 << 10
+_MESSAGE, _TRACEBACK = 1000, 64 << 10  # characters of a failure's message and of its traceback
 
-#: Maximum number of bytes that are written to a file at a time. Progress is noted after each piece.
-_PIECE = 16 << 20
+_PIECE = 16 << 20  # bytes that are written to a file at a time; each piece is progress
 
-# User code may replace these functions. This module keeps the originals, since it needs them after user code has run.
+# User code may replace these functions, and this module needs them afterwards.
 _exit, _wall, _monotonic = os._exit, time.time, time.monotonic
 
 
 class Account:
-    """Reports to the agent how this rank ends. In a fork of the rank, it reports nothing.
-
-    Args:
-        order: the agent's order, which says what the ranks of this node run.
-        local_rank: the local rank of this process.
-        slot: the shared memory to which this rank writes how it has ended, and from which the agent reads it.
-    """
+    """Reports to the agent how this rank ends. In a fork of the rank, it reports nothing."""
 
     def __init__(self, order: NodeOrder, local_rank: int, slot: Slot) -> None:
         self._order = order
@@ -72,7 +59,7 @@ class Account:
         return self._slot.is_mine
 
     def called(self) -> None:
-        """Record the current time as the time at which the rank's function, script or module begins."""
+        """Record when the rank's function, script or module begins."""
         self._called = _wall()
 
     def exited(self, code: int, text: str = "") -> None:
@@ -83,8 +70,7 @@ class Account:
     def raised(self, error: BaseException) -> str:
         """Report that the user's code has raised an exception, and return what Python prints for it.
 
-        If the exception's own code, such as its ``__str__``, takes longer than :data:`PATIENCE` seconds, report only
-        what is known by then, and exit.
+        If the exception's own code takes longer than :data:`PATIENCE`, report only what is known by then, and exit.
         """
         moment, kind = _monotonic(), type(error).__name__
         unknown = self._failed(kind, f"{_name(error)} (its text could not be obtained)", _frames(error))
@@ -102,17 +88,9 @@ class Account:
         return text
 
     def returned(self, value: Any, alone: str | None = None) -> None:
-        """Report that the user's code has returned a value. A value of over :data:`SMALL_VALUE` bytes goes into a file.
+        """Report a returned value; ``alone`` is the framework with which the rank trained without the others.
 
-        If the driver gets only rank 0's value, other ranks drop theirs, without pickling it.
-
-        If the pickling of the returned value makes no progress for :data:`VALUE_PATIENCE` seconds, report that the
-        value cannot be pickled, and exit.
-
-        Args:
-            value: what the rank's function has returned; ``None`` for a script or module.
-            alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
-                (``"torch"`` if it used none besides torch); otherwise ``None``.
+        If pickling makes no progress for :data:`VALUE_PATIENCE`, report that the value cannot be pickled, and exit.
         """
         moment, host = _monotonic(), self._order.host
         outcome = Outcome(self._rank, host, "finished", None, self._called, _wall(), alone)
@@ -161,15 +139,10 @@ class _DiskError(Exception):
 
 
 class _Spill:
-    """Takes a pickled value in pieces, as a file does, and keeps it in memory if it is small, otherwise in a file.
-
-    Args:
-        path: path of the file for a value that is not small.
-    """
+    """Takes a pickled value in pieces, and keeps it in memory if it is small, otherwise in a file."""
 
     def __init__(self, path: Path) -> None:
-        #: A number that grows whenever data is written, as a measure of progress.
-        self.taken = 0
+        self.taken = 0  # grows whenever data is written
         self._path = path
         self._partial = path.with_suffix(".partial")
         self._memory = bytearray()
@@ -200,7 +173,6 @@ class _Spill:
         return None
 
     def discard(self) -> None:
-        """Remove the file to which the value was partly written, if there is one."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -254,14 +226,13 @@ def _progress(spill: _Spill, late: Callable[[], object]) -> Iterator[None]:
 
 
 def _name(error: BaseException) -> str:
-    """Return the name of an exception's type, as in a traceback."""
     kind = type(error)
     bare = kind.__module__ in ("builtins", "__main__")
     return kind.__qualname__ if bare else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _summary(error: BaseException) -> str:
-    """Return an exception's type and the first line of its message, without notes (``add_note``)."""
+    """Return an exception's type and the first line of its message, without notes."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -277,8 +248,8 @@ def _frames(error: BaseException) -> str:
 def printed(error: BaseException) -> str:
     """Return what Python prints for an exception.
 
-    Before Python 3.12, the module ``traceback`` leaves out suggestions such as ``Did you mean: 'print'?``. For
-    exceptions that may have suggestions, this function then asks the interpreter for the text.
+    Before Python 3.12, ``traceback`` leaves out suggestions such as ``Did you mean: 'print'?``; the interpreter adds
+    them.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
         return "".join(traceback.format_exception(error))

@@ -1,7 +1,7 @@
 """Check, before the target runs, that CUDA shows this rank the GPUs that it was promised.
 
-CUDA is asked in a fork of the rank, which ends at once. In the rank itself, the question would initialize CUDA: the
-user's code could then neither choose among the GPUs nor use them in processes that it forks.
+CUDA is asked in a fork of the rank. In the rank itself, the question would initialize CUDA: the user's code could then
+neither choose among the GPUs nor use them in processes that it forks.
 """
 
 from __future__ import annotations
@@ -20,28 +20,19 @@ from distributor.machine.processes import die_with_parent, readable, signal_name
 from distributor.text.wording import count
 from distributor.values.environment import CHECK_GPUS
 
-#: Number of seconds that CUDA may take to answer. It is slow if a machine has many GPUs and no persistence daemon.
-_PATIENCE = 120.0
+_PATIENCE = 120.0  # seconds; CUDA is slow if a machine has many GPUs and no persistence daemon
 
 _exit = os._exit
 
 
 def check(through_torch: bool, local_rank: int = 0) -> None:
-    """Check that CUDA shows this process all GPUs that its visible-devices variable names.
-
-    Args:
-        through_torch: whether to ask torch, and not the GPUs' driver.
-        local_rank: ignored; ranks pass it to each function that they call before their target.
-
-    Raises:
-        ResourceError: CUDA shows fewer GPUs.
-    """
+    """Raise ResourceError if CUDA shows fewer GPUs than promised. ``local_rank`` is unused; every such call gets it."""
     if (text := missing(through_torch)) is not None:
         raise ResourceError(text)
 
 
 def missing(through_torch: bool) -> str | None:
-    """Return the text of the error if CUDA does not show this process all GPUs that it was promised, else ``None``."""
+    """Return the error text if CUDA does not show this process all GPUs that its visible-devices variable names."""
     promised = len(devices.parse_visible(devices.visible_devices(os.environ)) or ())
     if not promised or os.environ.get(CHECK_GPUS) == "0":
         return None
@@ -60,11 +51,7 @@ def missing(through_torch: bool) -> str | None:
 
 
 def in_fork(ask: Callable[[], Any]) -> Any:
-    """Return the answer of a function that is called in a fork of this process. The answer must be plain values.
-
-    Raises:
-        RuntimeError: the function has raised an exception, or there is no answer.
-    """
+    """Return what a function returns in a fork of this process, as plain values. RuntimeError if it raises or dies."""
     here, there = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:

@@ -1,9 +1,8 @@
 """Give Lightning's Trainer and Fabric the right numbers of devices and nodes, even if the code passes wrong ones.
 
 Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device whose index is its local rank.
-Under an external launcher such as this package, Lightning does not check that ``devices * num_nodes`` is the number of
-ranks. With wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
-``_AcceleratorConnector`` of pytorch-lightning 2.6, ``_Connector`` of its Fabric.
+Under an external launcher, it does not check these numbers: with wrong ones, data is skipped, an ``IndexError`` is
+raised, or each rank trains alone. Source: ``_AcceleratorConnector`` of pytorch-lightning 2.6, Fabric's ``_Connector``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from distributor.rank.imports import on_import
 from distributor.values.placement import Placement
 
-#: The classes of Lightning that take ``devices`` and ``num_nodes``, by module, in all packages that contain Lightning.
+# The classes that take ``devices`` and ``num_nodes``, in all packages that contain Lightning.
 _CONNECTORS = {
     "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
@@ -26,35 +25,22 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of the classes in :data:`_CONNECTORS` that takes ``devices`` and ``num_nodes``. Lightning calls it once it
-#: has read which strategy and accelerator the user asks for.
-_METHOD = "_check_device_config_and_set_final_flags"
+_METHOD = "_check_device_config_and_set_final_flags"  # called once strategy and accelerator are known
 
-#: Matches strategies that start processes by themselves. In a run, the ranks are already these processes.
-_STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")
+_STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")  # in a run, ranks are these processes
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The arguments ``devices`` and ``num_nodes`` that Lightning gets.
-
-    Lightning assumes that all nodes have the same number of devices. If nodes have different numbers of ranks,
-    ``each_a_node`` is true, and each rank counts as a node with one device.
-    """
+    """The arguments ``devices`` and ``num_nodes`` that Lightning gets."""
 
     devices: Any
     num_nodes: int
-    each_a_node: bool = False
+    each_a_node: bool = False  # nodes have different numbers of ranks, which Lightning does not expect
 
 
 def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
-    """Return the number of devices and the number of nodes that a rank gives to Lightning.
-
-    Args:
-        placement: which rank runs on which node.
-        local_rank: the local rank, which is also the number of the rank's GPU.
-        gpu: whether the rank trains on a GPU.
-    """
+    """Return the numbers that a rank gives to Lightning. ``local_rank`` is also the number of the rank's GPU."""
     groups = [placement.numbering(node) for node in placement.nodes]
     sizes = {group.local_world_size for group in groups}
     if len(sizes) == 1:
@@ -75,13 +61,7 @@ def wants_one_device(strategy: Any, devices: Any, num_nodes: int) -> bool:
 
 
 class Fitting:
-    """Corrects the ``devices`` and ``num_nodes`` that Lightning is given in this rank.
-
-    Args:
-        placement: which rank runs on which node.
-        rank: this rank.
-        local_rank: this rank's local rank.
-    """
+    """Corrects the ``devices`` and ``num_nodes`` that Lightning is given in this rank."""
 
     def __init__(self, placement: Placement, rank: int, local_rank: int) -> None:
         self._placement = placement
@@ -111,9 +91,8 @@ class Fitting:
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
         """Return the ``devices`` and ``num_nodes`` that a Trainer or a Fabric gets in this rank.
 
-        The user's own values stay if the user's code passes a cluster environment or a strategy object with devices of
-        its own (``parallel_devices``), wants one device for this rank alone, or uses an accelerator other than CPUs and
-        CUDA GPUs.
+        The user's own stay with a cluster environment, a strategy that has ``parallel_devices``, one device for this
+        rank alone, or an accelerator other than CPUs and CUDA GPUs.
         """
         strategy, kind = connector._strategy_flag, _kind(connector)
         chosen = connector._cluster_environment_flag is not None or bool(connector._parallel_devices)
@@ -129,11 +108,7 @@ class Fitting:
 
 
 def _kind(connector: Any) -> str:
-    """Return the name of a Trainer's or Fabric's accelerator, which Lightning stores as a name or an object.
-
-    The accelerator may still be ``"auto"`` in a Fabric, which calls the method that this module wraps and only then
-    chooses an accelerator. A Trainer chooses an accelerator first.
-    """
+    """Return the accelerator's name. Unlike a Trainer's, a Fabric's may be ``"auto"`` still."""
     accelerator = connector._accelerator_flag
     if accelerator == "auto":
         return str(connector._choose_auto_accelerator())

@@ -1,8 +1,7 @@
 """The life of one rank, a process that starts as a fork or child of its node's launcher and reports its outcome.
 
-A rank drops what it has inherited (descriptors, signal handlers, numpy's seed) from the launcher (the process that
-starts ranks), so that user code sees what it would see under ``python train.py``. The rank runs the user's function,
-script or module, reports its outcome to its node's agent, and exits with a code that agrees with the outcome.
+A rank drops what it has inherited (descriptors, signal handlers, numpy's seed), so that user code sees what it would
+see under ``python train.py``. Its exit code agrees with the outcome that it reports.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ _stacks: io.BufferedWriter | None = None
 
 _exit = os._exit  # user code may replace os._exit
 
-#: Number of seconds that a failed rank's threads and exit callbacks have to finish.
-_FAILED_PATIENCE = 2.0
+_FAILED_PATIENCE = 2.0  # seconds that a failed rank's threads and exit callbacks have to finish
 
 
 def main(path: str, local_rank: str, launcher_pid: str, slots: str) -> NoReturn:
@@ -61,7 +59,7 @@ def main(path: str, local_rank: str, launcher_pid: str, slots: str) -> NoReturn:
 
 
 def become(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
-    """Turn a fresh fork of the launcher into a rank. This function never returns."""
+    """Turn a fresh fork of the launcher into a rank."""
     _live(order, local_rank, launcher_pid, order.slots_fd)
 
 
@@ -91,7 +89,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Drop what this process has inherited from the launcher (its parent), and set up the rank's own environment."""
+    """Drop what this process has inherited from the launcher, and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
     for number in (signal.SIGTERM, signal.SIGHUP, layout.STOP_SIGNAL, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
@@ -134,13 +132,10 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 
 
 def _close_connections() -> None:
-    """Close sockets and pidfds that a fork has inherited from the launcher.
+    """Close inherited pidfds, and sockets, which would keep the launcher's ports in use.
 
-    Open sockets would keep the launcher's ports in use.
-
-    Descriptors of other kinds stay open. If they were closed, code that does not know this would still use their
-    numbers, which could by then belong to files of the rank. For example, libuv's fork handler writes to its signal
-    pipe, and ``std::random_device`` reads from ``/dev/urandom``.
+    Other descriptors stay open: code that still uses their numbers would reach files of the rank instead. For example,
+    libuv's fork handler writes to its signal pipe, and ``std::random_device`` reads from ``/dev/urandom``.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -156,7 +151,7 @@ def _redirect(source: int, target: int) -> None:
 
 
 def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
-    """Run the user's function, module or script (the target), report how it ended, and return the exit code."""
+    """Run the target, report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
@@ -194,19 +189,9 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 
 
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
-    """Print an exception, as the interpreter does when an exception ends a program.
+    """Print an exception as the interpreter does, or write it to a file, from which the driver shows it in its error.
 
-    Normally, the exception's text goes into a separate file and not to stderr. The driver shows this text in the error
-    that it raises, and on stderr the text would appear in the rank's output as well. But if the user has set
-    ``sys.excepthook`` or redirected stderr, or if this process is a fork of the rank, ``sys.excepthook`` (the user's or
-    Python's own) prints the exception, like other output of the process.
-
-    Args:
-        order: the agent's order, which says what the ranks of this node run.
-        local_rank: the local rank of this process.
-        error: the exception that the rank raised.
-        text: what Python prints for the exception.
-        is_rank: whether this process is the rank itself, and not a fork of it.
+    It is printed if the user has set ``sys.excepthook`` or redirected stderr, and in a fork of the rank.
     """
     hook = _without_torch(sys.excepthook)
     if not is_rank or hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
@@ -225,10 +210,7 @@ def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
 
 
 def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the exception hook that torch has replaced; ``hook`` itself if torch has not replaced any.
-
-    ``init_process_group`` replaces ``sys.excepthook`` by torch's own hook, which calls the previous hook and puts
-    ``[rank1]: `` before each line that the previous hook prints.
+    """Return the exception hook that torch has replaced by its own, which puts ``[rank1]: `` before each line.
 
     Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
     """
@@ -241,10 +223,9 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calm_signal_handlers() -> None:
-    """Suppress exceptions of the user's signal handlers: an exception could prevent the report of the rank's outcome.
+    """Suppress exceptions of the user's signal handlers, which could prevent the report of the outcome.
 
-    An exception from a signal handler interrupts whatever the main thread runs when the signal arrives. For example,
-    torch's data loader raises an exception from its SIGCHLD handler if one of its worker processes has failed.
+    For example, torch's data loader raises an exception from its SIGCHLD handler if one of its workers has failed.
     """
     for number in signal.valid_signals():
         for _ in range(2):  # each call first runs pending handlers, which may raise
@@ -310,17 +291,13 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
 
 
 def _call_ours(call: Call | None, local_rank: int) -> None:
-    """Call the function of this package that ``call`` names; do nothing if ``call`` is ``None``."""
+    """Call the function of this package that a plan names."""
     if call is not None:
         getattr(importlib.import_module(call.module), call.function)(**call.arguments, local_rank=local_rank)
 
 
 def script_path(order: NodeOrder, script: Script) -> str:
-    """Return the path of the script that a rank runs.
-
-    A script inside the working directory runs from that directory (in local mode) or from the node's copy of it. Any
-    other script runs from its own copy on the node or, without a copy, from the driver's own file.
-    """
+    """Return the script's path: in the node's working directory, as a copy of its own, or the driver's file."""
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
     shipped = layout.script(order.folder, script)
@@ -328,11 +305,7 @@ def script_path(order: NodeOrder, script: Script) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the user's first frame on, without the frames of this module, unpickling and ``runpy``.
-
-    Return ``None`` if no frame is the user's, because the user's function, module or script could not be loaded or
-    called.
-    """
+    """Return the traceback from the user's first frame on; ``None`` if the target could not be loaded or called."""
     ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename in ours:
@@ -349,9 +322,7 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
 def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
-    A rank that has failed exits after at most :data:`_FAILED_PATIENCE` seconds, even if its threads or callbacks still
-    run, because the other ranks wait for it in collectives. A rank that has returned has no such limit. At the end, it
-    waits for the other ranks, for a few seconds at most (see :mod:`distributor.rank.parting`).
+    A rank that has failed has :data:`_FAILED_PATIENCE` seconds, because the others wait for it in collectives.
     """
     if code != 0 and account.is_mine:
         _end_soon(code)

@@ -1,7 +1,6 @@
 """Refuse what Spark cannot do inside a rank, and say what to do instead.
 
-A rank gets no classic Spark session, because each rank would start its own JVM and do the same work. A rank may create
-a Spark Connect session, because such a session starts no JVM.
+A classic Spark session would start a JVM in each rank. A Spark Connect session starts none, so a rank may create one.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from typing import Any, NoReturn
 
 from distributor.rank.imports import on_import
 
-#: The environment variable that allows classic Spark sessions in ranks.
-_ALLOW = "DISTRIBUTOR_ALLOW_SPARK"
+_ALLOW = "DISTRIBUTOR_ALLOW_SPARK"  # "1" allows classic sessions in ranks
 
-#: The module in which pyspark starts JVMs, and all modules that have imported its function ``launch_gateway``.
+# Where pyspark starts JVMs, and all modules that have imported its function ``launch_gateway``.
 _GATEWAY = "pyspark.java_gateway"
 _USERS = (_GATEWAY, "pyspark.core.context", "pyspark.context")
 
@@ -26,8 +24,7 @@ _TEXT = (
     f'have its own JVM, pass env={{"{_ALLOW}": "1"}}'
 )
 
-#: The module of ``SparkFiles`` in PySpark 4, and in PySpark 3.5.
-_FILES = ("pyspark.core.files", "pyspark.files")
+_FILES = ("pyspark.core.files", "pyspark.files")  # PySpark 4, PySpark 3.5
 
 _NO_FILES = (
     "SparkFiles works in Spark's own tasks only: pass the file's folder as working_dir=. Ranks then find the file in "
@@ -36,10 +33,7 @@ _NO_FILES = (
 
 
 def refuse() -> None:
-    """Make pyspark raise an error where it would start a JVM in this process, or look for Spark's files.
-
-    A JVM may start if the user has set ``DISTRIBUTOR_ALLOW_SPARK`` to ``1``.
-    """
+    """Make pyspark raise an error where it would start a JVM, unless allowed, or look for Spark's files."""
     if os.environ.get(_ALLOW) != "1":
         on_import(_GATEWAY, _replace)
     for name in _FILES:
@@ -47,11 +41,7 @@ def refuse() -> None:
 
 
 def _replace(_gateway: ModuleType) -> None:
-    """Make pyspark's function ``launch_gateway``, which starts a JVM, raise an error.
-
-    ``launch_gateway`` is replaced in its own module and in the other modules of pyspark that have imported it. These
-    modules may be loaded already, because a rank may be a fork of a process that has imported pyspark.
-    """
+    """Replace ``launch_gateway`` wherever pyspark has imported it, which may be before the fork of this rank."""
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):
             sys.modules[name].launch_gateway = _launch_gateway  # type: ignore[attr-defined]

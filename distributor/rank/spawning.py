@@ -1,8 +1,7 @@
 """Warn about code that starts its own training processes. In a rank, such processes may wait for each other in vain.
 
-Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. In a rank, these processes
-inherit the rank's environment, which says that another process serves the rendezvous. As a result, none of them serves
-it, and all wait for half an hour.
+Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. These processes inherit
+the rank's environment, which says that another process serves the rendezvous, so all of them wait for half an hour.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ def watch(rank: int) -> None:
 
 
 def _watch_processes(module: Any) -> None:
-    """Make ``torch.multiprocessing`` print a warning when it first starts processes.
-
-    The constructor of ``ProcessContext`` is wrapped, and not ``spawn`` itself, so that no frame of this package stays
-    on the stack while the processes run.
-    """
+    """Wrap the constructor of ``ProcessContext``, not ``spawn``, so that none of our frames stays on the stack."""
     context = module.ProcessContext
     begin = context.__init__
 

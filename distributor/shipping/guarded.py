@@ -1,7 +1,4 @@
-"""Calls users' code, for example to unpickle a value, and gives the call up if it makes no progress for a time.
-
-So the driver does not wait forever for such code.
-"""
+"""Calls users' code, for example to unpickle a value, and gives the call up if it makes no progress for a time."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Number of seconds between checks of a call's progress.
-_LOOK = 0.5
+_LOOK = 0.5  # seconds between checks of a call's progress
 
 
 class _Call(threading.Thread, Generic[T]):
@@ -42,22 +38,12 @@ class _Call(threading.Thread, Generic[T]):
 
 
 def guarded(call: Callable[[], T], patience: float, progress: Callable[[], object] = lambda: None) -> T:
-    """Make a call in another thread, and give it up if it makes no progress.
+    """Make a call in another thread; TimeoutError if it makes no progress for ``patience`` seconds.
 
-    Return the call's result, or raise what the call raises. If no thread can be started, make the call in the current
-    thread, without a time limit.
+    Progress is a new value of ``progress()`` or an import of new modules. A late call's thread ends as soon as it can.
 
-    Args:
-        call: the function to call, without arguments.
-        patience: number of seconds that the call may take without progress. An import of new modules is progress.
-        progress: returns a value that changes as the call makes progress.
-
-    Raises:
-        TimeoutError: the call made no progress for ``patience`` seconds. The call's thread ends as soon as it can.
-
-    Example:
-        >>> guarded(lambda: 6 * 7, 1.0)
-        42
+    >>> guarded(lambda: 6 * 7, 1.0)
+    42
     """
     thread = _Call(call)
     try:

@@ -19,17 +19,12 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
     """Return a module's spec, or ``None`` if there is no such module. Nothing is imported, not even parent packages.
 
     If a parent package would have to be imported to tell whether the module exists, return the spec of the innermost
-    package that can be found without an import.
+    package that can be found without an import. ``folders`` are searched before ``sys.path``.
 
-    Args:
-        name: the module's dotted name.
-        folders: folders to search before ``sys.path``.
-
-    Example:
-        >>> find("json.decoder").name
-        'json.decoder'
-        >>> find("json.no_such_module") is None
-        True
+    >>> find("json.decoder").name
+    'json.decoder'
+    >>> find("json.no_such_module") is None
+    True
     """
     importlib.invalidate_caches()
     spec = None
@@ -62,9 +57,9 @@ def _is_in_environment(path: str) -> bool:
 def target_folder(path: str) -> str | None:
     """Return the folder on Python's path into which pip has installed a file or folder (``pip install --target``).
 
-    A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
-    Return ``None`` for a file that no ``RECORD`` lists, since it does not belong to an installed package. Also return
-    ``None`` for a file in one of Python's own folders, such as ``site-packages``.
+    ``None`` if no package's ``RECORD`` lists it
+    (https://packaging.python.org/specifications/recording-installed-packages), or if it is in one of Python's own
+    folders, such as ``site-packages``.
     """
     return None if _is_in_environment(path) else _target_folder(os.path.realpath(path))
 
@@ -79,12 +74,7 @@ def _target_folder(real: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _recorded(folder: str, changed: float) -> frozenset[str]:
-    """Return the files that are listed in the ``RECORD`` files of a folder's packages, and the folders of these files.
-
-    Args:
-        folder: a folder on Python's path.
-        changed: when the folder's entries last changed; a new value makes a new cache entry.
-    """
+    """Return the files in the ``RECORD`` of a folder's packages, and their folders; ``changed`` renews the cache."""
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError), open(record, encoding="utf-8", errors="replace", newline="") as file:
@@ -104,10 +94,9 @@ def _changed(folder: str) -> float:
 
 
 def own_modules() -> list[ModuleType]:
-    """Return the loaded modules that the user wrote: those that belong neither to Python nor to an installed package.
+    """Return the loaded modules that belong neither to Python nor to an installed package.
 
-    ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
-    shipped separately.
+    ``__main__`` is left out, because cloudpickle always pickles it by value, and this package, which is shipped apart.
     """
     roots = _installed_roots()
     own = []
@@ -115,8 +104,7 @@ def own_modules() -> list[ModuleType]:
         file = getattr(module, "__file__", None)
         if name == "__main__" or name.partition(".")[0] == "distributor" or not isinstance(file, str):
             continue
-        # sys.modules may contain a module under a second name, which is skipped: cloudpickle looks modules up by
-        # __name__.
+        # A second name of a module in sys.modules is skipped: cloudpickle looks modules up by __name__.
         if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
             continue
         real = os.path.realpath(file)

@@ -18,8 +18,7 @@ from distributor.values.job import Function, Job
 def package_zip() -> bytes:
     """Return ``distributor`` and cloudpickle as an importable zip, so that neither need be installed on executors.
 
-    The zip contains the driver's cloudpickle, because pickles refer to its functions by name, and these names differ
-    between versions.
+    It is the driver's cloudpickle, because pickles name its functions, and these names differ between versions.
     """
     import cloudpickle
 
@@ -34,10 +33,7 @@ def package_zip() -> bytes:
 
 
 def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield, for each module in a package's folder, its path in the zip that is being written, and its source.
-
-    The package may itself have been imported from a zip, so the folder may be inside a zip.
-    """
+    """Yield the path in the new zip and the source of each of a package's modules. The package may be in a zip, too."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         inside = f"{name}/{entry.name}"
         if entry.is_dir():
@@ -55,17 +51,10 @@ def package_root() -> str:
 
 
 def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
-    """Take the large parts out of a job, so that they can be sent separately.
+    """Take the parts of more than ``limit`` bytes out of a job, and return them by name, to be sent separately.
 
-    The parts are the pickled function with its arguments, and the zipped files of ``working_dir`` and ``output_dir``. A
-    part is large if it has more than ``limit`` bytes.
-
-    Returns:
-        The job without its large parts, and these parts by name. :func:`attach` puts them back.
-
-    Example:
-        >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
-        >>> attach(rest, parts) == job  # doctest: +SKIP
+    >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
+    >>> attach(rest, parts) == job  # doctest: +SKIP
     """
     parts = {}
     if isinstance(job.target, Function) and len(job.target.pickled) > limit:

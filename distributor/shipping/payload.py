@@ -1,7 +1,7 @@
 """Pickles functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
 
-The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
-copy of them; installed packages are pickled by reference. Values and exceptions of ranks come back as pickles too.
+The user's own modules are pickled *by value*, because executors have no copy of them; installed packages are pickled by
+reference.
 """
 
 from __future__ import annotations
@@ -27,30 +27,21 @@ from distributor.shipping.spark_objects import DRIVER_ONLY, RefusedError, refuse
 
 _PROTOCOL = 5
 
-#: Number of seconds without progress after which the driver gives up unpickling a value, or an exception.
+# Seconds without progress after which the driver gives up unpickling.
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
-#: Tensors of at least this number of bytes are pickled straight from memory. Torch's own method copies them three
-#: times.
-_LARGE_STORAGE = 64 << 10
+_LARGE_STORAGE = 64 << 10  # bytes from which tensors are pickled from memory; torch copies them three times
 
-#: Guards cloudpickle's registry of the modules that it pickles by value. All threads share this registry.
-_registry_lock = threading.RLock()
+_registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
 
 
 def dump_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
 ) -> bytes:
-    """Pickle a function call for the ranks.
+    """Pickle a call for the ranks, with the user's own modules if ``by_value``: ranks may be unable to import them.
 
-    Args:
-        function, args, kwargs: the function to call in each rank, and its arguments.
-        by_value: whether to pickle the user's own modules by value. This is not needed if ranks can import them.
-
-    Raises:
-        PayloadError: the call cannot be pickled. The error's text names the variable or argument at fault if one is
-            found.
+    PayloadError names the variable or argument at fault if one is found.
     """
     own = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
     with own:
@@ -95,42 +86,28 @@ def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], 
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a callable for messages.
-
-    A partial is named after its function, and an instance after its class.
-    """
+    """Return a callable's name for messages: of a partial, its function's; of an instance, its class's."""
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
 def dump_value(value: Any, file: BinaryIO) -> None:
-    """Pickle a rank's return value into a file, piece by piece.
-
-    Tensors on accelerators are moved to the CPU, because the driver may not have the device that the rank trained on.
-    """
+    """Pickle a return value piece by piece, tensors from the CPU: the driver may not have the rank's device."""
     _ValuePickler(file, protocol=_PROTOCOL).dump(value)
 
 
 def dump_exception(error: BaseException) -> bytes | None:
-    """Return the pickled exception, or ``None`` if the exception cannot be pickled or the pickle cannot be loaded.
-
-    An exception whose ``__init__`` takes arguments other than ``args`` can be pickled but not unpickled. This function
-    therefore tries both.
-    """
+    """Return the pickled exception; ``None`` if it cannot be pickled or not be unpickled."""
     try:
         pickled = _dumps(error, _Pickler)
-        pickle.loads(pickled)
+        pickle.loads(pickled)  # fails if the exception's ``__init__`` takes arguments other than ``args``
         return pickled
     except Exception:
         return None
 
 
 def load_exception(pickled: bytes | None) -> BaseException | None:
-    """Unpickle an exception on the driver.
-
-    Return ``None`` if unpickling fails, for example because a package is missing, or if it makes no progress for
-    :data:`_EXCEPTION_PATIENCE` seconds.
-    """
+    """Unpickle an exception on the driver; ``None`` if that fails or makes no progress."""
     if pickled is None:
         return None
     try:
@@ -141,12 +118,7 @@ def load_exception(pickled: bytes | None) -> BaseException | None:
 
 
 def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
-    """Unpickle a rank's return value from the pieces in which it arrived.
-
-    Raises:
-        ResultError: the driver cannot unpickle the value, typically because it lacks a package, or unpickling makes no
-            progress for :data:`_VALUE_PATIENCE` seconds.
-    """
+    """Unpickle a rank's return value from the pieces in which it arrived; ResultError if that fails or stalls."""
     reader = _ChunkReader(chunks)
 
     def load() -> tuple[Any, BaseException | None, str]:
@@ -219,7 +191,6 @@ class _ValuePickler(_Pickler):
 
 
 def _storage(content: bytearray, dtype: Any) -> Any:
-    """Return a torch storage that uses the memory of the given bytes, without a copy."""
     import torch
 
     kind: Any = torch.TypedStorage
@@ -259,10 +230,7 @@ def pickled_by_value(
 ) -> Iterator[None]:
     """Pickle modules by value inside the ``with`` block. Modules that the user has registered stay registered.
 
-    Args:
-        pickler: the package ``cloudpickle``, or PySpark's copy of it.
-        wanted: the modules.
-        lock: guards the pickler's registry, which all threads share.
+    ``pickler`` is ``cloudpickle`` or PySpark's copy of it, and ``lock`` guards its registry, which all threads share.
     """
     with lock:
         already = pickler.list_registry_pickle_by_value()
@@ -282,11 +250,7 @@ def pickled_by_value(
 def _find_culprit(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, Any, BaseException] | None:
-    """Find the first variable, global, default or argument of a call that cannot be pickled.
-
-    Return its description (for an error text), its value, and what pickling it raises; ``None`` if everything can be
-    pickled.
-    """
+    """Return the first part of a call that cannot be pickled: its description, its value, and what pickling raises."""
     for label, value in _candidates(function, args, kwargs):
         if (error := _pickling_error(value)) is not None:
             if isinstance(value, ModuleType):

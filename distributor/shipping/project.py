@@ -16,14 +16,13 @@ from distributor.text.wording import size
 from distributor.values.files import make_way
 from distributor.values.layout import OWNER, PREFIX
 
-#: Names of folders that are never part of a shipped project folder.
+# Names of folders that are never shipped.
 SKIPPED_DIRS = frozenset(
     {".git", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 )
 
 
-#: The value of ``create_system`` that marks a zip entry's attributes as Unix attributes.
-_UNIX = 3
+_UNIX = 3  # ``create_system`` of a zip entry whose attributes are Unix's
 
 
 def is_skipped(folder: str | os.PathLike[str]) -> bool:
@@ -39,11 +38,7 @@ def temporary(top: str) -> list[str]:
 
 
 def current_folder() -> Path:
-    """Return the current directory.
-
-    Raises:
-        ConfigurationError: the current directory does not exist.
-    """
+    """Return the current directory; ConfigurationError if it no longer exists."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -51,11 +46,7 @@ def current_folder() -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """Return an absolute path. A relative path is relative to the current directory.
-
-    Raises:
-        ConfigurationError: the path is relative, and the current directory does not exist.
-    """
+    """Return an absolute path. A relative path is relative to the current directory."""
     return path if path.is_absolute() else current_folder() / path
 
 
@@ -64,19 +55,12 @@ def pack_folder(
 ) -> bytes:
     """Return the files of a project folder as zip bytes, with their modes.
 
-    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, and compiled Python
-    files (``.pyc``, ``.pyo``) are left out, and so are links to a folder that contains the link. Any other link to a
-    folder of the project stays a link. The remaining links are followed.
+    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real path ``apart``,
+    and compiled Python files are left out, and so are links to a folder that contains the link. Any other link to a
+    folder of the project stays a link. The remaining links are followed. ``packed`` gets the numbers of bytes so far
+    and in all.
 
-    Args:
-        folder: the project folder, which must exist.
-        limit: maximum number of bytes of all files together.
-        packed: called before each file with the number of bytes packed so far and the total number of bytes.
-        apart: the real path (without links) of a folder whose files are left out.
-
-    Raises:
-        PayloadError: the files exceed ``limit`` (the error's text names the largest file), or a file name is not UTF-8.
-        OSError: a file cannot be read, or was removed meanwhile.
+    PayloadError if there are more than ``limit`` bytes, or a name is not UTF-8; OSError if a file cannot be read.
     """
     out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
     files = [path for path in _files_of(folder) if out.isdisjoint(Path(os.path.realpath(path)).parents)]
@@ -93,17 +77,7 @@ def pack_folder(
 
 
 def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
-    """Return the given files of a folder as zip bytes, with their modes.
-
-    Args:
-        folder: the folder that contains the files. Names in the zip are relative to it.
-        files: the paths of the files, and of links to other folders in ``folder``; the links stay links in the zip.
-        packed: as for :func:`pack_folder`.
-
-    Raises:
-        PayloadError: a file name is not UTF-8.
-        OSError: a file cannot be read, or was removed meanwhile.
-    """
+    """Return files of a folder as zip bytes, with their modes. Links to other folders in it stay links."""
     total = sum(map(_size_of, files))
     buffer, done = io.BytesIO(), 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -128,14 +102,9 @@ def _size_of(path: Path) -> int:
 
 
 def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
-    """Unpack what :func:`pack_folder` or :func:`pack_files` has packed.
+    """Unpack files with their modes, times and links, which ``zipfile`` does not restore.
 
-    Also restore modes, times and links (``zipfile`` does not).
-
-    Args:
-        archive: the zip bytes.
-        folder: the folder to unpack into. An existing file is replaced, and a link is never followed.
-        keep: whether to keep existing files and links instead of replacing them.
+    Existing files and links are replaced, or kept if ``keep``. A link is never followed.
     """
     folder.mkdir(parents=True, exist_ok=True)  # an archive without files creates no folder
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
@@ -155,7 +124,7 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a project folder to be shipped: files, and links to other shipped folders of the project."""
+    """Yield the paths to be shipped: files, and links to other shipped folders of the project."""
     return _files_below(folder, os.path.realpath(folder), frozenset())
 
 

@@ -9,15 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kind of object is not sent to ranks.
+    """Why a kind of object is not sent to ranks."""
 
-    Attributes:
-        why: the reason, after the object's name.
-        instead: what the user can do, in whole sentences.
-    """
-
-    why: str
-    instead: str
+    why: str  # after the object's name
+    instead: str  # what the user can do, in whole sentences
 
 
 DRIVER_ONLY = Refusal(
@@ -49,12 +44,7 @@ _REFUSED = {
 
 
 class RefusedError(TypeError):
-    """An object that ranks cannot use was to be pickled.
-
-    Args:
-        value: the object.
-        refusal: why ranks cannot use it.
-    """
+    """An object that ranks cannot use was to be pickled."""
 
     def __init__(self, value: Any, refusal: Refusal) -> None:
         super().__init__(f"{type(value).__qualname__} {refusal.why}")

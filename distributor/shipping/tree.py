@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """Values that change when a file changes: its size, its modification time in nanoseconds, and its inode."""
+    """Values that change when a file changes."""
 
     size: int
     mtime_ns: int
@@ -22,16 +22,10 @@ class Stamp(NamedTuple):
 
 
 def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | None = None) -> dict[str, Stamp]:
-    """Return the size, modification time and inode of each file below a folder.
+    """Return the stamp of each file below a folder, by relative path with slashes.
 
-    The keys of the result are paths relative to the folder, with slashes. Compiled Python files, folders that are never
-    shipped (:func:`~distributor.shipping.project.is_skipped`), the temporary directory, links to folders, and links
-    that lead out of the folder are left out.
-
-    Args:
-        folder: the folder whose files are listed.
-        apart: real paths of further folders to leave out.
-        failed: a list to which errors are appended. A file or folder that cannot be read is missing from the result.
+    Compiled Python files, folders that are never shipped, the temporary directory, the real paths ``apart``, and links
+    to folders or out of the folder are left out. So is what cannot be read; ``failed`` gets the error.
     """
     top = os.path.realpath(folder)
     apart = {*apart, *project.temporary(top)}
@@ -71,11 +65,7 @@ def _is_inside(entry: os.DirEntry[str], top: str) -> bool:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the size, modification time and inode of one file.
-
-    Raises:
-        OSError: the file does not exist, or cannot be examined.
-    """
+    """Return the stamp of one file."""
     return _stamp(os.stat(path))
 
 
@@ -84,11 +74,7 @@ def _stamp(about: os.stat_result) -> Stamp:
 
 
 def describe(folder: str, path: str) -> Entry:
-    """Read a file, and return its description with a digest of its content.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read a file, and return its description with a digest of its content."""
     digest, size = hashlib.sha256(), 0
     with open(os.path.join(folder, path), "rb") as file:
         while piece := file.read(_PIECE):

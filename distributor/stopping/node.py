@@ -1,8 +1,4 @@
-"""The agent's part in stopping all ranks of a run at the same step; see :mod:`distributor.stopping.rank`.
-
-A node's ranks and its agent share a small file, the *board*, through which they agree on the training step at which all
-ranks stop; see :mod:`distributor.stopping.board`.
-"""
+"""The agent's part in stopping all ranks of a run at the same step, through the :mod:`~distributor.stopping.board`."""
 
 from __future__ import annotations
 
@@ -15,23 +11,13 @@ from distributor.stopping.board import NONE, Board, Seat
 from distributor.values import messages
 from distributor.values.messages import Message
 
-#: Number of seconds between two reads of the board, the file that ranks and agent share.
-_LOOK = 0.1
+_LOOK = 0.1  # seconds between two reads of the board
 
-#: Number of seconds until the next try, if a rank has locked the board (the file that ranks and agent share).
-_BUSY = 0.005
+_BUSY = 0.005  # seconds until the next try, if a rank has locked the board
 
 
 class Halting:
-    """The node's part in the agreement on the training step at which all ranks of a run stop.
-
-    Args:
-        board: the file that the node's ranks and the agent share.
-        first_rank: global rank of local rank 0.
-        attempt: number of the attempt.
-        tell: sends a message that must reach the driver.
-        send: sends a message that may get lost.
-    """
+    """The node's part in the agreement. ``tell`` is for messages that must reach the driver, ``send`` for others."""
 
     def __init__(
         self,
@@ -50,10 +36,7 @@ class Halting:
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver.
-
-        An order may arrive twice, or after its attempt has ended. Orders for other attempts are ignored.
-        """
+        """Obey the driver's order, which may arrive twice, or after its attempt has ended."""
         if order.attempt == self._attempt:
             self._write(partial(self._answer, order))
 
@@ -85,10 +68,7 @@ class Halting:
         return max((seat.step for seat in self._board.seats()), default=NONE)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write the driver's order to the board (the file shared with the ranks). Return an answer if one is due.
-
-        The caller must lock the board's file before the call, and send the returned answer to the driver afterwards.
-        """
+        """Write the driver's order to the board, which must be locked. Return an answer if one is due."""
         if order.number < self._number:
             return None
         self._number = order.number
@@ -110,7 +90,7 @@ class Halting:
             await asyncio.sleep(_LOOK)
 
     def look(self) -> None:
-        """Read the board (the file that ranks and agent share) once, and report to the driver what is new there."""
+        """Read the board once, and report to the driver what is new there."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
                 self._tell_once(messages.Preempted(rank))
@@ -118,10 +98,7 @@ class Halting:
                 self._tell_once(messages.Halted(rank, seat.halted))
 
     def _seats(self) -> list[Seat]:
-        """Return the ranks' entries on the board, the file that the ranks share with the agent.
-
-        If the node is ending, its folder may be gone, including the board. In that case, return an empty list.
-        """
+        """Return the ranks' entries; none if the node is ending, and its folder gone."""
         with suppress(OSError):
             return self._board.seats()
         return []
@@ -144,14 +121,9 @@ class Halting:
         return False
 
     def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
-        """Tell the ranks that they are being stopped, through the board (the file that ranks and agent share).
+        """Tell the ranks that they are being stopped. Return which of ``alive`` the caller may kill at once.
 
-        Args:
-            alive: pids of the living ranks, by local rank.
-
-        Returns:
-            The pids, by local rank, of the living ranks in which this package handles SIGTERM and user code does not.
-            The caller may kill these ranks at once, as SIGTERM would do without this package's handler.
+        There, this package handles SIGTERM and user code does not: without our handler, SIGTERM would end them.
         """
         with suppress(OSError):
             self._board.end()
@@ -159,9 +131,7 @@ class Halting:
         return {local_rank: pid for local_rank, pid in alive.items() if local_rank in handling}
 
     def close(self) -> None:
-        """Close the board, the file that the ranks share with the agent."""
         self._board.close()
 
     def halted(self) -> dict[int, int]:
-        """Return the training step at which each rank has stopped, by local rank."""
         return {local_rank: seat.halted for local_rank, seat in enumerate(self._seats()) if seat.halted != NONE}

@@ -1,8 +1,7 @@
 """Make all ranks stop at the same step, without a collective.
 
-Before a rank goes on with a step, it writes the step's number to the board, a file that it shares with its agent. To
-stop the ranks, the driver proposes a step that lies ahead of all of them. Once each agent has accepted this step, all
-ranks stop there.
+Before a rank goes on with a step, it names the step on the board. To stop the ranks, the driver proposes a step that
+lies ahead of all of them. Once each agent has accepted this step, all ranks stop there.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from distributor.rank import dataloaders
 from distributor.stopping.board import NONE, Board, Head
 from distributor.values.checks import as_whole
 
-#: Maximum number of seconds that a rank waits at a proposed step to learn whether all nodes have agreed to the step.
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds that a rank waits at a proposed step to learn whether all nodes have agreed
 
-#: Number of seconds between two reads of the board (the file that says when to stop) while a rank waits at a step.
-_LOOK = 0.005
+_LOOK = 0.005  # seconds between two reads of the board while a rank waits
 
 _LARGEST = 1 << 62
 
@@ -41,14 +38,7 @@ def answer(step: int, head: Head) -> bool | None:
 
 
 class Stopper:
-    """Tells a rank whether it must stop.
-
-    Args:
-        board: the file through which the ranks and the agent of a node agree on the step at which all ranks stop.
-        local_rank: the rank's local rank.
-        patience: maximum number of seconds that the rank waits to learn whether all nodes agree to stop, once it has
-            reached the step at which the driver proposes to stop.
-    """
+    """Tells a rank whether it must stop."""
 
     def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:
         self._board = board
@@ -62,9 +52,7 @@ class Stopper:
     def should_stop(self, step: int) -> bool:
         """Return whether the rank stops at a step; ``False`` in a fork of the rank.
 
-        Raises:
-            StopError: the driver did not say in time whether all nodes agree to stop at the proposed step.
-            OSError: the node's folder has been removed.
+        StopError if the driver did not decide in time, OSError if the node's folder has been removed.
         """
         if os.getpid() != self._owner:
             return False
@@ -90,10 +78,7 @@ class Stopper:
             return stops
 
     def _watch_signal(self) -> None:
-        """From now on, treat SIGTERM as a request to stop all ranks together, unless user code handles the signal.
-
-        This begins only in the main thread, and only if the agent could reach the driver when the attempt began.
-        """
+        """From now on, let SIGTERM ask all ranks to stop together, unless user code handles it."""
         handler = signal.getsignal(signal.SIGTERM)
         is_main = threading.current_thread() is threading.main_thread()
         if handler is signal.SIG_DFL and is_main and self._board.head().linked:
@@ -119,18 +104,13 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Begin to read in the board (a file of the agent) when this rank must stop."""
+    """Begin to read on the board when this rank must stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 
 
 def should_stop(step: Any) -> bool:
-    """Return whether this rank stops at a step; ``False`` if this process is not a rank.
-
-    Raises:
-        ConfigurationError: the step is not a whole number of at least 0.
-        StopError, OSError: as for :meth:`Stopper.should_stop`.
-    """
+    """Return whether this rank stops at a step; ``False`` if this process is not a rank."""
     number = step if type(step) is int else as_whole(step)
     if number is None:
         raise ConfigurationError(f"should_stop(): step must be a whole number, not {step!r:.100}")

@@ -16,8 +16,7 @@ from distributor.text import notices
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Environment variables with which notebooks choose one of Databricks' pools of GPUs. Source:
-#: https://api-docs.databricks.com/python/serverless_gpu/overview.html
+# Variables that choose a pool of GPUs: https://api-docs.databricks.com/python/serverless_gpu/overview.html
 POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
 
 
@@ -25,11 +24,6 @@ class DistributedFunction(Generic[P, T]):
     """A function that also runs in many processes: ``function.distributed(*args, **kwargs)``.
 
     A plain call runs the function once, in this process, as if it were not decorated.
-
-    Args:
-        function: the user's function.
-        request: what the decorator asks for, such as a number of processes.
-        target: the function that each process calls: ``function``, or a wrapper of it.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -66,11 +60,10 @@ class DistributedFunction(Generic[P, T]):
 
 
 def as_it_is(function: T) -> T:
-    """Return the function unchanged: the default ``prepare`` of :func:`decorator`, for functions that need no wrapper.
+    """Return the function unchanged.
 
-    Example:
-        >>> as_it_is(len) is len
-        True
+    >>> as_it_is(len) is len
+    True
     """
     return function
 
@@ -78,10 +71,7 @@ def as_it_is(function: T) -> T:
 def decorator(
     request: Request, prepare: Callable[[Any], Any] = as_it_is
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return a decorator that makes a function run in the processes that ``request`` describes.
-
-    ``prepare`` gets the decorated function, and returns the function that each process calls.
-    """
+    """Return a decorator for ``request``; ``prepare`` makes the function that each process calls."""
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
@@ -92,21 +82,16 @@ def decorator(
 
 
 def bare(function: Any, name: str) -> None:
-    """Raise an error if a decorator was used without parentheses: its first argument is then the decorated function.
-
-    Raises:
-        ConfigurationError: the decorator's first argument is a function, since the parentheses are missing.
-    """
+    """Raise ConfigurationError if a decorator was used without parentheses, and so got the decorated function."""
     if callable(function) and not isinstance(function, type):
         raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return which of the environment variables in :data:`POOLS` are set. They choose one of Databricks' pools of GPUs.
+    """Return which of :data:`POOLS` are set.
 
-    Example:
-        >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
-        ['DATABRICKS_REMOTE_GPU_POOL_ID']
+    >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
+    ['DATABRICKS_REMOTE_GPU_POOL_ID']
     """
     return [name for name in POOLS if environ.get(name)]
 
@@ -114,9 +99,8 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the notebook's MLflow variables, which ranks get so that they log to the notebook's MLflow run.
 
-    Example:
-        >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
-        {'MLFLOW_RUN_ID': '7'}
+    >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
+    {'MLFLOW_RUN_ID': '7'}
     """
     return {name: value for name, value in environ.items() if name.startswith("MLFLOW_")}
 
@@ -124,8 +108,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 def in_words(name: str, **given: Any) -> str:
     """Return a decorator call as a user would write it.
 
-    Example:
-        >>> in_words("distributed", gpus=8, gpu_type=None)
-        '@distributed(gpus=8)'
+    >>> in_words("distributed", gpus=8, gpu_type=None)
+    '@distributed(gpus=8)'
     """
     return f"@{name}({', '.join(f'{key}={value!r}' for key, value in given.items() if value is not None)})"

@@ -1,7 +1,6 @@
 """For ``ray_launch``: join the run's Ray cluster in the rank that runs the user's function, before the function begins.
 
-Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in functions decorated with ``ray_launch``, and do not
-call ``ray.init()``. So the user's function need not call ``ray.init()`` here, either. Source:
+Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
 https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
 """
 
@@ -17,16 +16,10 @@ T = TypeVar("T")
 
 
 def as_driver(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a wrapper that joins the run's Ray cluster, and then calls the function.
+    """Return a wrapper that joins the run's Ray cluster and calls the function. Later calls of ``ray.init`` do nothing.
 
-    Inside the function, further calls of ``ray.init`` do nothing.
-
-    Args:
-        function: the function that runs as Ray's driver.
-
-    Example:
-        >>> as_driver(len).__name__
-        'len'
+    >>> as_driver(len).__name__
+    'len'
     """
 
     @functools.wraps(function)

@@ -31,18 +31,10 @@ class Accelerator:
 
 
 def gpu_type(name: str, value: Any) -> str | None:
-    """Return the GPU type that a user gives, in upper case. ``None`` means any type, and stays ``None``.
+    """Return the GPU type that a user gives as the argument ``name``, in upper case.
 
-    Args:
-        name: the name of the argument, for the error text.
-        value: the argument's value, such as ``"H100"`` or ``GPUType.H100``.
-
-    Raises:
-        ConfigurationError: ``value`` cannot be the name of a GPU model: it is not text of letters and digits only.
-
-    Example:
-        >>> gpu_type("gpu_type", "h100"), gpu_type("gpu_type", GPUType.A10), gpu_type("gpu_type", None)
-        ('H100', 'A10', None)
+    >>> gpu_type("gpu_type", "h100"), gpu_type("gpu_type", GPUType.A10), gpu_type("gpu_type", None)
+    ('H100', 'A10', None)
     """
     text = value.value if isinstance(value, enum.Enum) else value
     if text is None:
@@ -53,18 +45,10 @@ def gpu_type(name: str, value: Any) -> str | None:
 
 
 def accelerator(name: str, value: Any) -> Accelerator | None:
-    """Return the GPU type and the number of GPUs that ``value``, such as ``"GPU_8xH100"``, asks for.
+    """Return the GPU type and the number of GPUs that a user asks for with the argument ``name``.
 
-    Args:
-        name: the name of the argument, for the error text.
-        value: the value of the argument. ``None`` asks for no particular GPUs; the result is then ``None``.
-
-    Raises:
-        ConfigurationError: ``value`` is neither ``None`` nor a name such as ``"GPU_8xH100"``.
-
-    Example:
-        >>> accelerator("accelerator_type", "GPU_8xH100")
-        Accelerator(type='H100', number=8)
+    >>> accelerator("accelerator_type", "GPU_8xH100")
+    Accelerator(type='H100', number=8)
     """
     text = value.value if isinstance(value, enum.Enum) else value
     if text is None:

@@ -26,22 +26,14 @@ def distributed(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
-    Args:
-        num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
-            number in ``accelerator_type``, or all available GPUs.
-        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``. Before the function runs,
-            each rank checks that its GPU is of that model. The number of GPUs on a node is not checked. ``None``
-            (default): any model.
+    ``num_accelerators`` GPUs, by default those in ``accelerator_type`` or all available, may be on any number of nodes.
+    Each rank checks that its GPU is of the model in ``accelerator_type``, such as ``"GPU_8xH100"``, if it is given.
 
-    Raises:
-        ConfigurationError: an argument is wrong.
-
-    Example:
-        >>> @distributed(num_accelerators=2, accelerator_type="GPU_8xH100")
-        ... def train():
-        ...     return 7
-        >>> train.distributed()  # doctest: +SKIP
-        [7, 7]
+    >>> @distributed(num_accelerators=2, accelerator_type="GPU_8xH100")
+    ... def train():
+    ...     return 7
+    >>> train.distributed()  # doctest: +SKIP
+    [7, 7]
     """
     return decorator(request("distributed", Torchrun(), num_accelerators, accelerator_type))
 
@@ -51,39 +43,25 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
-    cluster before the call. ``function.distributed(...)`` returns a list with a single value, the function's return
-    value.
+    The cluster spans the nodes of the run, and ends with the function, whose process has joined it before the call. The
+    arguments are those of :func:`distributed`, but only the first GPU of the function's node is checked. A list with
+    one value is returned.
 
-    Args:
-        num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.
-        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``, as for
-            :func:`distributed`. Only one GPU is checked to be of that model: the first one of the node that runs the
-            function.
-
-    Raises:
-        ConfigurationError: an argument is wrong.
-
-    Example:
-        >>> @ray_launch(num_accelerators=4)
-        ... def resources():
-        ...     import ray
-        ...     return ray.cluster_resources()
-        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
-        4.0
+    >>> @ray_launch(num_accelerators=4)
+    ... def resources():
+    ...     import ray
+    ...     return ray.cluster_resources()
+    >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+    4.0
     """
     return decorator(request("ray_launch", Ray(), num_accelerators, accelerator_type), as_driver)
 
 
 def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: Any) -> Request:
-    """Return what a decorator with these arguments asks for, such as a number of processes.
+    """Return what a decorator with these arguments asks for.
 
-    Raises:
-        ConfigurationError: an argument is wrong.
-
-    Example:
-        >>> request("distributed", Torchrun(), None, "GPU_8xH100").processes
-        8
+    >>> request("distributed", Torchrun(), None, "GPU_8xH100").processes
+    8
     """
     bare(num_accelerators, name)
     wanted = accelerator("accelerator_type", accelerator_type)
@@ -101,14 +79,7 @@ def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: 
 def ray_init(*args: Any, **kwargs: Any) -> Any:
     """Call ``ray.init`` to join the run's Ray cluster. For use in functions decorated with :func:`ray_launch`.
 
-    Args:
-        args, kwargs: arguments of ``ray.init``.
-
-    Raises:
-        ConfigurationError: this process does not belong to a run with a Ray cluster.
-
-    Example:
-        >>> ray_init()  # doctest: +SKIP
+    >>> ray_init()  # doctest: +SKIP
     """
     if "RAY_ADDRESS" not in os.environ or "TORCHELASTIC_RUN_ID" not in os.environ:
         raise ConfigurationError(

@@ -21,32 +21,21 @@ def distributed(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
-    Args:
-        gpus: number of GPUs, each with a rank of its own. ``None`` (default): all available GPUs.
-        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Before the function runs, each rank
-            checks that its GPU is of that model. ``None`` (default): any model.
-        remote: ``True`` trains on the executors of the active Spark session, ``False`` on this machine. ``None``
-            (default): on executors if the active session is on a cluster, otherwise on this machine.
+    By default, all available GPUs are used. Each rank checks that its GPU is of ``gpu_type``, if that is given. With
+    ``remote=True``, ranks train on the executors of the active Spark session, with ``False`` on this machine; by
+    default, on executors if the session is on a cluster.
 
-    Raises:
-        ConfigurationError: an argument is wrong.
-
-    Example:
-        >>> @distributed(gpus=8, gpu_type="H100")
-        ... def train(learning_rate):
-        ...     return learning_rate
-        >>> train.distributed(1e-3)  # doctest: +SKIP
-        [0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001]
+    >>> @distributed(gpus=8, gpu_type="H100")
+    ... def train(learning_rate):
+    ...     return learning_rate
+    >>> train.distributed(1e-3)  # doctest: +SKIP
+    [0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001]
     """
     return decorator(request("distributed", Torchrun(), gpus, gpu_type, remote))
 
 
 def request(name: str, launch: Launch, gpus: Any, gpu_type: Any, remote: Any) -> Request:
-    """Return what a decorator with these arguments asks for, such as a number of processes.
-
-    Raises:
-        ConfigurationError: an argument is wrong.
-    """
+    """Return what a decorator with these arguments asks for."""
     bare(gpus, name)
     on_executors = check_choice("remote", remote)
     return Request(

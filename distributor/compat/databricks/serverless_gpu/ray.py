@@ -20,25 +20,15 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
-    cluster before the call. ``function.distributed(...)`` returns a list with a single value, the function's return
-    value.
+    The cluster spans the nodes of the run, and ends with the function, whose process has joined it before the call.
+    Only the first GPU of the function's node is checked. Else, the arguments are those of ``distributed``. A list with
+    one value is returned.
 
-    Args:
-        gpus: number of GPUs of the cluster. ``None`` (default): all available GPUs.
-        gpu_type: the model of the GPUs. Only the first GPU of the node that runs the function is checked; all other
-            GPUs are assumed to be of the same model.
-        remote: where to train, as for :func:`~distributor.compat.databricks.serverless_gpu.distributed`.
-
-    Raises:
-        ConfigurationError: an argument is wrong.
-
-    Example:
-        >>> @ray_launch(gpus=4, gpu_type="A10")
-        ... def resources():
-        ...     import ray
-        ...     return ray.cluster_resources()
-        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
-        4.0
+    >>> @ray_launch(gpus=4, gpu_type="A10")
+    ... def resources():
+    ...     import ray
+    ...     return ray.cluster_resources()
+    >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+    4.0
     """
     return decorator(request("ray_launch", Ray(), gpus, gpu_type, remote), as_driver)

@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 
 def get_global_rank(group: ProcessGroup | None = None) -> int:
-    """Return this process's rank, counted from 0, within ``group`` if one is given.
+    """Return this process's rank, within ``group`` if one is given; -1 outside of the group, as from torch.
 
-    Args:
-        group: a process group of torch. A process outside of the group gets -1, as it does from torch.
-
-    Example:
-        >>> get_global_rank()  # doctest: +SKIP
-        0
+    >>> get_global_rank()  # doctest: +SKIP
+    0
     """
     if group is None:
         return runtime.rank()
