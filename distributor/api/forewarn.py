@@ -37,7 +37,7 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 
 
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return the environment variable or script argument that asks for ``library``; ``None`` if the run uses GPUs."""
+    """Return the environment variable or script argument with which a run on CPUs asks for ``library``, if any."""
     if job.resources.use_gpu:
         return None
     variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"

@@ -23,8 +23,7 @@ def find_target(
 ) -> Target:
     """Return what each rank runs, checked and ready to be sent.
 
-    If ranks are ``local``, modules must exist here, and functions of modules that can be imported are pickled by
-    reference.
+    For ``local`` ranks, modules must exist, and functions of modules that can be imported are pickled by reference.
     """
     if isinstance(train_object, Module):
         if local:

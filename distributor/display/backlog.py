@@ -23,10 +23,7 @@ Blocks = list[tuple[Key, bytes]]
 
 
 class Backlog:
-    """Splits the ranks' output into lines and keeps them until they are shown; skips what exceeds ``limit`` bytes.
-
-    Not thread-safe.
-    """
+    """Splits the ranks' output into lines and keeps up to ``limit`` bytes until they are shown. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

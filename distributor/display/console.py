@@ -21,8 +21,7 @@ _REDRAW = 0.05
 class Console:
     """Shows the ranks' stdout on ``sys.stdout``, and their stderr on ``sys.stderr``.
 
-    With ``fold``, a line waits half a second for the same line of other ranks. At most ``limit`` bytes wait; the rest
-    is skipped.
+    With ``fold``, a line waits half a second for that of other ranks. At most ``limit`` bytes wait, others are skipped.
 
     >>> console = Console(lambda rank: "host-a")
     >>> console.write(3, 1, b"loss 0.5\\n")
@@ -85,8 +84,7 @@ class Console:
     def close(self, timeout: float = 10.0) -> None:
         """Show all remaining output, including unfinished lines, but only the end if the display is too slow.
 
-        If it is blocked after ``timeout`` seconds, for example by a full pipe, the last lines are shown when it
-        continues.
+        If it is blocked after ``timeout`` seconds, such as by a full pipe, the last lines are shown when it goes on.
         """
         with self._changed:
             self._closing = True

@@ -54,7 +54,7 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Yield and remove lines up to the first that is not due.
+        """Remove and yield lines up to the first that is not due.
 
         One is due if all ranks have written it, if it is no newer than ``until``, or if too much text waits.
         """

@@ -56,8 +56,7 @@ class Screen:
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
         """Draw a progress bar and lines no wider than the terminal, in place of the previous block.
 
-        The cursor stays on an empty line above them: what other code writes goes there, and is not erased with the
-        block.
+        The cursor stays on an empty line above them: what other code writes goes there, and is not erased.
         """
         lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
         text = "\n".join(["", *lines, *footer])

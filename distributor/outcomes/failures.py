@@ -44,8 +44,7 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures with the root first, then the others in order of time.
 
-    Of a rank that was told to stop, the failure is the root only if all were told; a consequence, if nothing else is
-    left.
+    Failures of ranks that were told to stop come last as a root, and before them those that look like consequences.
     """
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))
