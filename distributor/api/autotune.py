@@ -22,8 +22,7 @@ from distributor.text.tables import table
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
 
-#: Error texts that mean that a rank is out of memory. They come from torch (on GPUs and CPUs), DeepSpeed, Python and
-#: this package.
+#: Error texts of torch, DeepSpeed, Python and this package for a rank that is out of memory.
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -165,13 +164,10 @@ def autotune(
 
 
 def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the combinations of values that a search space describes, each as a mapping from paths to values.
+    """Return the combinations of values that a search space describes, each by the paths of the settings.
 
     >>> combinations({"a": [1, 2], "b.c": [3]})
     [{'a': 1, 'b.c': 3}, {'a': 2, 'b.c': 3}]
-
-    Raises:
-        ConfigurationError: ``space`` is empty, or is neither a mapping of lists nor a list of mappings.
     """
     if isinstance(space, Mapping):
         for name, values in space.items():
@@ -195,15 +191,10 @@ def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def merged(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a copy of a configuration in which the settings in ``values`` are set.
-
-    Each key of ``values`` is the path of a setting in the configuration, such as ``"zero_optimization.stage"``.
+    """Return a copy of a configuration with ``values`` at their paths.
 
     >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
     {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
-
-    Raises:
-        ConfigurationError: a path leads through a value that is not a mapping, or JSON cannot express a value.
     """
     result = reading.read(config)
     for path, value in values.items():
@@ -221,10 +212,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """Return the experiment with the largest finite metric, or with the smallest if ``less``.
-
-    Of experiments with equal metrics, the first one counts. Return ``None`` if no metric is finite.
-    """
+    """Return the first experiment with the largest finite metric, or with the smallest if ``less``."""
     finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None

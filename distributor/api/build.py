@@ -39,24 +39,9 @@ def build_job(
     environ: Mapping[str, str],
     collect: Literal["rank0", "all"],
 ) -> Job:
-    """Return the job of one run.
+    """Return the job of one run, with the smallest width. The run changes it once it knows how many slots are free.
 
-    Args:
-        options: what the user asks for.
-        widths: the smallest and the largest number of processes. The returned job has the smallest. The run changes
-            this number once it knows how many slots are free.
-        launch: the launch path, resolved for this run.
-        target: what each rank runs.
-        folders: the project folder and the folder for files that ranks write, packed if they must be sent to other
-            machines.
-        scheduler: runs the job. If it is ``None``, because there is no Spark session yet, the fields of the job that
-            depend on the scheduler have their defaults.
-        environ: the driver's environment variables. ``forward_env`` says which of them ranks get.
-        collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
-
-    Raises:
-        ConfigurationError: an option does not suit the launch path, or the resources contradict the cluster's settings.
-        ResourceError: the scheduler cannot provide the resources.
+    Without a scheduler, as there is no Spark session yet, the fields that depend on one have their defaults.
     """
     check_path(launch, options)
     resources = replace(options.resources, num_processes=widths.least)
@@ -88,11 +73,7 @@ def build_job(
 
 
 def check_path(launch: LaunchPath, options: Options) -> None:
-    """Check that the options suit the launch path (the way in which ranks are started).
-
-    Raises:
-        ConfigurationError: ``stall_timeout`` is given, but the processes of this launch path are not ranks.
-    """
+    """Check that the options suit the launch path."""
     stall = options.deadlines.stall_timeout
     if launch.once and stall is not None:
         raise ConfigurationError(
@@ -104,11 +85,8 @@ def check_path(launch: LaunchPath, options: Options) -> None:
 def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the user's variables for ranks: the forwarded ones, overridden by those in ``env``.
 
-    Variables that the run sets for each rank (``RANK``, ...) are never forwarded.
-
-    Example:
-        >>> ranks_env(Variables(env={"A": "1"}, forward_env=["W_*", "RANK"]), {"W_KEY": "x", "RANK": "3", "B": "2"})
-        {'W_KEY': 'x', 'A': '1'}
+    >>> ranks_env(Variables(env={"A": "1"}, forward_env=["W_*", "RANK"]), {"W_KEY": "x", "RANK": "3", "B": "2"})
+    {'W_KEY': 'x', 'A': '1'}
     """
     forwarded = {
         name: value
@@ -119,11 +97,7 @@ def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str
 
 
 def check_packages(launch: LaunchPath) -> None:
-    """Check that this machine has the packages that ranks of this launch path must import.
-
-    Raises:
-        ConfigurationError: one of these packages is not installed.
-    """
+    """Check that this machine has the packages that ranks of this launch path must import."""
     for module, who in launch.needs.items():
         if modules.find(module) is None:
             raise ConfigurationError(
@@ -133,12 +107,7 @@ def check_packages(launch: LaunchPath) -> None:
 
 
 def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> WorkingDir | None:
-    """Return the project folder, packed unless ranks run on this machine. ``view`` shows the progress of packing.
-
-    Raises:
-        PayloadError: ``working_dir`` is not a folder, is too large, or has a file whose name is not UTF-8.
-        ConfigurationError: ``working_dir`` is a relative path, and the current directory does not exist.
-    """
+    """Return the project folder, packed unless ranks run on this machine."""
     if asked.working_dir is None:
         return None
     folder = project.absolute(asked.working_dir)
@@ -151,23 +120,17 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
 
 
 def _place(asked: Project) -> Path | None:
-    """Return the path of ``output_dir`` on the driver; ``None`` if ``output_dir`` is a URL or is not given."""
+    """Return the path of ``output_dir`` on the driver; ``None`` if it is a URL or is not given."""
     if asked.output_dir is None or is_url(asked.output_dir):
         return None
     return Path(os.path.realpath(project.absolute(Path(asked.output_dir))))
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
-    """Return the folder or URL for the files that ranks write. ``view`` shows the progress of packing.
+    """Return the folder or URL for the files that ranks write. It is not created yet.
 
-    If ranks run on other machines, the files that are already in the folder are packed and sent with the job. If they
-    are too large to be sent with the job, nodes fetch them from the driver. If ``output_dir`` is a URL, nodes fetch its
-    files from the URL. This function creates nothing; :func:`make_output_dir` does.
-
-    Raises:
-        PayloadError: the files that are already there exceed ``output_limit``, or have a name that is not UTF-8.
-        ConfigurationError: ``output_dir`` is a file, cannot be created or written to, or is a URL that cannot be read;
-            or it is a relative path, and the current directory does not exist.
+    For other machines, the files that are there are packed, unless they are too large to be sent with the job: then
+    nodes fetch them from the driver. Nodes fetch the files of a URL from there.
     """
     where, limit = asked.output_dir, asked.output_limit
     if where is None:
@@ -195,11 +158,7 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
 
 
 def make_output_dir(kept: OutputDir | None) -> None:
-    """Create a run's ``output_dir``. If it is a URL, check that the driver can write there.
-
-    Raises:
-        ConfigurationError: the folder cannot be created, or the driver cannot write to the URL.
-    """
+    """Create a run's ``output_dir``. If it is a URL, check that the driver can write there."""
     if kept is None:
         return
     with _usable(kept.where):
@@ -211,7 +170,7 @@ def make_output_dir(kept: OutputDir | None) -> None:
 
 @contextmanager
 def _usable(where: str) -> Iterator[None]:
-    """Raise a ``ConfigurationError`` about ``output_dir`` if an ``OSError`` occurs in the ``with`` block."""
+    """Turn an ``OSError`` in the ``with`` block into a ``ConfigurationError`` about ``output_dir``."""
     try:
         yield
     except OSError as error:
@@ -219,7 +178,7 @@ def _usable(where: str) -> Iterator[None]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise an ``OSError`` if this user could not create a folder, or cannot write to it if it exists."""
+    """Raise an ``OSError`` if this user could not create a folder, or cannot write to it."""
     for path in (folder, *folder.parents):
         try:
             is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -241,12 +200,7 @@ def _check_held(where: str, held: int, limit: int) -> None:
 
 
 def make_log_folder(log_dir: Path | None, run_id: str) -> Path | None:
-    """Create a run's folder in ``log_dir``, and return it; ``None`` without ``log_dir``.
-
-    Raises:
-        ConfigurationError: the folder cannot be created, or ``log_dir`` is a relative path and the current directory
-            does not exist.
-    """
+    """Create a run's folder in ``log_dir``, and return it."""
     if log_dir is None:
         return None
     folder = project.absolute(log_dir) / run_id

@@ -17,21 +17,10 @@ if TYPE_CHECKING:
 def choose_session(
     local_mode: bool | None, use_gpu: bool = False, *, needed: bool = True
 ) -> tuple[SparkSession | None, bool]:
-    """Return the Spark session to train on (or ``None``), and whether to train on this machine without Spark.
+    """Return the Spark session to train on, or ``None``, and whether to train on this machine without Spark.
 
-    The result is ``(None, False)`` if the user asks for Spark, but there is no session and ``needed`` is false. If the
-    session's master is ``local[...]``, Spark's tasks run on this machine but get no GPUs. Ranks that use GPUs then run
-    on this machine without Spark.
-
-    Args:
-        local_mode: whether the user wants to train on this machine (``True``) or on Spark (``False``). ``None`` chooses
-            Spark if the active session is on a cluster.
-        use_gpu: whether ranks use GPUs.
-        needed: whether a missing session is an error if the user asks for Spark.
-
-    Raises:
-        ConfigurationError: training on Spark is requested, but there is no pyspark or no session; or the session has
-            ended.
+    Tasks of a session with the master ``local[...]`` get no GPUs: ranks that use GPUs then train without Spark.
+    ``(None, False)`` is a missing session that is not ``needed``.
     """
     if local_mode is True:
         return None, True
@@ -65,10 +54,7 @@ def choose_session(
 
 
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
-    """Return the Spark scheduler for a session, or the local scheduler if ``session`` is ``None``.
-
-    The local scheduler uses the GPUs that Spark found for the driver, if Spark found any.
-    """
+    """Return the session's scheduler, or the local one, with the GPUs that Spark found for the driver, if any."""
     if session is not None:
         from distributor.schedulers.spark.scheduler import SparkScheduler
 
@@ -79,7 +65,7 @@ def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
 
 
 def driver_gpus() -> tuple[str, ...] | None:
-    """Return the GPUs that Spark found for the driver; ``None`` if it found none. Does not import pyspark."""
+    """Return the GPUs that Spark found for the driver, if any. Does not import pyspark."""
     if sys.modules.get("pyspark") is None:
         return None
     from distributor.schedulers.spark import session as spark_session
@@ -88,14 +74,9 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check that there are GPUs for the ranks, if it is already known where ranks will train.
+    """Check that there are GPUs, CPUs and memory for ranks on GPUs, if it is known where they will train.
 
-    If ranks use GPUs, CPUs and memory are checked too. On Spark, only the session's settings are checked, and not how
-    many executors there are.
-
-    Raises:
-        ResourceError: this machine has less than requested, or the session's settings provide too little for a task.
-        ConfigurationError: the session has ended, or its settings do not suit the request.
+    On Spark, only the session's settings are checked, and not how many executors there are.
     """
     if not resources.use_gpu or local_mode is None:
         return
@@ -110,7 +91,7 @@ def check_gpus(local_mode: bool | None, resources: Resources) -> None:
 
 
 def active_session() -> SparkSession | None:
-    """Return the active Spark session; ``None`` if there is none. Does not import pyspark."""
+    """Return the active Spark session, if any. Does not import pyspark."""
     if sys.modules.get("pyspark") is None:
         return None
     from distributor.schedulers.spark import session as spark_session

@@ -292,11 +292,7 @@ class Distributor:
         return self._begin(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
-        """Start a run, wait for it, and return what ``ask`` returns: by default, the run's result.
-
-        If Ctrl-C or an exception from another signal's handler interrupts this method, at any moment, the method stops
-        the run and ends its ranks before it raises the exception again.
-        """
+        """Start a run, and return what ``ask`` returns. If interrupted at any moment, end its ranks first."""
         with plain_interrupts():
             try:
                 return ask(run.start(notes))
@@ -319,7 +315,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run, error: BaseException) -> None:
-        """Stop a run, because Ctrl-C or a signal handler's exception has interrupted its start or the wait for it."""
+        """Stop a run whose start, or the wait for it, was interrupted by Ctrl-C or by a signal handler's exception."""
         try:
             if not run.withdraw():
                 if isinstance(error, KeyboardInterrupt):
@@ -357,11 +353,7 @@ class Distributor:
         return run, () if view is None else self._notes(session, log_folder)
 
     def _resize(self) -> Callable[[Job, int], Job]:
-        """Return a function that returns a copy of a job with another number of ranks.
-
-        The returned function raises a ``ConfigurationError`` if the launch path cannot start the number of ranks that
-        the function is called with.
-        """
+        """Return a function that gives a job another width; ConfigurationError if the launch path cannot have it."""
         launch_of = cache(self._launch_of)  # a launch path may read files: read them once for each number
 
         def resized(job: Job, width: int) -> Job:
@@ -375,7 +367,7 @@ class Distributor:
         return self._options.request.launch.resolve(width, self.use_gpu)
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
-        """Return lines to print when the run starts, about what may surprise the user."""
+        """Return lines about what may surprise the user."""
         notes = []
         spark_is_there = sys.modules.get("pyspark") is not None
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:

@@ -1,4 +1,4 @@
-"""Pure functions that return a warning, before a run starts, if the run would not do what its user expects."""
+"""Pure functions that return a warning, before a run starts, if it would not do what its user expects."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from distributor.values.job import Function, Job
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks for DeepSpeed, but does not have ``launch=DeepSpeed(...)``.
 
-    A run asks for DeepSpeed by an environment variable of Accelerate or a script argument of Transformers. On CPUs,
-    both libraries silently train without DeepSpeed unless DeepSpeed launches the run. Source: ``AcceleratorState`` in
-    ``accelerate/state.py``.
-
-    The arguments are the same as for :func:`fsdp_on_cpus`.
+    Accelerate and Transformers then silently train without it. Source: ``AcceleratorState`` in ``accelerate/state.py``.
     """
     if job.launch.name == "deepspeed" or (asked := _asked_on_cpus("deepspeed", job, environ)) is None:
         return None
@@ -27,16 +23,10 @@ def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks Accelerate or Transformers for FSDP: both would silently use DDP.
 
-    Sources: ``accelerate/state.py``, which sets FSDP up for GPUs only, and ``transformers/training_args.py``, which
-    defines the script argument ``--fsdp``.
+    Sources: ``accelerate/state.py``, which sets FSDP up for GPUs only; ``transformers/training_args.py`` (``--fsdp``).
 
-    Args:
-        job: the run's job.
-        environ: the environment variables that ranks inherit in addition to those of the job.
-
-    Example:
-        >>> fsdp_on_cpus(job, {"ACCELERATE_USE_FSDP": "true"})  # doctest: +SKIP
-        'ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate and Transformers need GPUs: ...'
+    >>> fsdp_on_cpus(job, {"ACCELERATE_USE_FSDP": "true"})  # doctest: +SKIP
+    'ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate and Transformers need GPUs: ...'
     """
     if (asked := _asked_on_cpus("fsdp", job, environ)) is None:
         return None
@@ -47,10 +37,7 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 
 
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return the environment variable or script argument that asks Accelerate or Transformers for ``library``.
-
-    Return ``None`` if no variable or argument asks for ``library``, or if the run uses GPUs.
-    """
+    """Return the environment variable or script argument with which a run on CPUs asks for ``library``, if any."""
     if job.resources.use_gpu:
         return None
     variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"

@@ -23,19 +23,10 @@ _LONGEST = 60
 def identify(
     name: str, resume: Resume, target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Identity:
-    """Return the identity of a named run: a description of what the run trains.
+    """Return what a named run trains. A function's source code is part of it.
 
-    Args:
-        name: the run's name.
-        resume: whether the user wants to continue an earlier run of that name: ``"auto"``, ``"must"`` or ``"never"``.
-        target: what ranks run.
-        train_object: the function, script or module as the user has passed it. A function's source code is part of the
-            identity.
-        args, kwargs: the function's arguments, if ``train_object`` is a function.
-
-    Example:
-        >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown
-        {'argument 1': "'--lr'", 'argument 2': "'0.1'"}
+    >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown
+    {'argument 1': "'--lr'", 'argument 2': "'0.1'"}
     """
     match target:
         case Function(name=called):
@@ -51,7 +42,7 @@ def identify(
 
 
 def _source_of(function: Callable[..., Any]) -> bytes:
-    """Return a function's source code, or its byte code if there is no source, or ``b""`` if there is neither."""
+    """Return a function's source code, or else its byte code, or else ``b""``."""
     while isinstance(function, functools.partial):
         function = function.func
     try:
@@ -62,7 +53,7 @@ def _source_of(function: Callable[..., Any]) -> bytes:
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function's arguments by the names of their parameters, or by number if the function has no signature."""
+    """Return a function's arguments by the names of their parameters, or by number if it has no signature."""
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):
@@ -87,7 +78,7 @@ def _text(value: Any) -> str:
 
 
 def _ordered(value: Any, outer: frozenset[int]) -> str:
-    """Return the text of a value; ``outer`` has the IDs of the objects that contain the value."""
+    """Return the text of a value; ``outer`` has the IDs of the objects that contain it."""
     kind = type(value)
     if kind not in (dict, list, tuple, set, frozenset) or not value:
         return _repr(value)

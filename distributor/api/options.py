@@ -30,11 +30,7 @@ from distributor.values.options import (
 
 
 def check_launch(name: str, launch: Any) -> Launch:
-    """Return the launch path (way to start ranks) that the user asks for. ``launch`` is its name or the object itself.
-
-    Raises:
-        ConfigurationError: ``launch`` is neither the name of a launch path nor an object with a method ``resolve``.
-    """
+    """Return the launch path that the user asks for, by its name or as an object with a method ``resolve``."""
     if isinstance(launch, str) and launch in paths.NAMES:
         found: Launch = getattr(paths, paths.NAMES[launch])()
         return found
@@ -47,17 +43,12 @@ def check_launch(name: str, launch: Any) -> Launch:
     return valid
 
 
-#: The methods of a callback (an object of the user) that a run calls.
+#: The methods of a callback that a run calls.
 _MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end")
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
-    """Return the callbacks as a tuple. Each must have at least one of the methods that a run calls (``_MOMENTS``).
-
-    Raises:
-        ConfigurationError: ``callbacks`` is not a list, or one of its objects has none of the methods that a run calls,
-            such as ``on_start``.
-    """
+    """Return the callbacks as a tuple. Each must have at least one of the methods that a run calls."""
     if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
     found = tuple(callbacks)
@@ -97,11 +88,7 @@ class Request(Group):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, checked.
-
-    Raises:
-        ConfigurationError: options of different groups contradict each other.
-    """
+    """The options of a run, checked."""
 
     request: Request
     project: Project
@@ -143,15 +130,8 @@ class Options:
     def of(cls, **arguments: Any) -> Options:
         """Check each argument, and return the options. An argument that is left out gets its default.
 
-        Each group of options, such as :class:`Resources`, checks the arguments that it declares.
-
-        Raises:
-            ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-            TypeError: there is no option with the name of an argument.
-
-        Example:
-            >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period
-            60.0
+        >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period
+        60.0
         """
         unknown = arguments.keys() - OPTIONS.keys()
         if unknown:
@@ -165,10 +145,8 @@ class Options:
         return cls(**groups)
 
 
-#: The class of each group of options, by the name of the group's field in :class:`Options`.
 GROUPS: dict[str, type[Group]] = get_type_hints(Options)
 
-#: All declarations, by the option's name in the API.
 OPTIONS: dict[str, Option] = {
     name: declaration for kind in GROUPS.values() for name, declaration in declared(kind).items()
 }

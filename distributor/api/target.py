@@ -21,18 +21,9 @@ from distributor.values.job import Function, Module, Script, Target
 def find_target(
     train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, working_dir: Path | None, local: bool
 ) -> Target:
-    """Return what each rank runs, checked and ready to be sent to the ranks.
+    """Return what each rank runs, checked and ready to be sent.
 
-    Args:
-        train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
-        args, kwargs: arguments of the callable or the script.
-        working_dir: the user's project folder.
-        local: whether ranks run on this machine. If so, modules must exist here, and functions of modules that can be
-            imported are pickled by reference.
-
-    Raises:
-        ConfigurationError: the target is not a callable, script or module, or does not take these arguments.
-        PayloadError: the target cannot be found, read or pickled.
+    For ``local`` ranks, modules must exist, and functions of modules that can be imported are pickled by reference.
     """
     if isinstance(train_object, Module):
         if local:
@@ -54,23 +45,14 @@ def find_target(
 
 
 def named_module(module: Any, args: Sequence[Any]) -> Module:
-    """Return a module to run, with its arguments. This function does not check that the module exists.
-
-    Raises:
-        ConfigurationError: ``module`` is not a dotted name, or an argument is not a string, number, path or enum.
-    """
+    """Return a module to run, with its arguments. It need not exist."""
     if not is_module_name(module):
         raise ConfigurationError(f"module must be a dotted name such as 'pkg.train', not {module!r}")
     return Module(module, check_argv(args))
 
 
 def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Path:
-    """Return the path of a script, found in ``working_dir`` or else in the current directory.
-
-    Raises:
-        PayloadError: the script is neither in ``working_dir`` nor in the current directory.
-        ConfigurationError: the path is relative, and the current directory does not exist.
-    """
+    """Return the path of a script, found in ``working_dir`` or else in the current directory."""
     path = Path(script)
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)
     found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
@@ -83,21 +65,14 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Return a dict of the folders to search for scripts and modules, in order.
-
-    Each key is the text that describes its folder in errors, such as ``"the current directory /home/me"``.
-    """
+    """Return the folders to search for scripts and modules, in order, each by its description in errors."""
     here = project.current_folder()
     first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that the function can be called with these arguments. If not, every rank would fail.
-
-    Raises:
-        ConfigurationError: the function does not take these arguments, or a call would not run its body.
-    """
+    """Check that the function can be called with these arguments. If not, every rank would fail."""
     runs_later = _runs_later(function)
     if runs_later is not None:
         kind, remedy = runs_later
@@ -121,10 +96,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return why calling a function does not run its body, for an error text; ``None`` if the call runs the body.
-
-    The result is the kind of the function, such as "a generator", and what users can pass instead.
-    """
+    """Return the kind of a function whose call does not run its body, and what to pass instead."""
     called = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -140,11 +112,7 @@ def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return arguments of a script or module as command-line strings. Numbers, paths and enums pass through ``str``.
-
-    Raises:
-        ConfigurationError: an argument is not a string, number, path or enum.
-    """
+    """Return arguments of a script or module as command-line strings. Numbers, paths and enums pass through ``str``."""
     for index, arg in enumerate(args, start=1):
         is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is not a number
         if not is_number and not isinstance(arg, (str, os.PathLike, enum.Enum)):

@@ -37,10 +37,8 @@ from distributor.text import wording
 from distributor.values.job import Module
 from distributor.values.options import WHAT, WHERE
 
-#: Exit code for an invalid request.
 _USAGE = 2
 
-#: Error messages for torchrun's options, which say what to use instead.
 _TORCHRUN = {
     "--nproc-per-node": "belongs to torchrun: use --num-processes for the total number of ranks, and "
     "--max-processes-per-node to limit the ranks on one executor",
@@ -153,11 +151,7 @@ def start() -> NoReturn:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run a command line, report errors on stderr, and return the exit code.
-
-    Args:
-        arguments: the words after the command's name.
-    """
+    """Run a command line, report errors on stderr, and return the exit code."""
     before = signal.signal(signal.SIGTERM, _end)
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
@@ -255,7 +249,7 @@ def _check_stdin(script: str) -> None:
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:
-    """Train, and then stop the Spark session, if ``session`` is not ``None``."""
+    """Train, and then stop the Spark session, if any."""
     try:
         if isinstance(target, Module):
             distributor.run_module(target.name, *args)
@@ -304,17 +298,16 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the JVM and this process on a signal while Spark starts. The start is slow if the master does not answer.
+    """End the JVM and this process on a signal while Spark starts, which is slow if the master does not answer.
 
-    An exception raised in this signal handler would interrupt py4j in the middle of a call, and print pages of Java
-    stack traces.
+    An exception in this handler would interrupt py4j in the middle of a call, and print pages of Java stack traces.
     """
     spark_session.end_java()
     os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
 
 
 def _has_session() -> bool:
-    """Return whether spark-submit or the variable ``SPARK_REMOTE`` says which Spark session to use."""
+    """Return whether spark-submit or ``SPARK_REMOTE`` says which Spark session to use."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 

@@ -18,8 +18,7 @@ from distributor.values.job import Function, Job, Module, Script, Target
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site
 
-#: Placeholders for what is decided when a run starts: its folder and ports, and on Spark the placement of ranks with
-#: their CPUs, GPUs and network interface.
+#: Placeholders for what is decided when a run starts.
 _FOLDER = "$RUN_FOLDER"
 _PORT = "$PORT"
 _MASTER = "$MASTER"
@@ -33,7 +32,7 @@ _UNKNOWN = -1
 
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
-#: Matches names of environment variables and Spark settings with values that may be secrets. These are not printed.
+#: Environment variables and Spark settings whose values may be secrets.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
@@ -42,23 +41,18 @@ def describe(
 ) -> str:
     """Describe a run: where it runs, each rank's command and environment, the configuration, and what is shipped.
 
-    Args:
-        job: the job, as returned by :meth:`TorchDistributor.plan`.
-        where: the place where the run trains, as readable text.
-        placement: which ranks run on which nodes; ``None`` if that is decided when the run starts.
-        settings: Spark settings for the session that the run starts.
+    Without ``placement``, it is decided when the run starts.
 
-    Example:
-        >>> from distributor import TorchDistributor
-        >>> from distributor.schedulers.local import LocalScheduler
-        >>> job = TorchDistributor(2, True, use_gpu=False).plan(Module("json.tool"))
-        >>> print(describe(job, "this machine", LocalScheduler().placed(job)))  # doctest: +ELLIPSIS
-        run           module json.tool
-        on            this machine: 2 ranks, on CPUs
-        placement     node 0 on ...: ranks 0-1
-        command       python -m json.tool   (in each rank, started by torch's elastic agent; launch path: torchrun)
-        ships         nothing: ranks run on this machine
-        ...
+    >>> from distributor import TorchDistributor
+    >>> from distributor.schedulers.local import LocalScheduler
+    >>> job = TorchDistributor(2, True, use_gpu=False).plan(Module("json.tool"))
+    >>> print(describe(job, "this machine", LocalScheduler().placed(job)))  # doctest: +ELLIPSIS
+    run           module json.tool
+    on            this machine: 2 ranks, on CPUs
+    placement     node 0 on ...: ranks 0-1
+    command       python -m json.tool   (in each rank, started by torch's elastic agent; launch path: torchrun)
+    ships         nothing: ranks run on this machine
+    ...
     """
     plan = _plan(job, placement)
     rows = [
@@ -90,7 +84,7 @@ def describe(
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
-    """Return the plan of node 0: its companion processes, and the target and environment of its ranks."""
+    """Return the plan of node 0."""
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return _with_open_ports(replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env)))

@@ -17,7 +17,7 @@ from distributor.launch.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
 
-#: Options that each belong to one launch path (way to start ranks). They follow ``--launch`` in the help.
+#: Options that each belong to one launch path. They follow ``--launch`` in the help.
 OPTIONS = (
     own(WHAT, "--deepspeed", metavar="FILE", type=click.Path(), help="Train with DeepSpeed and this configuration."),
     own(
@@ -50,8 +50,7 @@ OPTIONS = (
     ),
 )
 
-#: The launch path to which each option above belongs. The keys are the names of the options' click parameters. The
-#: first two options select their launch path even without ``--launch``.
+#: The launch path of each option above. The first two select theirs even without ``--launch``.
 _PATHS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
@@ -63,19 +62,7 @@ _PATHS = {
 
 
 def choose(name: str | None, options: dict[str, Any]) -> Launch:
-    """Return the launch path (the way to start ranks) that the command line selects.
-
-    The options of all launch paths are removed from ``options``.
-
-    Args:
-        name: the name that the user gave with ``--launch``, if any.
-        options: the values of all options. The keys are the names of their click parameters, such as
-            ``"parameter_servers"``.
-
-    Raises:
-        ConfigurationError: two options select different launch paths, or an option belongs to another launch path than
-            the selected one.
-    """
+    """Return the launch path that the command line selects, and remove the options of all launch paths."""
     given = {option: value for option in _PATHS if (value := options.pop(option)) not in (None, False)}
     selecting = [option for option in given if option == _PATHS[option]]
     if name is None and len(selecting) > 1:

@@ -13,22 +13,17 @@ from distributor.values.options import PANELS, Flag, Kind, Option
 
 Decorator = Callable[[Any], Any]
 
-#: An option of the command: the panel of the help that lists it, and the decorator that adds it to the command.
+#: An option of the command: its panel in the help, and the decorator that adds it.
 Entry = tuple[str, Decorator]
 
 
 def own(panel: str, *names: str, **settings: Any) -> Entry:
-    """Return an option that only the command line has. ``names`` and ``settings`` are passed to ``click.option``."""
+    """Return an option that only the command line has."""
     return panel, click.option(*names, panel=panel, **settings)
 
 
 def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
-    """Return a decorator that adds all options to a command: those that the API declares, and ``own_options``.
-
-    Args:
-        own_options: the options that only the command line has, by the name of the API's option after which they are
-            listed; ``""`` to list them first.
-    """
+    """Return a decorator that adds the API's options, each followed by its ``own_options``, after those of ``""``."""
     entries = [*own_options.get("", ())]
     for name, option in OPTIONS.items():
         if option.flag is not None:
@@ -45,11 +40,7 @@ def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the API's arguments for the values of the command's options. Options that the API lacks are left out.
-
-    Raises:
-        UsageError: a value does not have the form that its option takes.
-    """
+    """Return the API's arguments for the values of the command's options. Options that the API lacks are left out."""
     return {
         name: _READERS[name](value) if name in _READERS else value for name, value in given.items() if name in OPTIONS
     }
@@ -57,9 +48,6 @@ def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
     """Return settings of the form ``NAME=VALUE`` as a dict.
-
-    Raises:
-        UsageError: a setting does not have the form ``NAME=VALUE``.
 
     >>> pairs("--env", ["A=1", "B=x=y"])
     {'A': '1', 'B': 'x=y'}
@@ -94,7 +82,7 @@ def _type(kind: Kind) -> Any:
 
 
 class _Range(click.ParamType[int | tuple[int, int]]):
-    """The type of options that take a whole number, or two whole numbers with a colon between them."""
+    """The type of options that take a whole number, or two with a colon between them."""
 
     name = "range"
 
@@ -123,7 +111,6 @@ def _ports(text: str | None) -> tuple[int, int] | None:
     return first, last
 
 
-#: Functions that convert the text of options to the values that the API takes.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "env": lambda settings: pairs("--env", settings),
     "logs": _logs,

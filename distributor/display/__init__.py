@@ -1,1 +1,1 @@
-"""Shows a run to its user. This code runs on the driver, and may import ``outcomes``."""
+"""Shows a run to its user. This code runs on the driver."""

@@ -6,30 +6,24 @@ from collections import Counter, deque
 
 from distributor.display.folding import NOBODY, OVERHEAD, Key
 
-#: Number of bytes after which an unfinished line is shown.
+#: Bytes after which an unfinished line is shown.
 _MAX_LINE = 16 << 20
 
-#: Number of bytes of all unfinished lines after which the longest is shown.
+#: Bytes of all unfinished lines after which the longest is shown.
 _MAX_LINES = 64 << 20
 
-#: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
+#: Bytes to show at a time, but for the last piece, which is not split.
 _CHUNK = 256 << 10
 
-#: Numbers of bytes that are shown even if the display is too slow: the last bytes of a run's output, and the last bytes
-#: of each block of skipped lines.
+#: Bytes that even a slow display shows: of the end of a run's output, and of each block of skipped lines.
 _LAST = 64 << 10
 _TAIL = 1 << 10
 
-#: Blocks of whole lines, each with its rank and stream.
 Blocks = list[tuple[Key, bytes]]
 
 
 class Backlog:
-    """Splits the ranks' output into lines and keeps the lines until they are shown. Not thread-safe.
-
-    Args:
-        limit: number of bytes that may wait; output beyond it is skipped.
-    """
+    """Splits the ranks' output into lines and keeps up to ``limit`` bytes until they are shown. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -49,16 +43,12 @@ class Backlog:
 
     @property
     def unfinished(self) -> bool:
-        """Whether any stream (a rank's stdout or stderr) may have an unfinished line, one without a newline so far.
-
-        A stream that has had any output counts as having an unfinished line, even if its output ended with a newline.
-        When a node reports that it has skipped lines of the stream, the unfinished line is dropped and does not count.
-        """
+        """Whether any stream may have an unfinished line: it had output, and no node skipped its lines since."""
         return bool(self._partial)
 
     @property
     def crowded(self) -> bool:
-        """Whether so much output is waiting that it should be shown without further delay."""
+        """Whether output should be shown without further delay."""
         return self.size > self._limit // 4
 
     def write(self, key: Key, data: bytes) -> bool:
@@ -87,7 +77,6 @@ class Backlog:
         return news
 
     def note(self, text: str) -> None:
-        """Take a line that comes from this package and not from a rank."""
         self._add((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n")  # paths may not be UTF-8
 
     def skipped(self, key: Key, lines: int) -> None:
@@ -98,13 +87,9 @@ class Backlog:
         self._skip(key, "node", lines)
 
     def take(self) -> tuple[Blocks, int]:
-        """Take the next part of the waiting output, and return this part's blocks of lines and their size in bytes.
+        """Return the next lines and their size, which the caller must subtract from ``self.size`` once they are shown.
 
-        A note on skipped lines is returned just before the next line of the same stream. If no such line has arrived,
-        the note is returned when no other output waits.
-
-        Once the caller has shown the returned blocks of lines, it must subtract their returned size from ``self.size``.
-        Until output is taken, :meth:`trim` can drop it.
+        A note on skipped lines comes just before the stream's next line or, without one, when nothing else waits.
         """
         blocks: Blocks = []
         size = 0
@@ -116,12 +101,12 @@ class Backlog:
         return blocks, size
 
     def finish(self) -> Blocks:
-        """Return all unfinished lines, including progress bars, as whole lines. Then :meth:`bars` returns no bars."""
+        """Return all unfinished lines, including progress bars, as whole lines."""
         self._live.clear()
         return [(key, bytes(line) + b"\n") for key, line in sorted(self._partial.items()) if line.strip(b"\r ")]
 
     def bars(self) -> dict[Key, bytes]:
-        """Return the current states of the progress bars, by rank and stream."""
+        """Return the current states of the progress bars."""
         return {key: bytes(self._partial[key]) for key in sorted(self._live)}
 
     def trim(self) -> None:
@@ -140,12 +125,11 @@ class Backlog:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Queue an unfinished line and ``rest`` (its end, and any further lines). If there is no room, skip them."""
+        """Queue an unfinished line and ``rest``, or skip them if there is no room."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)
-        # Once lines are skipped, skip all until half of the limit is free: one long gap reads better than many short
-        # ones.
+        # Once lines are skipped, skip all until half is free: one long gap reads better than many short ones.
         allowed = self._limit // 2 if self._behind else self._limit
         self._behind = self.size > 0 and self.size + len(block) + OVERHEAD > allowed
         if self._behind:
@@ -156,7 +140,6 @@ class Backlog:
         self._add(key, self._gap(key) + block)
 
     def _add(self, key: Key, block: bytes) -> None:
-        """Queue a block of whole lines, and count its size."""
         self._queue.append((key, block))
         self.size += len(block) + OVERHEAD
 
@@ -164,7 +147,7 @@ class Backlog:
         self._gaps.setdefault(key, Counter())[fault] += lines
 
     def _gap(self, key: Key) -> bytes:
-        """Return a note that says how many lines of a stream were skipped, followed by the last of these lines."""
+        """Return a note on the skipped lines of a stream, followed by the last of them."""
         counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
         counts["display"] -= tail.count(b"\n")
         told = b"".join(

@@ -10,7 +10,7 @@ from distributor.text import cells
 
 
 def choose() -> View:
-    """Return the view for this process's output: a notebook, a terminal or something else."""
+    """Return the view for this process's output."""
     if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
         from distributor.display.notebook import NotebookView
 

@@ -1,8 +1,7 @@
 """Shows the ranks' output on the driver: whole lines, each with its rank and host, and a progress bar below them.
 
-The thread that receives output splits it into lines, and another thread shows them. A slow or blocked display thus
-holds up neither the connections to nodes nor the ranks. If the display cannot keep up, lines are skipped, and a note
-says how many.
+One thread receives output, another shows it: a slow or blocked display holds up neither nodes nor ranks. If it cannot
+keep up, lines are skipped, and a note says how many.
 """
 
 from __future__ import annotations
@@ -15,30 +14,19 @@ from distributor.display.backlog import Backlog
 from distributor.display.folding import Fold
 from distributor.display.lines import Printer
 
-#: Number of seconds between two rounds of output, unless much output waits. Output that arrives in between is shown
-#: together. This also limits how often a progress bar is redrawn.
+#: Seconds between two rounds of output or drawings of a bar, unless much output waits.
 _REDRAW = 0.05
 
 
 class Console:
-    """Shows the ranks' lines: their stdout on ``sys.stdout``, and their stderr on ``sys.stderr``.
+    """Shows the ranks' stdout on ``sys.stdout``, and their stderr on ``sys.stderr``.
 
-    Args:
-        host_of: returns the host of a rank, for the prefix of its lines.
-        ranks: the ranks whose lines are shown; ``None`` (default) for all.
-        fold: show identical lines of several ranks once, as ``[ranks 0-15] ...`` (default no). A line waits for the
-            same line of other ranks for at most half a second.
-        world_size: the number of ranks (default 1). With ``fold``, a line that all shown ranks have written waits
-            no longer.
-        prefix: begin each line with its rank and host (default).
-        escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.
-        limit: number of bytes that may wait to be shown (default 8 MiB); what exceeds it is skipped.
+    With ``fold``, a line waits half a second for that of other ranks. At most ``limit`` bytes wait, others are skipped.
 
-    Example:
-        >>> console = Console(lambda rank: "host-a")
-        >>> console.write(3, 1, b"loss 0.5\\n")
-        >>> console.close()
-        [rank 3 host-a] loss 0.5
+    >>> console = Console(lambda rank: "host-a")
+    >>> console.write(3, 1, b"loss 0.5\\n")
+    >>> console.close()
+    [rank 3 host-a] loss 0.5
     """
 
     def __init__(
@@ -64,13 +52,7 @@ class Console:
         self._printer = Printer(host_of, prefix=prefix, fold=folded, all_escapes=escapes)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Take a piece of a rank's output, and return without waiting until it is shown.
-
-        Args:
-            rank: the rank that wrote the output.
-            stream: 1 for stdout, 2 for stderr.
-            data: the bytes as the rank wrote them; the piece may begin and end anywhere in a line.
-        """
+        """Take a piece of a rank's output, which may begin and end anywhere in a line, and do not wait."""
         if not data or (self._ranks is not None and rank not in self._ranks):
             return
         with self._changed:
@@ -78,35 +60,21 @@ class Console:
                 self._wake()
 
     def note(self, text: str) -> None:
-        """Show a line that comes from this package and not from a rank, on stderr.
-
-        Args:
-            text: the line, without a newline.
-        """
+        """Show a line on stderr that comes from this package and not from a rank."""
         with self._changed:
             if not self._closing:
                 self._backlog.note(text)
                 self._wake()
 
     def footer(self, lines: Sequence[str]) -> None:
-        """Show lines, such as the run's status, below all output if stderr is a terminal. The next call replaces them.
-
-        Args:
-            lines: the lines, each at most as wide as the terminal. They may have colours. Empty for no lines.
-        """
+        """Show lines no wider than the terminal below all output if stderr is one, in place of the previous ones."""
         with self._changed:
             if tuple(lines) != self._footer and not self._closing:
                 self._footer = tuple(lines)
                 self._wake()
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
-        """Record that a node has skipped lines of a rank, including the rest of an unfinished line.
-
-        Args:
-            rank: the rank that wrote the lines.
-            stream: 1 for stdout, 2 for stderr.
-            lines: number of skipped lines.
-        """
+        """Record that a node has skipped lines of a rank, including the rest of an unfinished line."""
         if self._ranks is not None and rank not in self._ranks:
             return
         with self._changed:
@@ -114,12 +82,9 @@ class Console:
             self._wake()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Show all remaining output, including unfinished lines. Later output is not shown.
+        """Show all remaining output, including unfinished lines, but only the end if the display is too slow.
 
-        Args:
-            timeout: number of seconds to wait until all output is shown (default 10). If the display is too slow, only
-                the last of the remaining lines are shown. If it is blocked, for example by a full pipe, this method
-                returns, and these last lines are shown when the display continues.
+        If it is blocked after ``timeout`` seconds, such as by a full pipe, the last lines are shown when it goes on.
         """
         with self._changed:
             self._closing = True

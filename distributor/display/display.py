@@ -16,19 +16,12 @@ from distributor.values.options import Output
 
 _log = notices.logger
 
-#: Number of seconds to wait for a view that hangs.
+#: Seconds to wait for a view that hangs.
 _PATIENCE = 2.0
 
 
 class Display:
-    """Shows one run, from :meth:`open` to :meth:`close`.
-
-    Args:
-        logs: takes the ranks' output.
-        view: shows the state of the run; ``None`` for no view.
-        announce: whether to show a line that says where the ranks run.
-        look: returns the state of the run, and whether a caller waits for its end.
-    """
+    """Shows one run, from :meth:`open` to :meth:`close`. ``look`` tells its state, and whether its end is awaited."""
 
     def __init__(
         self,
@@ -48,14 +41,11 @@ class Display:
 
     @property
     def announces(self) -> bool:
-        """Whether a line must report the failure of a run whose result no caller awaits.
-
-        ``False`` if the view shows the failure itself.
-        """
+        """Whether a line must report the failure of a run whose result no caller awaits."""
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:
-        """Print ``notes``, show the view (in a notebook, in the current cell), and show warnings from now on."""
+        """Print ``notes``, show the view, and show warnings from now on."""
         notices.show_on(self.logs.note)
         for note in notes:
             self.logs.note(note)
@@ -73,16 +63,12 @@ class Display:
             self.logs.note(text)
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show the view in one more place, such as another notebook cell.
-
-        Return ``False`` if there is no view, if it can show a run in one place only, or if it has already shown the end
-        of the run.
-        """
+        """Show the view in one more place. ``False`` if it cannot, or has already shown the end of the run."""
         with self._looking:
             return self._view is not None and not self._shown_end and self._view.show_again(snapshot)
 
     def look(self) -> None:
-        """Update the view with the current state of the run, unless another thread hangs while it updates the view."""
+        """Update the view, unless another thread hangs while it does so."""
         if self._view is None or not self._looking.acquire(timeout=_PATIENCE):
             return
         try:
@@ -113,14 +99,7 @@ class Display:
 
 
 def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, folder: Path | None = None) -> Logs:
-    """Return the receiver of the ranks' output.
-
-    Args:
-        host_of: returns the host of a rank, for the prefix of its lines.
-        world_size: number of ranks.
-        output: the ranks whose lines are shown, and how.
-        folder: the folder for files with the whole output; ``None`` (default) for no files.
-    """
+    """Return the receiver of the ranks' output, which also writes it to files in ``folder``, if given."""
     console = Console(
         host_of,
         ranks=output.log_ranks,

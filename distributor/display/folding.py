@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Number of bytes of memory that each piece of text is assumed to need, in addition to the text itself.
+#: Bytes that each piece of text is assumed to need in addition to the text itself.
 OVERHEAD = 512
 
 
@@ -29,12 +29,7 @@ class _Entry:
 
 
 class Fold:
-    """Lines that wait for equal lines of other ranks. The lines that a rank writes to one stream stay in order.
-
-    Args:
-        all_ranks: the number of ranks. A line is complete once all of them have written it.
-        limit: number of bytes that may wait.
-    """
+    """Lines that wait for equal lines of other ranks. The lines that a rank writes to one stream stay in order."""
 
     def __init__(self, all_ranks: int, limit: int) -> None:
         self._all_ranks = all_ranks
@@ -46,12 +41,7 @@ class Fold:
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Add a rank's line to the entries (the lines that wait to be shown).
-
-        Ranks that write the same text share one entry. The rank's line joins the first entry that has its text and
-        comes after the entry of the rank's previous line on this stream, so that the rank's lines stay in order. If
-        there is no such entry, a new entry is added at the end.
-        """
+        """Add a line to the first entry with its text after that of the rank's previous line, or to a new one."""
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
         if place == len(equals):
@@ -64,9 +54,9 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Remove and yield the waiting lines (entries) that are due to be shown, up to the first that is not due.
+        """Remove and yield lines up to the first that is not due.
 
-        A line is due if all ranks have written it, if it is no newer than ``until``, or if too much text waits.
+        One is due if all ranks have written it, if it is no newer than ``until``, or if too much text waits.
         """
         while self.entries:
             head = self.entries[0]

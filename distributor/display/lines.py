@@ -11,22 +11,15 @@ from distributor.display.screen import Screen, can_redraw, coloured, is_terminal
 from distributor.text import escapes
 from distributor.text.wording import ranges
 
-#: Number of seconds that a line waits for equal lines of other ranks.
+#: Seconds that a line waits for equal lines of other ranks.
 _FOLD_WAIT = 0.5
 
-#: Number of seconds between lines that show the state of a progress bar if the output cannot be redrawn.
+#: Seconds between lines with the state of a progress bar if the output cannot be redrawn.
 _BAR_LINES = 10.0
 
 
 class Printer:
-    """Shows output on ``sys.stdout`` and ``sys.stderr``. Only one thread may use it. A slow output blocks that thread.
-
-    Args:
-        host_of: returns the host of a rank, for the prefix of its lines.
-        prefix: begin each line with its rank and host.
-        fold: lines that wait for equal lines of other ranks; ``None`` to show each line at once.
-        all_escapes: show all escape sequences of ranks, not only colours.
-    """
+    """Shows output on ``sys.stdout`` and ``sys.stderr``. Only one thread may use it, which a slow output blocks."""
 
     def __init__(self, host_of: Callable[[int], str], *, prefix: bool, fold: Fold | None, all_escapes: bool) -> None:
         self._host_of = host_of
@@ -37,21 +30,14 @@ class Printer:
         self._screen = Screen()
 
     def idle_time(self) -> float | None:
-        """Return the number of seconds until output that waits must be shown; ``None`` if no output waits."""
+        """Return the seconds until output that waits must be shown; ``None`` if none waits."""
         times = [time_ for time_, _ in self._bars.values()]
         if self._fold is not None and self._fold.entries:
             times.append(self._fold.entries[0].since + _FOLD_WAIT)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def show(self, blocks: Blocks, bars: dict[Key, bytes], footer: tuple[str, ...], *, ending: bool) -> None:
-        """Show whole lines, then the first progress bar and the footer below them.
-
-        Args:
-            blocks: whole lines, in blocks of one rank and stream each.
-            bars: the current states of progress bars.
-            footer: lines to show below the progress bars, such as the run's status.
-            ending: whether this is the last call. Lines that wait for equal lines of other ranks are then shown too.
-        """
+        """Show whole lines, the first progress bar and the footer below them and, if ``ending``, all that wait."""
         for key, block in blocks:
             self._show_lines(key, block)
         live = self._show_bars(bars)
@@ -104,7 +90,6 @@ class Printer:
             self._print(entry.stream, sorted(entry.ranks), entry.text)
 
     def _print(self, stream: int, ranks: list[int], text: str) -> None:
-        """Print lines of one rank, or one line of several ranks."""
         out = output(stream)
         if not self._prefixed and ranks != [NOBODY]:
             self._screen.print(out, text + "\n")
@@ -125,10 +110,7 @@ class Printer:
 
 
 def _newest(lines: bytes) -> bytes:
-    """Remove what a terminal would overwrite: in each line, the text before the last carriage return.
-
-    Carriage returns at the end of a line overwrite nothing. They are removed too.
-    """
+    """Remove what a terminal would overwrite: in each line, the text before the last carriage return within it."""
     if b"\r" not in lines:
         return lines
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))

@@ -15,25 +15,18 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: The text that Python prints for a rank's uncaught exception is held back. At most this number of its last bytes is
-#: kept. The file gets the whole text.
+#: Of the text for an uncaught exception, which is held back, at most so many last bytes are kept. The file gets all.
 _MOST_HELD = 1 << 20
 
-#: Number of characters of a rank's last line that views and errors show.
+#: Characters of a rank's last line that views and errors show.
 _LAST_LINE = 200
 
-#: Number of bytes at the end of a piece that are searched for the last line.
+#: Bytes at the end of a piece that are searched for the last line.
 _RECENT = 64 << 10
 
 
 class Logs:
-    """Receives pieces of the ranks' output. A piece may arrive again, for example after a connection broke.
-
-    Args:
-        console: shows the lines.
-        folder: the folder for files with the whole output of every rank (``rank-3.stdout``, ``rank-3.stderr``);
-            ``None`` (default) for no files.
-    """
+    """Receives the ranks' output, perhaps twice, for the console and for files in ``folder`` (``rank-3.stdout``)."""
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console = console
@@ -43,13 +36,13 @@ class Logs:
         self._held: dict[int, bytes] = {}
         self._open: dict[tuple[int, int], str] = {}  # unfinished escape sequences, which the next piece continues
         self._lock = threading.Lock()
-        #: The first error in writing the files, which are incomplete from then on; ``None`` if there was no error.
+        #: The first error in writing the files, which are incomplete from then on.
         self.error: OSError | None = None
-        #: The last line of each rank, for views and for the text of an error. It may have colours, as escape sequences.
+        #: The last line of each rank, for views and errors. It may have colours, as escape sequences.
         self.last_lines: dict[int, str] = {}
 
     def take(self, log: Log) -> None:
-        """Take a piece of a rank's output. Skip bytes that have arrived before: nodes may send some again."""
+        """Take a piece of a rank's output, without the bytes that have arrived before."""
         with self._lock:
             key = (log.rank, log.stream)
             expected = self._offsets.get(key, 0)
@@ -65,11 +58,7 @@ class Logs:
             self._note_last_line(key, data)
 
     def release(self, told: Iterable[int]) -> None:
-        """Show the text that ranks printed for uncaught exceptions, which is held back until the attempt has ended.
-
-        Args:
-            told: ranks whose exceptions the run's error already contains. Their text is not shown here.
-        """
+        """Show the texts for uncaught exceptions at the attempt's end, except of ranks ``told`` by the run's error."""
         with self._lock:
             for rank in sorted(self._held.keys() - set(told)):
                 self._console.write(rank, _STDERR, self._held[rank])
@@ -93,14 +82,7 @@ class Logs:
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
-        """Record that a node left out some lines, because it could not send them as fast as the rank wrote.
-
-        Args:
-            rank: the rank that wrote the lines.
-            stream: the stream to which it wrote them.
-            lines: number of lines that were left out.
-            offset: the position in the rank's stream, in bytes, at which the output after these lines begins.
-        """
+        """Record that a node left out lines that it could not send in time; output goes on at ``offset``."""
         with self._lock:
             if offset > self._offsets.get((rank, stream), 0):
                 self._offsets[rank, stream] = offset
@@ -122,7 +104,6 @@ class Logs:
             )
 
     def close(self) -> None:
-        """Show the remaining output."""
         self._console.close()
 
     def _note_last_line(self, key: tuple[int, int], data: bytes) -> None:

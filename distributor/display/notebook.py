@@ -1,6 +1,6 @@
 """Shows a run as HTML: its live status, and its handle in a notebook.
 
-The HTML is plain and has inline styles, so it needs no extension and no script, and stays in an exported notebook.
+Inline styles alone need no extension and no script, and stay in an exported notebook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLOURS = {
     Status.CANCELLED: "#6e7781",
 }
 
-#: Colours of phases, safe for red-green colour blindness (Okabe and Ito, 2008). Training is green.
+#: Safe for red-green colour blindness (Okabe and Ito, 2008). Training is green.
 _PHASES = {
     "schedule": "#999999",
     "worker": "#56b4e9",
@@ -48,7 +48,7 @@ _LEAST = 0.005
 #: Maximum number of characters to show of an error.
 _LONGEST = 20_000
 
-#: Maximum numbers of ranks' last lines that are shown, and of rows in the table of nodes.
+#: Maximum numbers of ranks' last lines, and of rows in the table of nodes.
 _LINES = 8
 _NODES = 32
 
@@ -74,7 +74,7 @@ class NotebookView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """While a project folder is packed, show a progress bar where the run's status will appear later."""
+        """Show a progress bar where the run's status will appear later."""
 
         def packed(done: int, total: int) -> None:
             part = round(100 * done / max(1, total))
@@ -85,7 +85,6 @@ class NotebookView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Write the run's status into the output of the cell that started the run."""
         self._display(render(snapshot))
         return Shown()
 
@@ -118,13 +117,7 @@ def _cell() -> int | None:
 
 
 def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
-    """Return a run as HTML.
-
-    Args:
-        snapshot: the state of the run.
-        unfolded: whether the sections with the placement and the traceback are open (default: no). If not, they are
-            closed, and a traceback that the raised error shows anyway is left out.
-    """
+    """Return a run as HTML. ``unfolded`` opens its sections, also a traceback that the raised error shows."""
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
         parts.append(f'<div style="margin-top:.3em">{_text(shortened(reason(snapshot), _LONGEST))}</div>')
@@ -145,7 +138,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
 
 
 def _text(told: str) -> str:
-    """Return text for HTML: escaped, and without terminal escape sequences, which a rank may have written."""
+    """Return text for HTML: escaped, and without escape sequences of ranks."""
     return escape(escapes.plain(told))
 
 
@@ -165,7 +158,6 @@ def _head(snapshot: Snapshot) -> str:
 
 
 def _reported(snapshot: Snapshot, told: str) -> str:
-    """Return the ranks' latest reports as HTML, after a progress bar if the total number of steps is known."""
     progress, bar = snapshot.progress, ""
     if progress is not None and progress.total and not snapshot.ended:
         bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '
@@ -205,7 +197,7 @@ def _placement(snapshot: Snapshot) -> str:
 
 
 def _timings(snapshot: Snapshot) -> str:
-    """Return a bar of the run's phases as HTML, with their names below. Each phase is as wide as its share of time."""
+    """Return a bar of the run's phases as HTML, with their names below."""
     phases = {name: seconds for name, seconds in snapshot.timings.items() if name in _PHASES}
     whole = sum(phases.values()) or 1.0
     bars, names = [], []

@@ -13,24 +13,20 @@ from distributor.text import escapes
 from distributor.text.wording import duration, size
 from distributor.values.job import Status
 
-#: Number of seconds that a status, or the packing of a project folder, must last before a line about it is shown.
+#: Seconds that a status, or packing, must last before a line about it is shown.
 _PATIENCE = 3.0
 
-#: Minimum number of seconds between lines of the same status. An unchanged line is repeated less and less often.
+#: Seconds, at least, between lines of the same status. An unchanged line is repeated less and less often.
 _PAUSE = 10.0
 
-#: Number of seconds between lines while ranks run, and the longest time between other repeated lines.
+#: Seconds between lines while ranks run, and at most between other repeated lines.
 _STILL_THERE = 600.0
 
-#: Maximum number of ranks' lines to show below the status line of a run in progress.
 _LINES = 4
 
 
 class PlainView:
-    """Shows a line about what a run does, such as waiting for slots, once the run's status has lasted a few seconds.
-
-    While ranks run, it shows a line every ten minutes.
-    """
+    """Shows a line about what a run does once this has lasted a few seconds, and every ten minutes while ranks run."""
 
     interval = 1.0
     announces = True
@@ -42,7 +38,6 @@ class PlainView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Print one line if the packing of a project folder takes a long time."""
         began, said = time.monotonic(), False
 
         def packed(done: int, total: int) -> None:
@@ -54,7 +49,6 @@ class PlainView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return a line about the run if one is due. While ranks run, the last lines of some ranks follow it."""
         if snapshot.ended or snapshot.since < _PATIENCE:
             return Shown()
         if snapshot.status is not self._status:
@@ -79,5 +73,5 @@ class PlainView:
         return self._last + min(_STILL_THERE, max(_PAUSE, self._last))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Return ``False``: the run cannot be shown in a second place, because printed lines cannot be updated."""
+        """Return ``False``: printed lines cannot be updated."""
         return False

@@ -16,19 +16,18 @@ from distributor.text import escapes
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
 
-#: Characters that move a terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Screen:
-    """Prints lines and, if the output can be redrawn, keeps a live line (such as a progress bar) below them."""
+    """Prints lines and, if the output can be redrawn, keeps a live line or block below them."""
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
-        """Print whole lines. First erase the progress bar or status below the lines, if any; the caller redraws it."""
+        """Print whole lines, after erasing what is below them; the caller redraws it."""
         if self._drawn is not None and can_redraw(out):
             self.erase()
         self._write(out, text)
@@ -55,15 +54,9 @@ class Screen:
         self._drawn = (out, text)
 
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
-        """Draw a block of lines (``bar`` and ``footer``) on a terminal, in place of the previous block.
+        """Draw a progress bar and lines no wider than the terminal, in place of the previous block.
 
-        Above the block is an empty line, on which the cursor stays. A line that other code writes to the terminal thus
-        goes there, and is not erased with the block.
-
-        Args:
-            out: the terminal.
-            bar: the state of a rank's progress bar, ``""`` for none.
-            footer: lines that are no wider than the terminal.
+        The cursor stays on an empty line above them: what other code writes goes there, and is not erased.
         """
         lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
         text = "\n".join(["", *lines, *footer])
@@ -73,7 +66,6 @@ class Screen:
             self._drawn = (out, text)
 
     def erase(self) -> None:
-        """Erase what is drawn below the lines: one progress bar (see :meth:`draw`) or a block (:meth:`draw_block`)."""
         if self._drawn is not None:
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"
@@ -81,7 +73,6 @@ class Screen:
             self._drawn = None
 
     def flush(self) -> None:
-        """Flush the output to which lines were last printed."""
         if self._unflushed is not None:
             with suppress(Exception):
                 self._unflushed.flush()
@@ -97,10 +88,7 @@ class Screen:
 
 
 def output(stream: int) -> TextIO | None:
-    """Return the current ``sys.stdout`` (1) or ``sys.stderr`` (2); ``None`` if the shell closed it.
-
-    Each call looks the stream up in ``sys``, since notebooks and tests replace ``sys.stdout`` and ``sys.stderr``.
-    """
+    """Return the current ``sys.stdout`` (1) or ``sys.stderr`` (2), which notebooks and tests replace."""
     return sys.stdout if stream == 1 else sys.stderr
 
 
@@ -123,10 +111,7 @@ def is_notebook(out: TextIO | None) -> bool:
 
 
 def coloured(out: TextIO | None, rank: int, text: str) -> str:
-    """Return the text, in the rank's colour if ``out`` is a terminal and ``NO_COLOR`` is not set.
-
-    See https://no-color.org.
-    """
+    """Return the text, in the rank's colour on a terminal unless ``NO_COLOR`` is set (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or not is_terminal(out):
         return text
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"

@@ -10,7 +10,6 @@ from distributor.values.job import Status
 from distributor.values.placement import Placement
 from distributor.values.reports import Progress
 
-#: Maximum number of reported values to show.
 _VALUES = 8
 
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
@@ -93,7 +92,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def timed(snapshot: Snapshot) -> str:
-    """Describe the status of a run. Until its ranks are up, add how long the current step of the start has lasted.
+    """Describe the status of a run and, until its ranks are up, how long the current step has lasted.
 
     >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
     'importing torch on 2 nodes, 34 s'
@@ -135,11 +134,7 @@ def reason(snapshot: Snapshot) -> str:
 
 
 def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
-    """Return ranks' last lines as pairs ``(ranks, line)`` in order of the lowest rank. Identical lines are merged.
-
-    Args:
-        lines: the last line of each rank, by rank.
-        most: the maximum number of entries; if there are more, the last entry stands for all further ranks.
+    """Return last lines as pairs ``(ranks, line)``, equal ones merged. The last of ``most`` is for all other ranks.
 
     >>> folded({0: "epoch 3", 1: "epoch 3", 2: "epoch 2"}, 4)
     [('ranks 0-1', 'epoch 3'), ('rank 2', 'epoch 2')]

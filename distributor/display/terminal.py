@@ -1,7 +1,6 @@
-"""A live status below the output in a terminal. Rich renders it; the module ``console`` keeps it below the output.
+"""A live status below the output in a terminal. Rich renders it; ``console`` keeps it below the output.
 
-Rich's own ``Live`` is not used: it takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks
-write.
+Rich's own ``Live`` takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks write.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ _STYLES = {
     Status.STOPPING: "magenta",
 }
 
-#: Maximum number of ranks' last lines to show.
 _LINES = 4
 
 
@@ -47,18 +45,13 @@ class TerminalView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Show a progress bar while a project folder is packed."""
         columns = (TextColumn("packing {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(folder, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return what to show: the status while a caller waits for the run; at the run's end, a line with its duration.
-
-        While no caller waits (``awaited`` is ``False``), show nothing until the run ends. A run that has failed gets no
-        line at its end, because its error says why it failed.
-        """
+        """Return the status while a caller waits, and a line at the end, but for a failure: its error says why."""
         if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
             ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"
             return Shown(notes=(f"run {snapshot.label} {ended} {duration(snapshot.seconds)}",))
@@ -67,7 +60,7 @@ class TerminalView:
         return Shown(footer=self._lines(snapshot))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Return ``False``: the run cannot be shown in a second place, only at the bottom of the terminal."""
+        """Return ``False``: there is only one bottom of the terminal."""
         return False
 
     def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from distributor.display.snapshot import Snapshot
 
-#: A function that is called with the number of bytes that are packed so far, and the total.
+#: Is called with the number of bytes that are packed so far, and the total.
 Packed = Callable[[int, int], None]
 
 
@@ -22,26 +22,17 @@ class Shown(NamedTuple):
 class View(Protocol):
     """Shows one run."""
 
-    #: Number of seconds between two calls of ``show``.
+    #: Seconds between two calls of ``show``.
     interval: float
 
-    #: Whether printed lines must say where ranks run on a cluster, and report the failure of a run whose result no
-    #: caller awaits. If not, the view shows both.
+    #: Whether lines must say where ranks run, and report a failure that no caller awaits. If not, the view shows both.
     announces: bool
 
     def packing(self, folder: str) -> AbstractContextManager[Packed]:
-        """Return a context manager that shows the packing of a project folder, before there is a run."""
+        """Show the packing of a project folder, before there is a run."""
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Show the run at one moment. The last call is for a run that has ended.
-
-        Args:
-            snapshot: the state of the run.
-            awaited: whether a caller waits for the end of the run. If so, nothing else uses the terminal.
-        """
+        """Show the run; at last, when it has ended. While its end is ``awaited``, nothing else uses the terminal."""
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show a run in progress in one more place, and keep both places up to date.
-
-        Return ``False`` if the view can show a run in one place only.
-        """
+        """Show a run in progress in one more place, and keep both up to date; ``False`` if there is only one."""

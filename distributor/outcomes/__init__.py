@@ -1,5 +1,1 @@
-"""Turns the results of a run into values or one exception.
-
-This package runs on the driver. It is pure, except that ``advice`` reads the driver's files. It may import
-``shipping``.
-"""
+"""Turns the results of a run into values or one exception. This code runs on the driver, pure but for ``advice``."""

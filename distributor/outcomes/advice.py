@@ -1,7 +1,4 @@
-"""Adds advice to failures that the driver can explain better than a rank.
-
-The driver can do so because it knows the job and the user's files.
-"""
+"""Advice on failures that the driver can explain better than a rank, since it knows the job and the user's files."""
 
 from __future__ import annotations
 
@@ -23,24 +20,18 @@ _NO_GPU = re.compile(
     # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of an AMD GPU.
     r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
-#: Matches a line of a traceback that asserts that there is a GPU. The error's message need not mention it.
+#: Asserts that there is a GPU, in a traceback. The error's message need not mention it.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
 _NO_OPERATORS = "operator torchvision::nms does not exist"
 _NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
-#: Matches errors about mosaicml-streaming's shared memory, by its names (``streaming/base/shared/prefix.py``).
+#: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 
 def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
-    """Return advice on a failure for the user, in a sentence or two; ``""`` if there is nothing to add.
-
-    Args:
-        failure: the failure that caused all others.
-        job: the job that failed.
-        local: whether ranks had the driver's files and packages.
-    """
+    """Return advice on the root failure; ``""`` if there is nothing to add. ``local``: ranks had the driver's files."""
     if told := job.launch.advise(failure, job):
         return told
     if not job.resources.use_gpu and (told := _about_gpu(failure)):

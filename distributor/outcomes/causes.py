@@ -1,4 +1,4 @@
-"""The reasons why the driver stops a run before all ranks have ended by themselves, as plain values."""
+"""Why the driver stops a run before all ranks have ended by themselves, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributor.values.outcome import Failure
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The run was cancelled. ``why`` is the reason in words; ``""`` if the user has cancelled it."""
+    """The run was cancelled. ``why`` is ``""`` if the user has done it."""
 
     why: str = ""
 
@@ -27,7 +27,6 @@ class Stalled:
 
     @property
     def message(self) -> str:
-        """The text of the error with which the run ends."""
         return f"no rank wrote anything or used CPU time for stall_timeout={self.limit:g} s: {self.stacks}"
 
 
@@ -40,62 +39,45 @@ class StartTimeout:
 
     @property
     def message(self) -> str:
-        """The text of the error with which the run ends."""
         return f"the run did not start within start_timeout={self.limit:g} s: it was {self.step}"
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """The temporary folder of the node on ``host`` cannot be used; ``why`` is a short text."""
+    """The temporary folder of the node on ``host`` cannot be used."""
 
     host: str
     why: str
 
     @property
     def message(self) -> str:
-        """The text of the error with which the run ends."""
         return no_temporary_folder(self.host, self.why)
 
 
 @dataclass(frozen=True)
 class RankFailed:
-    """A rank failed.
-
-    ``failures`` lists the failures that were reported while the run went on. Others may be reported only at the end of
-    the run.
-    """
+    """A rank failed. Other failures than these may be reported only at the end of the run."""
 
     failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeLost:
-    """Nodes were lost.
+    """Nodes were lost; ``failures`` of ranks may have caused or followed this."""
 
-    ``nodes`` describes each lost node as text. ``failures`` lists failures of ranks, which may have caused or followed
-    the loss.
-    """
-
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # each in words
     failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True)
 class Preempted:
-    """All ranks were asked to stop together, although the training had not finished.
-
-    Attributes:
-        why: the reason, in words.
-        kept: a sentence about the run's last checkpoint, for the text of the error.
-        widens: whether the run goes on with more ranks.
-    """
+    """All ranks were asked to stop together, although the training had not finished."""
 
     why: str
-    kept: str
-    widens: bool = False
+    kept: str  # a sentence about the run's last checkpoint
+    widens: bool = False  # the run goes on with more ranks
 
     def message(self, step: int) -> str:
-        """Return the text of the run's error, for ranks that have stopped at ``step``."""
         if self.widens:
             return f"{self.why}, so all ranks have stopped at step {step}. {self.kept}"
         return f"the run was preempted: {self.why}, and all ranks have stopped at step {step}. {self.kept}"
@@ -112,10 +94,9 @@ Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | No
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the cause to report if a run is already being stopped because of ``first`` when ``then`` is reported.
+    """Return the cause to report if ``then`` is reported while a run is being stopped because of ``first``.
 
-    Failed ranks and lost nodes are combined, because the reports of both may arrive in any order. Otherwise, ``first``
-    remains the cause. For example, a cancelled run stays cancelled if a rank fails later.
+    Failed ranks and lost nodes are combined, because their reports may arrive in any order. Otherwise, ``first`` stays.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())
@@ -129,10 +110,7 @@ def joined(first: Cause, then: Cause) -> Cause:
 
 
 def disagreement(halted: Mapping[int, int]) -> str | None:
-    """Return an error text if ranks have stopped at different steps; ``None`` if they have not.
-
-    Args:
-        halted: the step at which each rank has stopped, by rank.
+    """Return an error text if ranks, by the steps at which they stopped, have not stopped together.
 
     >>> disagreement({0: 7, 1: 7})
     >>> disagreement({0: 7, 1: 8, 2: 8})

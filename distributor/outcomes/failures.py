@@ -1,4 +1,4 @@
-"""Sorts failures, with the root (the likely cause of the others) first, and describes them."""
+"""Sorts failures, with the root first: the likely cause of the others. Describes them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distributor.text.wording import count, who
 from distributor.values.echoes import TORCH_KINDS, is_echo
 from distributor.values.outcome import Failure
 
-#: The modules that raise the errors of collectives and rendezvous.
+#: Where collectives and rendezvous raise errors.
 _COLLECTIVES = (
     "/torch/distributed/distributed_c10d.py",
     "/torch/distributed/_functional_collectives.py",
     "/torch/distributed/rendezvous.py",
 )
 
-#: The prefix that torch puts before each line of an uncaught exception once there is a process group.
+#: Put by torch before each line of an uncaught exception once there is a process group.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
 
@@ -42,10 +42,9 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 
 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures with the root (the likely cause of the others) first, then the others in order of time.
+    """Return the failures with the root first, then the others in order of time.
 
-    The failure of a rank that had been told to stop is the root only if all failed ranks had been told to stop. A
-    failure that looks like a consequence of another is the root only if no other failure can have caused it.
+    Failures of ranks that were told to stop come last as a root, and before them those that look like consequences.
     """
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))
@@ -58,18 +57,16 @@ def has_cause(failures: Sequence[Failure | None]) -> bool:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return whether a failure looks like a consequence of another: for example, a connection breaks if a peer ends."""
+    """Return whether a failure looks like a consequence of another, such as a connection to a peer that ended."""
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts as such a failure if its type belongs to torch.distributed, if ``runtime.should_stop`` raised it
-    (a ``StopError``), or if it is a ``RuntimeError`` or ``TimeoutError`` that a collective or torch's store raised. The
-    end of the traceback shows whether torch or the user's code raised the exception: torch raises many exceptions in
-    C++ code, and their traceback ends with the Python line that called this code. If the user's code raised the
-    exception, the traceback ends with a ``raise`` statement.
+    An exception counts if its type is torch.distributed's, if it is a ``StopError``, or if a collective or torch's
+    store raised it as a ``RuntimeError`` or ``TimeoutError``. Torch raises many in C++: their traceback ends with the
+    Python line that called it, where one of the user's code ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
         return True
@@ -85,12 +82,7 @@ def is_infrastructure(failure: Failure) -> bool:
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """Return the text of a :class:`~distributor.errors.TrainingError`.
-
-    The first of ``failures`` must be the root, which caused all others. A traceback that several ranks have is shown
-    once. Failures are shown in one line, without a traceback, if they are mere consequences of the root, or if too many
-    other tracebacks are shown.
-    """
+    """Return the text of a :class:`~distributor.errors.TrainingError`. The first failure must be the root."""
     root = failures[0]
     alike, *others = _alike(failures)
     parts = [f"{_who(alike)} failed: {root.message}"]
@@ -117,22 +109,13 @@ def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
 
 
 def _who(failures: Sequence[Failure]) -> str:
-    """Name the ranks and their hosts: ``ranks 0-1 on host-a``."""
     hosts = list(dict.fromkeys(failure.host for failure in failures))
     named = ", ".join(hosts) if len(hosts) <= _HOSTS else count(len(hosts), "host")
     return f"{who(failure.rank for failure in failures)} on {named}"
 
 
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """Return a line about a group of equal failures, with their traceback if that helps to explain them.
-
-    The traceback is left out if it has been shown already, if many other tracebacks have been shown, or if the failures
-    are mere consequences of another failure.
-
-    Args:
-        group: the failures, which differ only in addresses.
-        told: the frames of the tracebacks shown so far. If the group's traceback is shown, its frames are added.
-    """
+    """Return a line about equal failures, with their traceback unless it is ``told``, too much, or a consequence's."""
     first, frames = group[0], _frames(group[0])
     line = f"  {_who(group)}: {first.message}"
     if not frames or frames in told:
@@ -164,9 +147,5 @@ def _last_lines(failure: Failure) -> str:
 
 
 def _told(line: str) -> str:
-    """Return a line of a rank's output as the failure's traceback would show it, so that the two can be compared.
-
-    Remove the prefix ``[rank0]: ``, which torch puts before each line of a traceback. Replace the file name of a
-    notebook cell by the cell's name, such as ``Cell In[5]``.
-    """
+    """Return a line of output as the failure's traceback would show it: without torch's prefix, with names of cells."""
     return cells.readable(_RANK_PREFIX.sub("", line)).partition("\n")[0]

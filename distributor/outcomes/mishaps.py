@@ -1,4 +1,4 @@
-"""Errors for runs that the driver cannot continue, because it lacks a resource or something that it used is gone."""
+"""Errors for runs that the driver cannot continue, since it lacks a resource or something that it used is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from distributor.errors import DistributorError, RunCancelledError, StartError
 
 E = TypeVar("E", bound=DistributorError)
 
-#: What each error number of the operating system means for a run, and what to do.
 _NUMBERS = {
     errno.ENOSPC: "the disk is full: delete files, or set TMPDIR to another folder before Python starts",
     errno.EDQUOT: "the disk quota is used up: delete files, or set TMPDIR to another folder before Python starts",
@@ -35,7 +34,6 @@ class Loss:
     explanation: str = ""
 
 
-#: Nothing is known of a loss.
 UNKNOWN = Loss()
 
 
@@ -46,7 +44,7 @@ def explained(error: E, loss: Loss) -> E:
 
 
 def loss_of(error: BaseException) -> Loss:
-    """Return why Spark lost a task, as :func:`explained` has added it."""
+    """Return what :func:`explained` has added."""
     loss: Loss = getattr(error, "_loss", UNKNOWN)
     return loss
 
@@ -54,9 +52,8 @@ def loss_of(error: BaseException) -> Loss:
 def typed(error: BaseException) -> DistributorError:
     """Return an error of this package for any error that ended a run on the driver.
 
-    Example:
-        >>> typed(OSError(errno.EMFILE, "Too many open files"))
-        StartError('this process has too many open files: raise ulimit -n ([Errno 24] Too many open files)')
+    >>> typed(OSError(errno.EMFILE, "Too many open files"))
+    StartError('this process has too many open files: raise ulimit -n ([Errno 24] Too many open files)')
     """
     if isinstance(error, DistributorError):
         return error
@@ -102,11 +99,7 @@ def jvm_ended(run_id: str) -> StartError:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether an error already explains why all nodes were lost.
-
-    Callers must keep an error that explains the loss of all nodes. A ``NodeLostError`` made from the names of the lost
-    nodes would not say why they were lost.
-    """
+    """Return whether an error already explains why all nodes were lost: a ``NodeLostError`` would not."""
     return getattr(error, "_final", False)
 
 
@@ -115,9 +108,6 @@ def _is_no_thread(error: BaseException) -> bool:
 
 
 def final(error: E) -> E:
-    """Mark an error as the explanation of a run's end.
-
-    No error about lost nodes replaces this error. If the run ends with it, no other attempt follows.
-    """
+    """Mark an error as the explanation of a run's end: none about lost nodes replaces it, and no attempt follows."""
     error._final = True  # type: ignore[attr-defined]
     return error

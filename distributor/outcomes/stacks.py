@@ -1,7 +1,6 @@
 """Finds out what ranks are doing from the text that ``faulthandler`` writes in each of them.
 
-The functions are pure, and use the standard library only. They accept any text and never raise, because the text may be
-cut off, or may say why a rank cannot answer.
+The functions never raise, whatever the text: it may be cut off, or say why a rank cannot answer.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from dataclasses import dataclass
 
 from distributor.text.wording import who
 
-#: The line before a thread's frames. It begins with "Stack" if only one thread was requested, or in free-threaded
-#: Python.
+#: The line before a thread's frames. "Stack" stands for a single thread, or for one of free-threaded Python.
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
-#: Matches the line of a frame. In place of a file, the line may name a notebook cell, as found by the driver.
+#: A frame, in a file or in a notebook cell, which the driver has named.
 _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
 
-#: Memory addresses, which differ between ranks that do the same.
+#: Differ between ranks that do the same.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
-#: Files whose functions call user code. On a stack, they come between ``_RANK`` and user code.
+#: On a stack, these come between ``_RANK`` and user code.
 _STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
@@ -31,7 +29,7 @@ _LIBRARY = re.compile(
 #: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")
 
-#: Functions that only call another function, such as decorators and ``Module.__call__``. Summaries do not name them.
+#: Functions that only call another one. Summaries do not name them.
 _WRAPPERS = (
     "__call__",
     "_call_impl",
@@ -47,28 +45,19 @@ _WRAPPERS = (
 
 @dataclass(frozen=True)
 class Frame:
-    """One call on a stack.
+    """One call on a stack. ``line`` is 0 and ``file`` is ``"???"`` if Python does not know them."""
 
-    ``line`` is 0 and ``file`` is ``"???"`` if Python does not know them. ``file`` is ``"Cell In[2]"`` for a cell of the
-    driver's notebook.
-    """
-
-    file: str
+    file: str  # or "Cell In[2]"
     line: int
     function: str
 
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread of a rank.
+    """A thread of a rank."""
 
-    Attributes:
-        current: whether this thread answered the signal that requests the stacks.
-        frames: the calls, innermost first; empty if the thread runs no Python code. Python lists at most 100 frames.
-    """
-
-    current: bool
-    frames: tuple[Frame, ...]
+    current: bool  # it has answered the signal that requests the stacks
+    frames: tuple[Frame, ...]  # at most 100, innermost first; empty if it runs no Python code
 
 
 class Stacks(dict[int, str]):
@@ -94,39 +83,28 @@ class Stacks(dict[int, str]):
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """Return the threads in faulthandler's text, in the text's order; empty if the text is not faulthandler's.
+    """Return the threads in what ``faulthandler.register(...)`` writes, in its order; empty for any other text.
 
-    Args:
-        text: what ``faulthandler.register(...)`` writes on a signal, with ``all_threads`` or without.
-
-    Example:
-        >>> parse('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 40 in train\\n')
-        (Thread(current=True, frames=(Frame(file='/home/me/train.py', line=40, function='train'),)),)
+    >>> parse('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 40 in train\\n')
+    (Thread(current=True, frames=(Frame(file='/home/me/train.py', line=40, function='train'),)),)
     """
     return tuple(_thread(block) for block in _blocks(text)[1:])
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """Return the main thread: the thread that answered the signal, since signals go to the main thread.
-
-    If no thread is marked as current, return the oldest, which is listed last. Without threads, return ``None``.
-    """
+    """Return the thread that answered the signal, as the main thread does, or else the oldest, which is listed last."""
     return next((thread for thread in threads if thread.current), threads[-1] if threads else None)
 
 
 def where(text: str) -> str:
     """Return what a rank does: the function that its main thread has called, and the line of user code that called it.
 
-    Args:
-        text: the text of one rank's stacks. If ``faulthandler`` did not write this text, it is returned as one line.
-
-    Example:
-        >>> where('''Current thread 0x00007f8d69c73b80 (most recent call first):
-        ...   File "/opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3195 in all_reduce
-        ...   File "/opt/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-        ...   File "/home/me/train.py", line 40 in train
-        ... ''')
-        'all_reduce at train.py:40'
+    >>> where('''Current thread 0x00007f8d69c73b80 (most recent call first):
+    ...   File "/opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3195 in all_reduce
+    ...   File "/opt/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+    ...   File "/home/me/train.py", line 40 in train
+    ... ''')
+    'all_reduce at train.py:40'
     """
     return _where(text)[1]
 
@@ -134,22 +112,15 @@ def where(text: str) -> str:
 def summary(stacks: Mapping[int, str]) -> str:
     """Return at which lines of code the ranks are, as one line of text.
 
-    Args:
-        stacks: the text of the stacks of each rank's threads, by rank.
-
-    Example:
-        >>> summary({0: "it has ended", 1: "no answer within 5 s", 2: "it has ended"})
-        'ranks 0, 2: it has ended; rank 1: no answer within 5 s'
+    >>> summary({0: "it has ended", 1: "no answer within 5 s", 2: "it has ended"})
+    'ranks 0, 2: it has ended; rank 1: no answer within 5 s'
     """
     places = {rank: "".join(_where(text)) for rank, text in stacks.items()}
     return "; ".join(f"{who(ranks)}{place}" for place, ranks in _groups(places).items())
 
 
 def trim(text: str) -> str:
-    """Return the stacks of a rank without the main thread's outermost frames, which start the rank.
-
-    Return the text unchanged if nothing of the main thread would be left.
-    """
+    """Return a rank's stacks without the main thread's frames that start the rank, unless there are no others."""
     blocks = _blocks(text)
     threads = [_thread(block) for block in blocks[1:]]
     main = main_thread(threads)
@@ -169,7 +140,7 @@ def is_library(path: str) -> bool:
 
 
 def _blocks(text: str) -> list[str]:
-    """Split the text of a rank's stacks into the part before the first thread, and one part for each thread."""
+    """Split the text into the part before the first thread, and one part for each thread."""
     starts = [header.start() for header in _HEADER.finditer(text)]
     return [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)])]
 
@@ -208,7 +179,7 @@ def _where(text: str) -> tuple[str, str]:
 
 
 def _groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Group ranks that have the same text. Return the ranks by text, the group with the lowest rank first."""
+    """Group ranks by text, the group with the lowest rank first."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(texts):
         groups.setdefault(texts[rank], []).append(rank)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from distributor.values.outcome import Collected
 
-#: For each phase of a run, the name of the timestamp at which the phase ends. Spark's job, the nodes and the ranks
-#: record these timestamps.
+#: For each phase, the name of the timestamp at which it ends.
 PHASES = {
     "schedule": "stage",
     "worker": "task",
@@ -18,7 +17,7 @@ PHASES = {
     "exit": "exited",
 }
 
-#: What each phase means, in words that are shown to users.
+#: What each phase means, for users.
 MEANING = {
     "schedule": "until Spark has submitted the stage, including the wait for executors to come up",
     "worker": "until all tasks run in Python workers, including the wait for slots",
@@ -34,14 +33,9 @@ MEANING = {
 
 
 def phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
-    """Return the seconds that each phase of a run took, and their total.
+    """Return the seconds that each phase of a run took, and their total. Times are in seconds since the epoch.
 
     A phase ends when the last node or rank has ended it, so the phases add up to the total.
-
-    Args:
-        submitted: when the run was submitted, in seconds since the epoch.
-        collected: the results of the run, with the timestamps of its job, nodes and ranks.
-        now: when the results had arrived, in seconds since the epoch.
     """
     moments = dict(collected.times)
     for report in collected.reports:
@@ -49,8 +43,7 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             moments[name] = max(moment, moments.get(name, moment))
         for outcome in report.outcomes:
             failed = None if outcome.failure is None else outcome.failure.time
-            # A rank that was stopped in the function does not report when the function ended. The end of the node's
-            # ranks counts instead.
+            # A rank that was stopped in the function reports no end of it: that of the node's ranks counts.
             returned = outcome.returned or failed or report.times.get("exited")
             for name, told in (("called", outcome.called), ("returned", returned)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))

@@ -1,7 +1,7 @@
 """The verdict on a run: its values, or the one exception that explains why there are none.
 
-The earliest failure is the root (the cause of the others), unless it is a broken connection that another failure
-explains: the peers of a killed rank may notice the rank's end before the rank's node does.
+The earliest failure is the root, unless it is a broken connection that another failure explains: the peers of a killed
+rank may notice its end before its node does.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ from distributor.values.echoes import is_echo
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 
-#: If the clocks of a host and the driver differ by less than this number of seconds, the difference is ignored: it may
-#: only be the time that the report of a failure takes to reach the driver.
+#: Clocks count as equal up to this number of seconds: the report of a failure may take as long to reach the driver.
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
 _TRUE = (StartError, ResourceError, CompanionError, GroupError, StopError)
 
-#: Returns advice on a failure, or ``""`` if there is nothing to add.
+#: Returns advice on the root failure, or ``""``.
 Advise = Callable[[Failure], str]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a run: the return values by rank, or the error that explains why there are no valid values.
+    """The return values by rank, or the error that explains why there are none.
 
     If ranks were preempted, there are values beside the error: what the ranks returned when they stopped early.
     """
@@ -70,7 +69,6 @@ class Verdict:
 
     @property
     def status(self) -> Status:
-        """The final status of the run."""
         if self.error is None:
             return Status.SUCCEEDED
         return Status.CANCELLED if isinstance(self.error, RunCancelledError) else Status.FAILED
@@ -89,23 +87,12 @@ def verdict(
 ) -> Verdict:
     """Decide between a run's values and the exception that best explains why there are none.
 
-    Args:
-        cause: why the driver stopped the run; ``None`` if it did not.
-        collected: the results of the job; ``None`` if it ended with ``error``.
-        error: the exception with which the job ended; ``None`` if it returned results.
-        run_id: identifier of the run.
-        world_size: number of ranks.
-        advise: returns advice on the root failure, which caused the others.
-        local: whether the run was on this machine, without Spark.
-        preempted: why ranks were asked to stop together, if they were. Used only if ranks have stopped. ``None`` if the
-            user asked them.
+    ``preempted`` is why ranks were asked to stop together, if it was not the user who asked.
 
-    Example:
-        >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
-        RunCancelledError('run 3f2a was cancelled')
+    >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
+    RunCancelledError('run 3f2a was cancelled')
     """
-    # Ranks that the driver stops may exit with 0 within the grace period, as if they had succeeded. So the reason why
-    # the driver stopped them is checked first.
+    # First why the driver stopped ranks: they may exit with 0 within the grace period, as if they had succeeded.
     if isinstance(cause, Cancelled):
         why = f": {cause.why}" if cause.why else ""
         return Verdict(error=RunCancelledError(f"run {run_id} was cancelled{why}"))
@@ -139,11 +126,7 @@ def _judged(
 
 
 def _cut_short(collected: Collected, preempted: Preempted | None) -> PreemptionError | None:
-    """Return an error if ranks returned early because something other than the user told them to stop, else ``None``.
-
-    Raises:
-        StopError: the ranks have stopped at different steps.
-    """
+    """Return an error if ranks returned early because something other than the user told them to stop."""
     halted = collected.halted
     if (wrong := disagreement(halted)) is not None:
         raise StopError(wrong)
@@ -153,10 +136,9 @@ def _cut_short(collected: Collected, preempted: Preempted | None) -> PreemptionE
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:
-    """Return whether all ranks have succeeded and all their results have arrived, even if nodes were lost later.
+    """Return whether all ranks have succeeded and all results have arrived, even if nodes were lost later.
 
-    A rank that is stopped may exit with 0 as if it had succeeded. So it is not enough that each rank succeeded: each
-    node must also have reported that the run was not stopped.
+    A stopped rank may exit with 0 as if it had succeeded, so each node must also report that the run was not stopped.
     """
     outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
     succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
@@ -188,23 +170,7 @@ def values(
     told: Sequence[Failure] = (),
     local: bool = False,
 ) -> dict[int, Any]:
-    """Return the return values of all ranks, by rank; empty for a script or a module.
-
-    Args:
-        collected: the results that the scheduler returned.
-        world_size: the number of ranks.
-        advise: returns advice on the root failure, which caused the others.
-        told: the failures that were reported while the run went on, with their times by the driver's clock.
-        local: whether the run was on this machine, without Spark.
-
-    Raises:
-        TrainingError: a rank failed.
-        GroupError: ranks never joined a process group of all ranks.
-        NodeLostError: a node never reported, or ranks did not finish although none failed.
-        ResultError: a rank succeeded but its value could not be pickled, or the driver cannot read it.
-        StartError, ResourceError: a node could not start, or lacks what a rank needs.
-        CompanionError: a process that ran beside the ranks ended too early.
-    """
+    """Return the ranks' return values, or raise why one is missing. ``told`` is as in :func:`on_one_clock`."""
     for report in collected.reports:
         if report.error is not None:
             kind, message = report.error
@@ -238,11 +204,9 @@ def values(
 
 
 def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[Failure]:
-    """Return the failures, with times converted to the driver's clock if the clock of their host is known to differ.
+    """Return the failures, with times by the driver's clock if their host's is known to differ.
 
-    Args:
-        failures: the failures, with their times by the clocks of their hosts.
-        told: the failures that were reported while the run went on, with their times by the driver's clock.
+    ``told`` are failures that were reported while the run went on, with times by the driver's clock.
     """
     times = {failure.rank: failure.time for failure in told}
     ahead: dict[str, float] = {}
@@ -255,13 +219,7 @@ def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[F
 
 
 def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
-    """Return the failures of one attempt, with their times converted to the driver's clock where possible.
-
-    Args:
-        cause: why the driver stopped the attempt. A :class:`RankFailed` has the failures that were reported while the
-            attempt went on. Failures in other causes are left out.
-        ended: the failures that nodes reported at the end of the attempt.
-    """
+    """Return the failures of one attempt, by the driver's clock where possible: at its ``ended``, and before."""
     told = cause.failures if isinstance(cause, RankFailed) else ()
     return [*on_one_clock(ended, told), *told]
 
@@ -271,17 +229,11 @@ def training_error(
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
 ) -> TrainingError | StartError | ResourceError | GroupError:
-    """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
+    """Return the exception for failed ranks. Its text begins with the root.
 
-    The exception is a ``StartError`` or ``ResourceError`` if the root rank (the one whose failure caused the others)
-    found, before it called any user code, that its node lacks something that the run needs. The exception is a
-    ``GroupError`` if ranks never joined a process group of all ranks. Otherwise, the exception is a ``TrainingError``,
-    whose ``__cause__`` is the exception that the root rank raised.
-
-    Args:
-        failures: the failures of the run's ranks.
-        advise: returns advice on the root failure, which caused the others.
-        returned: when ranks returned, in seconds since the epoch, by rank; only ranks that have returned.
+    It is a ``StartError`` or ``ResourceError`` if the root rank found, before it called user code, that its node lacks
+    something, a ``GroupError`` if ranks never joined a process group, or else a ``TrainingError`` from the root's
+    exception. ``returned`` says when ranks have returned, in seconds since the epoch.
     """
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
@@ -299,13 +251,7 @@ def training_error(
 
 
 def node_lost(nodes: Sequence[str], local: bool = False, loss: Loss = UNKNOWN) -> NodeLostError:
-    """Return the exception for lost nodes.
-
-    Args:
-        nodes: the hosts of the lost nodes, with what else is known about each.
-        local: whether the run was on this machine, without Spark.
-        loss: why Spark lost a task, as far as known.
-    """
+    """Return the exception for lost nodes, each in words."""
     lost = f"lost the node on {escapes.colours('; '.join(sorted(set(nodes))))}."
     if local:
         return NodeLostError(

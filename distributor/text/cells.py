@@ -1,4 +1,4 @@
-"""Adds the names and the code of notebook cells to tracebacks of ranks. Ranks know neither."""
+"""Adds the names and the code of notebook cells to tracebacks of ranks, which know IPython's file names only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<rest>.*)')
 
 
 def readable(trace: str) -> str:
-    """Return a traceback in which each frame of a notebook cell has the cell's name and the line of code.
-
-    Ranks know only the file name under which IPython compiled a cell.
-
-    Args:
-        trace: a traceback as ``traceback.format_exception`` formats it.
-    """
+    """Return a traceback in which each frame of a notebook cell has the cell's name and the line of code."""
     lines = trace.splitlines()
     told = []
     for line, after in zip(lines, [*lines[1:], ""]):
@@ -33,12 +27,12 @@ def readable(trace: str) -> str:
 
 
 def shell() -> Any:
-    """Return the IPython shell that runs this code, or ``None`` if there is none. Never imports IPython."""
+    """Return the IPython shell that runs this code, if any. Never imports IPython."""
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def _cell(path: str) -> str | None:
-    """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path does not belong to a cell."""
+    """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path is no cell's."""
     try:
         kind, name = shell().compile.format_code_name(path)
     except Exception:  # there is no IPython, its version is too old, or the path belongs to a file

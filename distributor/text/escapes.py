@@ -7,12 +7,12 @@ import re
 # Sources: ECMA-48; https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. Each sequence has a second form, in which
 # one character from U+0080 to U+009F replaces the first two characters.
 
-#: The start and the end of a control string (OSC, DCS, SOS, PM, APC). A terminal does not show its text.
+#: The start and the end of a control string (OSC, DCS, SOS, PM, APC), whose text is not shown.
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
 _END = r"(?:\x07|\x1b\\|\x9c)"
 
-#: Any sequence, and the characters that make a terminal answer (ENQ) or change its character set (SO, SI). No text
-#: between two sequences is searched twice, so the time that a search takes is proportional to the text's length.
+#: Any sequence, and what makes a terminal answer (ENQ) or change its character set (SO, SI). No text between two
+#: sequences is searched twice: the time of a search is proportional to the text's length.
 _SEQUENCE = re.compile(
     rf"{_STRING}[^\x07\x1b\x80-\x9f]*{_END}"  # the end may be some lines below
     rf"|{_STRING}(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*{_END}?"  # a string without an end goes to the end of its line
@@ -24,13 +24,12 @@ _SEQUENCE = re.compile(
 #: A sequence that sets colours and other attributes of characters (SGR).
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)([0-9;:]*)m")
 
-#: A sequence that is not complete at the end of a text, so its rest may be in the next text. The groups match what is
-#: needed to recognize this rest.
+#: A sequence that may go on in the next text. The groups match what is needed to recognize its rest.
 _OPEN = re.compile(
     rf"({_STRING})(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*(\x1b?)\Z|((?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
 )
 
-#: Number of characters of an unfinished sequence to keep. No sequence that a terminal knows is longer.
+#: Characters of an unfinished sequence to keep. No sequence that a terminal knows is longer.
 _LONGEST_OPEN = 64
 
 _EIGHT_BIT = re.compile(r"[\x80-\x9f]")

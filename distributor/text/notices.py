@@ -1,7 +1,6 @@
-"""Shows warnings on the screen if the user has not configured logging.
+"""Shows warnings on the screen, after the prefix ``[distributor]``, if the user has not configured logging.
 
-Without any handler, Python shows the bare text of a warning (``logging.lastResort``). The handler in this module puts
-the prefix ``[distributor]`` before the text instead. It shows nothing if there is another handler.
+Without any handler, Python shows the bare text of a warning (``logging.lastResort``).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Show = Callable[[str], None]
 class _LastResort(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        #: The displays of active runs. The newest display shows each warning, above its own progress bar and status.
+        #: The displays of active runs. The newest shows each warning, above its own progress bar and status.
         self.displays: list[Show] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -44,12 +43,12 @@ def _others(own: logging.Handler) -> bool:
 
 
 def show_on(display: Show) -> None:
-    """Show warnings on a run's display, which puts ``[distributor]`` before each, until :func:`leave` is called."""
+    """Show warnings on a run's display until :func:`leave` is called."""
     _handler.displays.append(display)
 
 
 def leave(display: Show) -> None:
-    """Undo :func:`show_on`. Do nothing if ``show_on`` was not called for this display."""
+    """Undo :func:`show_on`, if it was called for this display."""
     with suppress(ValueError):
         _handler.displays.remove(display)
 

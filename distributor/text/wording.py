@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: The units of sizes, as exponents of two.
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -44,9 +43,7 @@ def count(number: int, what: str) -> str:
 
 
 def size(number: float) -> str:
-    """Return a number of bytes as text, in the largest suitable unit: bytes, KiB, MiB, GiB or TiB.
-
-    In all units except bytes, a number below 10 has one decimal, such as ``1.5 KiB``.
+    """Return a number of bytes as text, in the largest suitable unit, with one decimal below 10.
 
     >>> size(0), size(1536), size(64 << 20), size(1 << 30)
     ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')
@@ -61,7 +58,7 @@ def size(number: float) -> str:
 
 
 def without_token(text: str) -> str:
-    """Return a text that may contain the URL of a Spark Connect server, without the token that may be in this URL.
+    """Return a text without the token that the URL of a Spark Connect server may have.
 
     >>> without_token("sc://host:15002/;use_ssl=true;token=ab/c==;user_id=me")
     'sc://host:15002/;use_ssl=true;token=***;user_id=me'
@@ -91,7 +88,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def mebibytes(number: int) -> str:
-    """Return a number of bytes as text in MiB, so that users can compare it with Spark's settings, which use this unit.
+    """Return a number of bytes in MiB, the unit of Spark's settings.
 
     >>> mebibytes(1 << 30)
     '1,024 MiB'
@@ -100,9 +97,7 @@ def mebibytes(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: tenths of seconds up to 10 s, then whole seconds, minutes and hours.
-
-    A duration below 0.1 s is given in milliseconds.
+    """Return a duration as text.
 
     >>> duration(0.012), duration(3.25), duration(83), duration(7384)
     ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')
@@ -120,14 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def parse_memory(text: str, unit: str = "") -> int:
-    """Return the number of bytes of a size in Spark's notation.
-
-    Args:
-        text: a number, optionally with ``k``, ``m``, ``g`` or ``t`` (powers of 1024), then optionally ``b`` or ``ib``.
-        unit: the unit of a bare number, ``""`` for bytes.
-
-    Raises:
-        ValueError: ``text`` is not a size in Spark's notation, such as ``"512m"``.
+    """Return the number of bytes of a size in Spark's notation; ``unit`` is that of a bare number. Raises ValueError.
 
     >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
     (8589934592, 536870912, 1536, 2097152)
@@ -146,11 +134,10 @@ def no_temporary_folder(host: str, why: str) -> str:
     )
 
 
-#: Part of an error text, which says that a companion (a process beside the ranks) has ended before the ranks were
-#: started. The restart policy recognizes the error by this part.
+#: In the text of an error about a companion: the restart policy recognizes the error by it.
 NOT_READY = "before it was ready"
 
-#: What users must call so that their ranks train together, by framework; ``"torch"`` is for code that uses only torch.
+#: What users must call so that their ranks train together, by framework.
 _REMEDIES = {
     "pytorch_lightning": "Trainer() or Fabric() without devices=1, which requests a single device",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
@@ -160,11 +147,7 @@ _REMEDIES = {
 
 
 def alone(framework: str, world_size: int) -> str:
-    """Return a text for users which says that a rank has trained without the others, why it did, and what to do.
-
-    Args:
-        framework: the framework that the rank used, such as ``"accelerate"``; ``"torch"`` if it used only torch.
-        world_size: number of ranks.
+    """Return why a rank has trained without the others, and what to do; ``framework`` may be ``"torch"``.
 
     >>> alone("accelerate", 2)[:88]
     'trained without the other ranks: there never was a process group of all 2 ranks, so each'

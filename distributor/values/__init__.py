@@ -1,5 +1,1 @@
-"""Values that the processes of a run send to each other, such as jobs, plans and messages.
-
-This code runs in all processes of a run. Besides the standard library, it may import only ``distributor.errors`` and
-``distributor.text``.
-"""
+"""Values that a run's processes send to each other. This code runs in all of them, on the standard library alone."""

@@ -12,15 +12,14 @@ from distributor.errors import ConfigurationError
 from distributor.values.checks import check_count, check_place
 from distributor.values.claims import Fence
 
-#: The environment variable that names the folder or URL of checkpoints. Outside a run, users may set it.
+#: Names the folder or URL of checkpoints. Outside a run, users may set it.
 PLACE = "DISTRIBUTOR_CHECKPOINTS"
 
-#: The environment variable that holds all settings of checkpoints except their place, as JSON. Each run that has a
-#: place for checkpoints sets it for its ranks.
+#: All other settings of checkpoints, as JSON. Each run with a place for checkpoints sets it for its ranks.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 
-#: The file that holds the address, certificate and token of a node's agent. The file is in the node's folder in shared
-#: memory. The ranks of all nodes exchange these addresses, to send copies of their states to the agents of other nodes.
+#: Address, certificate and token of a node's agent, in the node's folder in shared memory. Ranks exchange addresses to
+#: send copies of their states to other nodes.
 PEERS = "peers.json"
 
 
@@ -53,7 +52,7 @@ class Checkpoints:
     replicate: bool = False
 
     def __post_init__(self) -> None:
-        # The checked value replaces the given one. A frozen dataclass allows this only through object.__setattr__.
+        # A frozen dataclass allows this only through object.__setattr__.
         object.__setattr__(self, "dir", check_place("checkpoints", self.dir))
         if self.keep is not None:
             object.__setattr__(self, "keep", check_count("Checkpoints(keep=...)", self.keep))
@@ -86,43 +85,26 @@ def _check_best(best: Any) -> tuple[str, Literal["min", "max"]] | None:
 
 
 def check_checkpoints(name: str, value: Any) -> Checkpoints:
-    """Check the option ``checkpoints``, and return it as :class:`Checkpoints`. A folder or URL is accepted too.
-
-    Raises:
-        ConfigurationError: the value is neither :class:`Checkpoints` nor a folder or URL.
-    """
+    """Check the option ``checkpoints``, and return it as :class:`Checkpoints`. A folder or URL is accepted too."""
     return value if isinstance(value, Checkpoints) else Checkpoints(check_place(name, value))
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Where the ranks of a node keep their newest states (the arguments of ``save_checkpoint``) in memory.
+    """Where the ranks of a node keep their newest states in memory."""
 
-    Attributes:
-        folder: a private folder of the run in the node's shared memory.
-        limit: maximum total size, in bytes, of the tensors in ``folder`` (in the states of the node's ranks, and in
-            copies from other nodes).
-        replicate: whether a node on another host keeps copies of the states of this node's ranks.
-    """
-
-    folder: str
-    limit: int
-    replicate: bool = False
+    folder: str  # the run's, in the node's shared memory
+    limit: int  # bytes of tensors in folder: of the node's states, and of copies from other nodes
+    replicate: bool = False  # a node on another host keeps copies of this node's states
 
 
 @dataclass(frozen=True)
 class PeerKey:
-    """The key for the connections over which ranks send copies of their states to other nodes, and read them back.
+    """The key for the connections over which ranks send copies of their states to other nodes, and read them back."""
 
-    Attributes:
-        certificate: the certificate (PEM) of all agents of the run. Ranks accept no other certificate.
-        private: the private key of the certificate (PEM).
-        token: the secret with which ranks prove to an agent that they belong to the run.
-    """
-
-    certificate: str = field(repr=False)
-    private: str = field(repr=False)
-    token: bytes = field(repr=False)
+    certificate: str = field(repr=False)  # PEM, of all agents of the run; ranks accept no other
+    private: str = field(repr=False)  # PEM
+    token: bytes = field(repr=False)  # proves to an agent that a rank belongs to the run
 
 
 def to_environ(
@@ -132,16 +114,7 @@ def to_environ(
     memory: SharedMemory | None = None,
     fence: Fence | None = None,
 ) -> dict[str, str]:
-    """Return the environment variables that tell the ranks of a node where and how to keep checkpoints.
-
-    Args:
-        checkpoints: where the run keeps checkpoints, and how many.
-        staging: a private folder of the node, for files on their way to a URL.
-        hosts: the name of each node's host by node rank, for error texts.
-        memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
-        fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
-            checkpoint; ``None`` for a run without a name.
-    """
+    """Return the variables that tell a node's ranks where and how to keep checkpoints; ``hosts`` are for errors."""
     settings = {
         "keep": checkpoints.keep,
         "best": checkpoints.best,
@@ -155,24 +128,14 @@ def to_environ(
 
 @dataclass(frozen=True)
 class Settings:
-    """Where one process, such as a rank, keeps checkpoints, and how.
-
-    Attributes:
-        checkpoints: where checkpoints are kept, and how many.
-        staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
-        hosts: the name of each node's host by node rank; empty outside a run.
-        is_given: whether a run or the user has set ``checkpoints.dir``. If not, ``dir`` is ``"checkpoints"``.
-        memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
-        fence: the claim (the record that reserves the run's name) that the run must still hold when its ranks commit a
-            checkpoint; ``None`` outside a run, or for a run without a name.
-    """
+    """Where one process, such as a rank, keeps checkpoints, and how."""
 
     checkpoints: Checkpoints
-    staging: str | None
-    hosts: Mapping[int, str]
-    is_given: bool
+    staging: str | None  # for files on their way to a URL; None: the system's temporary folder
+    hosts: Mapping[int, str]  # by node rank; empty outside a run
+    is_given: bool  # a run or the user has set dir; otherwise it is "checkpoints"
     memory: SharedMemory | None = None
-    fence: Fence | None = None
+    fence: Fence | None = None  # None outside a run, or without a name
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:

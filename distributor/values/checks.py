@@ -145,7 +145,6 @@ def check_choice(name: str, value: Any) -> bool | None:
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return a flag (a bool, 0, 1 or a NumPy bool) as a bool; ``None`` for anything else."""
     is_numpys = (type(value).__module__, type(value).__name__) in (("numpy", "bool"), ("numpy", "bool_"))
     if is_numpys or (hasattr(value, "__index__") and not hasattr(value, "__len__") and value in (0, 1)):
         return bool(value)
@@ -200,10 +199,7 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 
 
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
-    """Check ``logs=``, which says whose output is shown: ``"all"``, ``"rank0"``, ``"none"`` or a list of ranks.
-
-    Return ``"all"`` or a tuple of rank numbers. This check does not know whether the run has ranks with these numbers.
-    """
+    """Check ``logs=``: ``"all"``, ``"rank0"``, ``"none"`` or a list of ranks. Return ``"all"`` or the ranks."""
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()
     if isinstance(logs, str) or not isinstance(logs, Iterable):

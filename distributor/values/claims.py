@@ -1,9 +1,7 @@
 """Claims: records that reserve a name (``name=``) for one run, so that no other run saves checkpoints under it.
 
-A claim is a small record in the folder or at the URL for checkpoints, which reserves a name (``name=``) for one run.
-During the run, its driver renews the claim, since a run whose claim is not renewed counts as ended. The record is kept
-in two files, which are written in turn. So one of the files is always complete, even if the driver is killed while
-it writes the other, and no file needs to be overwritten atomically.
+A run whose driver does not renew its claim counts as ended. The two files of the record are written in turn: one is
+always complete, even if the driver is killed while it writes the other, and no store has to overwrite atomically.
 """
 
 from __future__ import annotations
@@ -25,44 +23,25 @@ Resume = Literal["auto", "must", "never"]
 
 @dataclass(frozen=True)
 class Identity:
-    """A description of what a run trains, with which a later run of the same name is compared.
-
-    Attributes:
-        name: the run's name.
-        resume: whether the user wants to continue an earlier training of this name: ``"auto"``, ``"must"`` or
-            ``"never"``.
-        target: name of the function or module, or the file name of the script.
-        code: digest of the source code, or of the byte code if there is no source; a constant if a module is run.
-        arguments: a digest of each argument, by its name or position.
-        shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim
-            (the record that reserves the name).
-    """
+    """What a run trains, with which a later run of the same name is compared."""
 
     name: str
     resume: Resume
-    target: str
-    code: str = ""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    shown: Mapping[str, str] = field(default_factory=dict, repr=False)
+    target: str  # name of the function or module, or file name of the script
+    code: str = ""  # digest of the source or, without it, of the byte code; a constant for a module
+    arguments: Mapping[str, str] = field(default_factory=dict)  # a digest of each, by its name or position
+    shown: Mapping[str, str] = field(default_factory=dict, repr=False)  # for warnings; may be secret: not for the claim
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a name (the run that has reserved it), and this run's driver. No other run may use the name.
-
-    Attributes:
-        run: identifier of the run.
-        host: the driver's host.
-        machine: identifies the driver's machine or container.
-        pid: the process ID of the driver.
-        started: when the driver's process was started, in clock ticks since the machine's start.
-    """
+    """The run that holds a name, and its driver."""
 
     run: str
     host: str
-    machine: str
+    machine: str  # or container
     pid: int
-    started: str
+    started: str  # the process, in clock ticks since the machine's start
 
     def __str__(self) -> str:
         return f"run {self.run} of process {self.pid} on {self.host}"
@@ -70,55 +49,36 @@ class Holder:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: the record that says which run holds a name, and what this run trains.
+    """Which run holds a name, and what it trains."""
 
-    Attributes:
-        sequence: number of this version of the record. It grows with every renewal.
-        training: number of the training under this name. A run that starts over gets the next number.
-        target, code, arguments: what this run trains, as in :class:`Identity`.
-        finished: whether the training has ended with success.
-        run: identifier of the run that holds the name now or, if no run does, of the last run that held it.
-        holder: the run that holds the name now; ``None`` if no run does.
-        attempt: number of the first attempt of the holder's current job. Ranks of the holder's earlier jobs may not
-            commit checkpoints.
-    """
-
-    sequence: int
-    training: int
+    sequence: int  # grows with every renewal
+    training: int  # number of the training under this name; a run that starts over gets the next one
     target: str
     code: str
     arguments: Mapping[str, str]
-    finished: bool
-    run: str
-    holder: Holder | None
-    attempt: int = 0
+    finished: bool  # with success
+    run: str  # holds the name, or held it last
+    holder: Holder | None  # None: no run holds the name
+    attempt: int = 0  # the first of the holder's current job: ranks of its earlier jobs may not commit
 
     def renewed(self) -> Claim:
-        """Return the next version of the claim (the record that reserves a name), for the same job of the same run."""
         return replace(self, sequence=self.sequence + 1)
 
     def advanced(self, attempt: int) -> Claim:
-        """Return the next version of the claim (the record that reserves a name), for another job of the same run."""
+        """Return the next version, for another job of the same run."""
         return replace(self, sequence=self.sequence + 1, attempt=attempt)
 
     def released(self, *, finished: bool) -> Claim:
-        """Return the next version of the claim (the record that reserves a name), in which no run holds the name."""
         return replace(self, sequence=self.sequence + 1, finished=finished, holder=None)
 
 
 def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
-    """Return the newest version of a claim (the record that reserves a name); ``None`` if there is none.
-
-    ``fetch`` returns the content of one of the claim's two files (:data:`FILES`), or ``None`` if the file is missing.
-    """
+    """Return the newest version of a claim, whose files ``fetch`` reads; ``None`` if there is none."""
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
 def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
-    """Return the newest version of a claim (the record that reserves a name); ``None`` if there is none.
-
-    ``files`` are the contents of the claim's two files; ``None`` stands for a missing file.
-    """
+    """Return the newest version in the contents of a claim's two files; ``None`` stands for a missing file."""
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
     return max(found, key=lambda claim: claim.sequence, default=None)
 
@@ -129,9 +89,7 @@ def _build(told: dict[str, Any]) -> Claim:
 
 
 def folder_of(where: str, name: str) -> str:
-    """Return the folder or URL of a name's claim (the record that reserves the name for one run).
-
-    The folder is below ``where`` (the folder or URL that the user has given for checkpoints).
+    """Return the folder or URL of a name's claim, below the one for checkpoints.
 
     >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
@@ -141,17 +99,7 @@ def folder_of(where: str, name: str) -> str:
 
 
 def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
-    """Return the claim (the record that reserves a name) that a new run must write to reserve its name.
-
-    Args:
-        found: the claim of the last run with this name (that run has ended); ``None`` if no run has had the name.
-        identity: what the new run trains.
-        holder: the new run, with its driver process.
-
-    Raises:
-        ConfigurationError: ``resume="must"`` is given although there is no earlier training, or the new run should
-            continue an earlier training that has finished or has another target.
-    """
+    """Return the claim of a new run after that of the last; ConfigurationError if they, or ``resume``, do not fit."""
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training
     if identity.resume == "never":
@@ -175,7 +123,7 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
 
 
 def changes(found: Claim, identity: Identity) -> list[str]:
-    """Return, in words, how a run (``identity``) differs from the last run with the same name (``found``).
+    """Return, in words, how a run differs from the last one of its name.
 
     >>> old = Claim(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
     >>> changes(old, Identity("gpt", "auto", "train", "b", {"epochs": "3"}, {"epochs": "10"}))
@@ -190,28 +138,13 @@ def changes(found: Claim, identity: Identity) -> list[str]:
 
 @dataclass(frozen=True)
 class Fence:
-    """The condition under which ranks may commit checkpoints: their run holds the claim that reserves its name.
+    """The condition under which ranks may commit checkpoints: their run holds its claim, for their job."""
 
-    Attributes:
-        place: the folder or URL where the claim (the record that reserves the run's name) is kept.
-        run: identifier of the run that must hold the claim.
-        attempt: number of the first attempt of the job whose ranks may commit checkpoints. Ranks of the run's earlier
-            jobs may not commit any: some of these ranks may still run on nodes that are cut off from the driver.
-    """
-
-    place: str
+    place: str  # of the claim
     run: str
-    attempt: int = 0
+    attempt: int = 0  # first of their job; ranks of earlier jobs may live on, cut off from the driver
 
 
 def training_folder(place: str, training: int) -> str:
-    """Return the folder or URL for the checkpoints of one training. A run that starts over begins a new training.
-
-    The folder is below ``place``, where the claim (the record that reserves the run's name) is kept.
-
-    Args:
-        place: the folder or URL of the claim.
-        training: number of the training under the run's name, from 1. A run that continues an earlier training has the
-            same number as the earlier run.
-    """
+    """Return the folder or URL for the checkpoints of one training, counted from 1, below its claim's."""
     return f"{place.rstrip('/')}/{training}"

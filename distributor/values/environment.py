@@ -1,7 +1,6 @@
 """The environment variables that a run sets in its ranks.
 
-This module uses the standard library only, because Spark's Python workers also import it. They need it to start the
-process that imports torch.
+Standard library only: Spark's Python workers import this too, to start the process that imports torch.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: The environment variable that marks the processes of one node of a run: its launcher, ranks and their children.
+#: Marks the processes of one node of a run: its launcher, companions, ranks and their children, but not its agent.
 NODE_ID = "DISTRIBUTOR_NODE_ID"
 
-#: If the environment variable is "0", ranks do not check that they see the GPUs that they were promised.
+#: If "0", ranks do not check that they see the GPUs that they were promised.
 CHECK_GPUS = "DISTRIBUTOR_CHECK_GPUS"
 
 
 def job_id(run_id: str, attempt: int) -> str:
-    """Return the ID of a job of a run; ``attempt`` is the job's first attempt. A run's first job has the run's ID.
+    """Return the ID of a run's job with this first attempt; the first job has the run's ID.
 
     >>> job_id("3f2a", 0), job_id("3f2a", 2)
     ('3f2a', '3f2a-2')
@@ -28,17 +27,12 @@ def job_id(run_id: str, attempt: int) -> str:
 
 
 def node_id(job_id: str, leader: int) -> str:
-    """Return the ID of a node, which the processes of the node have in the environment variable :data:`NODE_ID`.
-
-    These processes are the node's launcher, companions, ranks and their children, but not its agent.
-
-    ``leader`` is the partition of the Spark task that runs the node's agent.
-    """
+    """Return the value of :data:`NODE_ID`; ``leader`` is the partition of the task that runs the node's agent."""
     return f"{job_id}.{leader}"
 
 
 def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
-    """Return whether ``mark`` is the ID of a node of an earlier job: one whose first attempt came before ``attempt``.
+    """Return whether a node's ID is of an earlier job of the run: one that began before ``attempt``.
 
     >>> is_of_earlier_job("3f2a.0", "3f2a", 2), is_of_earlier_job("3f2a-2.0", "3f2a", 2)
     (True, False)
@@ -47,8 +41,7 @@ def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
     return found is not None and int(found[1] or 0) < attempt
 
 
-#: Variables that only the run sets. Users cannot set them with ``env=``, since wrong values would make the other ranks
-#: hang or compute wrong results.
+#: Only the run sets these, and not ``env=``: wrong values make other ranks hang or compute wrong results.
 #: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 CONTRACT = (
     "RANK",
@@ -72,33 +65,24 @@ CONTRACT = (
     NODE_ID,
 )
 
-#: Variables that select the network interface of gloo, NCCL and TensorPipe, each with the format of a value that stands
-#: for one interface only.
+#: The variables that select the interface of gloo, NCCL and TensorPipe, each in the form that stands for one only.
 #: Sources: https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use,
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname (without "=", it is a prefix)
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-#: Number of times that a waiting OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000
-#: spins cost nothing if nothing else runs. While four other processes are busy, a training step takes a third of the
-#: time that it takes with OpenMP's default.
+#: Spins of a waiting OpenMP thread before it sleeps. With one rank on four idle CPUs, 10,000 cost nothing; beside four
+#: busy processes, a training step takes a third of the time that it takes with OpenMP's default.
 _TURNS = "10000"
 
-#: With up to this number of ranks, gloo connects all ranks to each other when a process group starts. On two CPUs,
-#: the connections take 0.16 s with 32 ranks, and 0.53 s with 64.
+#: Up to so many ranks, gloo connects all at the start. On two CPUs, that takes 0.16 s with 32 ranks, 0.53 s with 64.
 _MESH = 32
 
 
 def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
-    """Return variables that make collectives use one network interface, without those that ``environ`` already sets.
+    """Return variables that make collectives use one network interface, without those in ``environ``.
 
-    Without these variables, gloo listens on the address that the host's name resolves to. This may be the loopback
-    address, which other hosts cannot reach.
-
-    Args:
-        environ: the variables that are already set.
-        interface: name of the interface; ``None`` sets nothing.
-        leave_nccl: whether NCCL itself chooses its interface; see :func:`nccl_knows_better`.
+    Without them, gloo listens where the host's name resolves to: perhaps the loopback address, out of others' reach.
 
     >>> sockets({"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
     {'GLOO_SOCKET_IFNAME': 'eth1', 'TP_SOCKET_IFNAME': 'eth1'}
@@ -112,19 +96,10 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
-    With 32 ranks or fewer, no variable is set, and gloo connects all ranks at the start, which is torch's default. In
-    this case, if a rank ends without reaching a collective, the collective fails at once on the other ranks. If ranks
-    connected only on demand, the collective would fail only at the timeout of the process group or, with three ranks or
-    fewer, never (https://github.com/pytorch/gloo/issues/520).
-
-    ``TORCH_GLOO_LAZY_INIT`` lets ranks connect on demand. ``TORCH_DIST_INIT_BARRIER`` makes ``init_process_group``
-    return only after all ranks have called it.
+    With fewer, a collective fails at once if a rank ends without reaching it. On demand, it would fail only at the
+    timeout or, with up to three ranks, never (https://github.com/pytorch/gloo/issues/520). The barrier lets
+    ``init_process_group`` return only after all ranks have called it.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
-
-    Args:
-        environ: the variables that are already set. They are not changed. If ``TORCH_GLOO_LAZY_INIT`` is among them,
-            nothing is added.
-        world_size: number of ranks.
 
     >>> gloo({"TORCH_GLOO_LAZY_INIT": "0"}, 64), gloo({}, 32)
     ({}, {})
@@ -140,12 +115,8 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
 def waiting(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes a rank's OpenMP threads spin only briefly while they wait for each other.
 
-    In GNU's OpenMP library, which is part of torch, a thread that waits for others spins 300,000 times by default, and
-    then sleeps. If other processes use some of the CPUs, spinning threads occupy the CPUs that working threads need.
+    GNU's OpenMP library in torch spins 300,000 times by default, on CPUs that working threads may need.
     Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
-
-    Args:
-        environ: the variables that are already set. If they define how threads wait, nothing is added.
 
     >>> waiting({}), waiting({"OMP_WAIT_POLICY": "active"})
     ({'GOMP_SPINCOUNT': '10000'}, {})
@@ -154,10 +125,8 @@ def waiting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def nccl_knows_better(environ: Mapping[str, str]) -> bool:
-    """Return whether NCCL itself chooses its network interface better than this package would.
+    """Return whether NCCL's configuration file names interfaces, or there is IP over InfiniBand, which it prefers.
 
-    NCCL should choose its network interface itself if its configuration file names interfaces, or if the machine has
-    IP over InfiniBand, which NCCL prefers to other networks.
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
     """
     for path in (environ.get("NCCL_CONF_FILE", ""), os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"):
@@ -172,17 +141,9 @@ def nccl_knows_better(environ: Mapping[str, str]) -> bool:
 def overlay(
     environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None = None
 ) -> dict[str, str | None]:
-    """Return the variables to change in a task's environment before ranks inherit it; ``None`` removes a variable.
+    """Return the changes to a task's environment before ranks inherit it; ``None`` removes a variable.
 
-    The caller applies the user's ``env`` after the returned changes, so ``env`` takes precedence.
-
-    Args:
-        environ: the task's environment.
-        task_cpus: number of CPUs of each task of the run. With stage-level scheduling, it can exceed
-            ``spark.task.cpus``.
-        ranks_per_task: number of ranks that share a task's CPUs.
-        spark_cpus: the value of ``spark.task.cpus`` if Spark itself sets ``OMP_NUM_THREADS`` to this value in its
-            workers; ``None`` (default) if it does not.
+    ``task_cpus`` may exceed ``spark.task.cpus``. ``spark_cpus`` is what Spark itself sets ``OMP_NUM_THREADS`` to.
     """
     return {
         "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
@@ -204,11 +165,7 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
 
 
 def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
-    """Return the value of ``OMP_NUM_THREADS``: a rank's share of its task's CPUs, unless the user has set a number.
-
-    Spark itself sets ``OMP_NUM_THREADS`` to ``spark.task.cpus`` in its workers, even if a task has more CPUs. So this
-    value does not count as the user's choice, and is replaced.
-    """
+    """Return a rank's share of its task's CPUs, or the user's number; Spark's own number is not the user's choice."""
     already = environ.get("OMP_NUM_THREADS")
     if already is None or already in (str(task_cpus), str(spark_cpus)):
         return str(max(1, task_cpus // ranks_per_task))

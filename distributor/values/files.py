@@ -1,7 +1,6 @@
 """Files that ranks write: their descriptions, and their names while they are copied to ``output_dir``."""
 
-# This module does not postpone the evaluation of annotations, because the code that decodes messages reads the
-# annotations of ``Entry`` at run time.
+# Annotations are evaluated here: the code that decodes messages reads those of ``Entry``.
 
 import hashlib
 import os
@@ -12,8 +11,7 @@ from dataclasses import dataclass, field
 
 from distributor.text.wording import size
 
-#: Maximum total size, in bytes, of the files in ``output_dir`` that are sent to the nodes with a job. If the files are
-#: larger, nodes fetch them from the driver.
+#: Maximum bytes of ``output_dir`` that are sent with a job; from a larger one, nodes fetch files from the driver.
 WITH_THE_JOB = 64 << 20
 
 #: Maximum number of bytes of a file's name on Linux.
@@ -22,40 +20,23 @@ _LONGEST = 255
 
 @dataclass(frozen=True)
 class Entry:
-    """The description of a file that a rank has written.
+    """The description of a file that a rank has written."""
 
-    Attributes:
-        path: the file's path relative to the ranks' current directory, with slashes.
-        size: number of bytes.
-        mode: the file's permissions.
-        mtime_ns: when the file was last changed, in nanoseconds since the epoch.
-        digest: SHA-256 of the file's content, in hexadecimal.
-    """
-
-    path: str
+    path: str  # relative to the ranks' current directory, with slashes
     size: int
     mode: int
-    mtime_ns: int
-    digest: str
+    mtime_ns: int  # since the epoch
+    digest: str  # SHA-256, hexadecimal
 
 
 @dataclass(frozen=True)
 class Brought:
-    """A file that a rank wrote, and that reached the driver with the results of the Spark tasks.
+    """A file of a rank that its node could not send over the channel: it came with the results of the Spark tasks."""
 
-    A node sends a file in this way if it cannot send it over the channel (its own connection to the driver).
-
-    Attributes:
-        node: rank of the node that has sent the file.
-        entry: the description of the file.
-        pieces: the content of the file.
-        uploaded: the name under which the node has uploaded the file, if ``output_dir`` is a URL; otherwise ``None``.
-    """
-
-    node: int
+    node: int  # its rank
     entry: Entry
-    pieces: Sequence[bytes] = field(repr=False)
-    uploaded: str | None = None
+    pieces: Sequence[bytes] = field(repr=False)  # of the content
+    uploaded: str | None = None  # temporary name at the URL, if output_dir is one
 
 
 def fitted(path: str, end: str = "") -> str:
@@ -73,9 +54,7 @@ def fitted(path: str, end: str = "") -> str:
 
 
 def incoming(path: str, node: int, number: int | None = None) -> str:
-    """Return the temporary name, in ``output_dir``, of a node's file that has not arrived completely.
-
-    ``number`` tells apart several such files of one path and node.
+    """Return the temporary name in ``output_dir`` of a node's incomplete file; ``number`` tells several of them apart.
 
     >>> incoming("ckpt/a.pt", 1), is_incoming("ckpt/a.pt.node-1.part")
     ('ckpt/a.pt.node-1.part', True)
@@ -89,10 +68,7 @@ def is_incoming(name: str) -> bool:
 
 
 def make_way(folder: str, name: str) -> str:
-    """Return the path for a new file, after creating its folders and removing files that are in the way.
-
-    Symbolic links on the path are removed too, since writing through a link could change a file outside ``folder``.
-    """
+    """Make room for a new file below ``folder``, and return its path. Links go too: they may lead outside."""
     at = folder
     for part in name.split("/")[:-1]:
         at = os.path.join(at, part)
@@ -106,11 +82,7 @@ def make_way(folder: str, name: str) -> str:
 
 
 def remove(folder: str, name: str) -> None:
-    """Remove a file if it exists, and then its parent folders that are empty.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
+    """Remove a file if it exists, and then its parent folders that are empty."""
     path = os.path.join(folder, name)
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -122,15 +94,12 @@ def remove(folder: str, name: str) -> None:
 
 
 def beyond_limit(limit: int) -> str:
-    """Return the reason why a file is refused: with this file, all files together would exceed ``limit`` bytes."""
+    """Return why a file is refused with which all files would exceed ``limit`` bytes."""
     return f"with this file, the files in output_dir would exceed output_limit ({size(limit)})"
 
 
 def mark(run_id: str) -> str:
-    """Return the name of a file by which nodes check that a URL leads to the same ``output_dir`` as on the driver.
-
-    If ``output_dir`` is a URL, the driver writes a file with this name to the URL, and each node looks for this file.
-    """
+    """Return the name of the file that the driver writes to the URL ``output_dir``, for nodes to look for."""
     return f".distributor-{run_id}"
 
 

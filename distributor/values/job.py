@@ -1,4 +1,4 @@
-"""The job (a user's request to train) and its parts: frozen dataclasses with no behaviour except derived properties."""
+"""The job, a user's request to train, and its parts: frozen dataclasses with no behaviour except derived properties."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ if TYPE_CHECKING:
 
 
 class Warmth(TypedDict):
-    """A job's requirements for its warm processes, which import torch once and fork the agents of many runs.
+    """What a job requires of its warm processes, which import torch once and fork the agents of many runs."""
 
-    ``keep`` is the number of seconds that a warm process waits for the next run. ``preload`` lists the modules that it
-    imports in addition to torch. The other fields have the same values as in the job. They determine the environment
-    variables that a warm process has while it imports these modules.
-    """
-
-    keep: float
-    preload: list[str]
-    env: dict[str, str]
+    keep: float  # seconds that a warm process waits for the next run
+    preload: list[str]  # besides torch
+    env: dict[str, str]  # this and the fields below give its variables while it imports
     ranks_per_task: int
     spark_cpus: int | None
     use_gpu: bool
 
 
 def warmth(job: Job) -> Warmth | None:
-    """Return a job's requirements for warm processes, which fork agents; ``None`` if the job uses no warm processes."""
+    """Return a job's requirements for warm processes; ``None`` if it uses none."""
     if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
@@ -57,18 +52,13 @@ class Function:
 
 @dataclass(frozen=True)
 class Script:
-    """A Python script on the driver. Its text is sent with the job.
+    """A Python script on the driver. Its text is sent with the job; executors run a copy."""
 
-    ``path`` is the script's path on the driver. In local mode, ranks run it there; executors run a copy. ``inside`` is
-    the script's path relative to ``working_dir``; ``None`` if the script is not in this folder. ``piped`` says that
-    only the driver could read ``path``, such as ``/dev/stdin``: then ranks run a copy in local mode, too.
-    """
-
-    path: str
+    path: str  # on the driver
     source: bytes = field(repr=False)
     argv: tuple[str, ...] = ()
-    inside: str | None = None
-    piped: bool = False
+    inside: str | None = None  # relative to working_dir, if the script is there
+    piped: bool = False  # only the driver can read path, such as /dev/stdin: local mode runs a copy, too
 
 
 @dataclass(frozen=True)
@@ -92,19 +82,12 @@ class WorkingDir:
 
 @dataclass(frozen=True)
 class OutputDir:
-    """The folder or URL to which the files that ranks write are copied.
+    """The folder or URL to which the files that ranks write are copied."""
 
-    Attributes:
-        where: a URL, or the absolute path of a folder on the driver.
-        limit: maximum total size, in bytes, of all files in the folder or at the URL.
-        held: number of bytes of the files that are in the folder before the job; 0 for a URL.
-        archive: a zip with the files that are in the folder before the job, if they are sent with the job.
-    """
-
-    where: str
-    limit: int
-    held: int = 0
-    archive: bytes | None = field(default=None, repr=False)
+    where: str  # a URL, or an absolute path on the driver
+    limit: int  # bytes of all files there
+    held: int = 0  # bytes of the files that are in the folder before the job; 0 for a URL
+    archive: bytes | None = field(default=None, repr=False)  # zip of these files, if sent with the job
 
 
 @dataclass(frozen=True)
@@ -237,13 +220,10 @@ class Job:
 
 
 class Step(NamedTuple):
-    """One step of a run's start (the time until its ranks are up), such as waiting for free slots.
+    """One step of a run's start, such as waiting for free slots."""
 
-    ``what`` names the step, and stays the same during the step. ``how_far`` describes the step's progress.
-    """
-
-    what: str
-    how_far: str = ""
+    what: str  # the same during the step
+    how_far: str = ""  # its progress
 
     def __str__(self) -> str:
         return self.what + self.how_far

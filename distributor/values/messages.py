@@ -1,15 +1,13 @@
-"""Every message between the processes of a run, and its form on the wire.
+"""Every message between the processes of a run, and its form on the wire: a dict of its ``kind`` and its fields.
 
-A message is a frozen dataclass. It is sent as a dict of its ``kind`` and its fields. JSON is used on connections to the
-driver (the channel), between nodes, and between an agent and its launcher. Pickle is used on other sockets between
-processes of one user on one machine, since their messages can hold bytes. :func:`decode` checks each value on arrival.
-A rank's output is not sent as a message, but as a :class:`~distributor.values.outcome.Log`.
+JSON goes to the driver, between nodes, and between an agent and its launcher. Pickle goes over other sockets of one
+user on one machine, since these messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output
+is no message, but a :class:`~distributor.values.outcome.Log`.
 
-This module is pickled by value for Spark's workers, where other packages may be missing. So it imports only the
-standard library and modules of ``distributor`` that do the same.
+This module is pickled by value for Spark's workers: it imports only what they have, and modules that do the same.
 """
 
-# The annotations of messages are read at run time, so this module does not postpone their evaluation.
+# Annotations are evaluated here, since :func:`decode` reads them.
 
 import dataclasses
 import os
@@ -40,28 +38,20 @@ class Message:
 
 @dataclass(frozen=True)
 class TaskFacts(Message):
-    """A barrier task sends its facts, such as its address and GPUs, to the driver.
+    """A barrier task's facts, such as its address and GPUs."""
 
-    The driver collects the facts (address, GPUs and more) of all tasks in :class:`distributor.channel.facts.Facts`.
-
-    ``wave`` identifies the tasks that Spark started together; ``attempt`` is Spark's number for this task attempt.
-    """
-
-    wave: str
-    attempt: int
+    wave: str  # the tasks that Spark started together
+    attempt: int  # Spark's number of this task attempt
     partition: int
     facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Importing(Message):
-    """A node is importing a module before its ranks start. If ``module`` is empty, the node has finished importing.
-
-    ``nodes`` is the number of nodes of the run.
-    """
+    """A node is importing a module before its ranks start. If ``module`` is empty, the node has finished importing."""
 
     node: str
-    nodes: int
+    nodes: int  # of the run
     module: str
 
 
@@ -72,27 +62,18 @@ class Importing(Message):
 class Deposit(Message):
     """A node announces a file that a rank wrote. It sends the file's bytes after the driver's :class:`Proceed`.
 
-    The node opens a connection for this message and the file. The driver answers :class:`Received` once it has the
-    whole file, or at once if it already has the same bytes. It answers :class:`Refused` if it does not accept the file.
-    ``node`` and ``secret`` are as in :class:`Hello`.
-
-    If ``output_dir`` is a URL, the node has already uploaded the file there, and sends no bytes. ``uploaded`` is then
-    the file's temporary name at the URL.
+    The driver answers :class:`Received` once it has the file, or at once if it has the same bytes; or :class:`Refused`.
     """
 
     entry: Entry
-    uploaded: str | None = None
+    uploaded: str | None = None  # temporary name at the URL output_dir, where the file is: no bytes follow
     node: str = ""
     secret: str = dataclasses.field(default="", repr=False)
 
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node reports that its ranks have removed a file, so that the driver removes the node's copy of the file.
-
-    If another node has written the same bytes, its copy stays in ``output_dir``. The driver answers :class:`Received`.
-    ``node`` is the name of the node, and ``secret`` proves that the message comes from it; see :class:`Hello`.
-    """
+    """Ranks have removed a file, and the driver is to remove the node's copy. The same bytes of another node stay."""
 
     path: str
     node: str = ""
@@ -101,11 +82,7 @@ class Withdraw(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """A node asks for all files that are in ``output_dir`` on the driver before the node's ranks start.
-
-    For each file, the driver answers with an :class:`Offer` and the file's bytes. The last answer is :class:`Received`.
-    ``node`` and ``secret`` are as in :class:`Hello`.
-    """
+    """A node asks for all files in ``output_dir`` before its ranks start: an :class:`Offer` and bytes for each."""
 
     node: str = ""
     secret: str = dataclasses.field(default="", repr=False)
@@ -113,10 +90,7 @@ class Fetch(Message):
 
 @dataclass(frozen=True)
 class Value(Message):
-    """A node announces a rank's return value of ``size`` bytes, and sends it after the driver's :class:`Proceed`.
-
-    The node opens a connection for this message and the value. ``node`` and ``secret`` are as in :class:`Hello`.
-    """
+    """A node announces a rank's return value of ``size`` bytes, and sends it after the driver's :class:`Proceed`."""
 
     rank: int
     size: int
@@ -126,11 +100,7 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class Holding(Message):
-    """A node opens a connection that stays open until the run ends, so that the node notices the end of the run.
-
-    While this connection is open, the node may keep the states of its ranks in memory, so that the ranks of the run's
-    next job can load these states. ``node`` and ``secret`` are as in :class:`Hello`.
-    """
+    """A connection that stays open until the run ends. So long, the node may keep states in memory for the next job."""
 
     node: str = ""
     secret: str = dataclasses.field(default="", repr=False)
@@ -141,31 +111,23 @@ class Holding(Message):
 
 @dataclass(frozen=True)
 class Copy(Message):
-    """A rank announces that it sends its state to another node, which keeps a copy in memory.
+    """A rank announces its state to the agent of another node, which keeps a copy in memory.
 
-    The agent of the node that is to keep the copy answers :class:`Proceed`, or :class:`Refused` if it has no room.
-    After ``Proceed``, the rank sends the contents of three files: a description of the state (the record), pickled
-    objects, and tensors. The attributes ``record``, ``objects`` and ``tensors`` are the numbers of bytes of these
-    files, and ``slot`` is the name of the file of tensors. The agent answers :class:`Received` once it has all bytes.
+    The agent answers :class:`Proceed` or, without room, :class:`Refused`; :class:`Received` follows three files.
     """
 
-    slot: str
-    record: int
-    objects: int
-    tensors: int
+    slot: str  # name of the file of tensors
+    record: int  # bytes of the description of the state
+    objects: int  # bytes of pickled objects
+    tensors: int  # bytes
 
 
 @dataclass(frozen=True)
 class Recall(Message):
-    """A rank asks for parts of a rank's state that another node keeps in a file in shared memory.
+    """A rank asks for parts of a rank's state that another node keeps in shared memory; :class:`Proceed` precedes."""
 
-    ``path`` is the file's path on the node that is asked. Each of ``parts`` is an offset in the file and a number of
-    bytes. The agent of that node answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused`
-    if it has no such file.
-    """
-
-    path: str
-    parts: tuple[tuple[int, int], ...]
+    path: str  # on the node that is asked
+    parts: tuple[tuple[int, int], ...]  # offset in the file, and number of bytes
 
 
 # From a node to the driver.
@@ -173,16 +135,11 @@ class Recall(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a node's main connection to the driver: the node's name, the run's placement, and a secret.
-
-    ``placement`` is empty if the node's task connects in place of the agent, because the agent has died or could not be
-    started. Only the node's task and agent know ``secret``. Once the driver has received the secret, no other process
-    can pretend to be this node.
-    """
+    """The first message of a node's main connection. From then on, no other process can pretend to be this node."""
 
     node: str
-    placement: tuple[Node, ...] = ()
-    secret: str = dataclasses.field(default="", repr=False)
+    placement: tuple[Node, ...] = ()  # empty: the task connects, since the agent has died or could not start
+    secret: str = dataclasses.field(default="", repr=False)  # known to the node's task and agent only
 
 
 @dataclass(frozen=True)
@@ -192,16 +149,10 @@ class Started(Message):
 
 @dataclass(frozen=True)
 class Beat(Message):
-    """A heartbeat of a node.
+    """A heartbeat of a node."""
 
-    Attributes:
-        alive: number of the node's ranks that are still running.
-        idle: number of seconds for which all these ranks have been idle; ``None`` if idle time is not measured, or if
-            no rank is running.
-    """
-
-    alive: int
-    idle: float | None = None
+    alive: int  # ranks that are running
+    idle: float | None = None  # seconds for which all of them have been idle; None: not measured, or none is running
 
 
 @dataclass(frozen=True)
@@ -223,57 +174,38 @@ class Warnings(Message):
 
 @dataclass(frozen=True)
 class Skipped(Message):
-    """A node leaves out ``lines`` lines of a rank's output, since it cannot send lines as fast as the rank writes them.
-
-    The output that the node sends next begins at byte ``offset`` of the rank's stream.
-    """
+    """A node leaves out lines of a rank's output, since it cannot send lines as fast as the rank writes them."""
 
     rank: int
     stream: int
     lines: int
-    offset: int
+    offset: int  # of the output that the node sends next, in the rank's stream
 
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A rank failed, or the node failed in another way: for example, it could not start its ranks.
+    """A rank failed, or the node failed in another way: for example, it could not start its ranks."""
 
-    ``failure`` says how a rank failed; ``None`` if no rank did. ``age`` is the number of seconds from the rank's
-    failure to this message.
-    """
-
-    failure: Failure | None = None
-    age: float = 0.0
+    failure: Failure | None = None  # of a rank, if one failed
+    age: float = 0.0  # seconds from the rank's failure to this message
 
 
 @dataclass(frozen=True)
 class Stopped(Message):
-    """The node's attempt has ended without success. All its ranks have ended, and the node can begin another attempt.
+    """The node's attempt has ended without success. All its ranks have ended, and it can begin another attempt."""
 
-    Attributes:
-        port: port of a socket that listens on the node's address. If the node is node 0, the rendezvous store of the
-            next attempt uses this socket.
-        outcomes: how the ranks ended, without pickled exceptions. If the message would be too long, tracebacks and
-            output are left out too, or even all failures.
-        error: class name and text of the node's error, as in :class:`~distributor.values.outcome.NodeReport`.
-    """
-
-    port: int
-    outcomes: tuple[Outcome, ...]
-    error: tuple[str, str] | None = None
+    port: int  # listens on the node's address, for the next rendezvous store if this is node 0
+    outcomes: tuple[Outcome, ...]  # without exceptions; if too long, without tracebacks and output, or even failures
+    error: tuple[str, str] | None = None  # as in NodeReport
 
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """All ranks of the node have succeeded. On Spark, the node's task also returns ``report``, unless Spark fails.
-
-    ``values`` are the return values that fit into this message, each as a rank and the pickled value in base64. The
-    node sends the values of the ranks in ``following`` over separate connections; see :class:`Value`.
-    """
+    """All ranks of the node have succeeded. On Spark, the task also returns ``report``, unless Spark fails."""
 
     report: NodeReport
-    values: tuple[tuple[int, str], ...] = dataclasses.field(default=(), repr=False)
-    following: tuple[int, ...] = ()
+    values: tuple[tuple[int, str], ...] = dataclasses.field(default=(), repr=False)  # rank, base64
+    following: tuple[int, ...] = ()  # ranks whose values come as Value
 
 
 @dataclass(frozen=True)
@@ -285,16 +217,11 @@ class Keeping(Message):
 
 @dataclass(frozen=True)
 class Reached(Message):
-    """A node's answer to the :class:`Propose` with the same number: whether its ranks can stop at the proposed step.
-
-    If ``accepted`` is true, no rank of the node had reached the proposed step, and ranks that reach it wait there for
-    the driver's decision. ``step`` is not the proposed step, but the highest step that a rank of the node has passed to
-    ``runtime.should_stop``; -1 if no rank has called this function.
-    """
+    """A node's answer to the :class:`Propose` with the same number: whether its ranks can stop at the proposed step."""
 
     number: int
-    accepted: bool
-    step: int
+    accepted: bool  # no rank had reached the step; ranks that do wait there for the decision
+    step: int  # the highest that a rank has passed to runtime.should_stop; -1: none has called it
 
 
 @dataclass(frozen=True)
@@ -318,7 +245,7 @@ Halting = Reached | Preempted | Halted
 
 @dataclass(frozen=True)
 class Unfit(Message):
-    """A task reports that its node cannot create a private folder, and therefore has no agent. ``why`` says why."""
+    """A task's node cannot create a private folder, and therefore has no agent."""
 
     host: str
     why: str
@@ -331,12 +258,9 @@ class Dead(Message):
 
 @dataclass(frozen=True)
 class Orphaned(Message):
-    """An agent reports that its owner (the Spark task that started it) has ended too early.
+    """An agent's owner has ended too early. The node counts as lost unless it ``lives`` on."""
 
-    The node counts as lost unless it ``lives`` on, since its ranks have succeeded or are about to stop together.
-    """
-
-    lives: bool
+    lives: bool  # its ranks have succeeded, or are about to stop together
 
 
 @dataclass(frozen=True)
@@ -349,33 +273,29 @@ class Bye(Message):
 
 @dataclass(frozen=True)
 class AllFacts(Message):
-    """The facts of all tasks, such as their addresses and GPUs. After this message, the tasks start their agents."""
+    """The facts of all tasks. After this message, the tasks start their agents."""
 
     facts: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Gather(Message):
-    """Some tasks cannot reach the driver, so all tasks must exchange facts, such as addresses, through Spark."""
+    """Some tasks cannot reach the driver, so all tasks must exchange facts through Spark."""
 
 
 @dataclass(frozen=True)
 class Proceed(Message):
-    """The answer to a message that announces bytes or asks for bytes, such as :class:`Value`: the bytes may follow."""
+    """The answer to a message that announces bytes or asks for bytes: the bytes may follow."""
 
 
 @dataclass(frozen=True)
 class Received(Message):
-    """The last answer to a request: the request is done.
-
-    After a request that announces bytes, all bytes have arrived. After :class:`Fetch`, the driver has sent all files.
-    After :class:`Withdraw`, the driver no longer keeps the node's copy.
-    """
+    """The last answer to a request: the announced bytes or all files have arrived, or the node's copy is gone."""
 
 
 @dataclass(frozen=True)
 class Offer(Message):
-    """The answer to :class:`Fetch`, once for each file: a description of the file. The file's bytes follow."""
+    """The answer to :class:`Fetch`, once for each file. The file's bytes follow."""
 
     path: str
     size: int
@@ -406,34 +326,25 @@ class Heard(Message):
 
 @dataclass(frozen=True)
 class Farewell(Message):
-    """The driver's answer to :class:`Bye`, once the driver has received everything that the node has sent.
+    """The answer to :class:`Bye`, once the driver has received everything.
 
-    The driver also sends this message, without a ``Bye``, to each node that is still connected when the job ends, and
-    to a process whose :class:`Hello` it refuses because the run has been stopped.
-
-    ``offsets`` says how much of the output of the node's ranks the driver has received. ``failed`` says whether the
-    driver has stopped the run.
+    Also sent to nodes that are connected when the job ends, and to a process whose :class:`Hello` comes too late.
     """
 
     offsets: tuple[Offset, ...]
-    failed: bool
+    failed: bool  # the driver has stopped the run
 
 
 @dataclass(frozen=True)
 class Stop(Message):
     """The driver orders a node to stop its ranks: with SIGTERM, and with SIGKILL after the grace period.
 
-    Without ``grace``, the node kills the ranks at once, even if a grace period has already begun. ``hasty`` means that
-    another attempt waits for the ranks to end. The node then kills each rank, without SIGTERM, as soon as the rank is
-    not writing a file.
-
-    The driver also answers :class:`TaskFacts` with this message if the task must not begin its work, and :class:`Value`
-    if the run has been stopped.
+    Also the answer to :class:`TaskFacts` of a task that must not begin, and to :class:`Value` if the run was stopped.
     """
 
     reason: str
-    grace: bool = True
-    hasty: bool = False
+    grace: bool = True  # False: kill at once, even if a grace period has begun
+    hasty: bool = False  # another attempt waits: SIGKILL for each rank as soon as it writes no file
 
 
 @dataclass(frozen=True)
@@ -443,13 +354,10 @@ class Terminate(Message):
 
 @dataclass(frozen=True)
 class Begin(Message):
-    """The driver orders a node to start its ranks again. The ranks of all nodes meet at the port ``port`` of node 0.
+    """The driver orders a node to start its ranks again."""
 
-    ``attempt`` is the number of this attempt, counted from 0.
-    """
-
-    attempt: int
-    port: int
+    attempt: int  # from 0
+    port: int  # of node 0, where the ranks of all nodes meet
 
 
 @dataclass(frozen=True)
@@ -459,19 +367,16 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Propose(Message):
-    """The driver proposes that all ranks stop at ``step``. A node accepts if none of its ranks has reached this step.
+    """The driver proposes that all ranks stop at ``step``. A node accepts if none of its ranks has reached it."""
 
-    ``number`` grows with each proposal of an attempt.
-    """
-
-    number: int
+    number: int  # grows with each proposal of an attempt
     step: int
     attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Agree(Message):
-    """All nodes have accepted the proposal (:class:`Propose`) with this number, so the ranks stop at ``step``."""
+    """All nodes have accepted the proposal with this number, so the ranks stop at ``step``."""
 
     number: int
     step: int
@@ -480,14 +385,11 @@ class Agree(Message):
 
 @dataclass(frozen=True)
 class Dump(Message):
-    """The driver asks a node for the stacks of its ranks: of all threads, or of the main threads only.
-
-    The node must answer within ``timeout`` seconds.
-    """
+    """The driver asks a node for the stacks of its ranks."""
 
     number: int
-    all_threads: bool
-    timeout: float
+    all_threads: bool  # or the main threads only
+    timeout: float  # seconds within which the node must answer
 
 
 # From an agent to a launcher that has imported torch and waits to start ranks.
@@ -495,13 +397,10 @@ class Dump(Message):
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Start the ranks as described in the file ``path`` (a pickled :class:`~distributor.values.plan.NodeOrder`).
-
-    File descriptors are sent with this message; ``names`` says what each descriptor is for.
-    """
+    """Start the ranks as described in the file ``path``, a pickled :class:`~distributor.values.plan.NodeOrder`."""
 
     path: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # what each file descriptor is for that comes with the message
 
 
 # From the launcher to its agent. A field ``time`` is in seconds since the epoch.
@@ -509,42 +408,29 @@ class StartRanks(Message):
 
 @dataclass(frozen=True)
 class LauncherReady(Message):
-    """The launcher has imported torch and has read the order that says which ranks to start."""
+    """The launcher has imported torch and has read its order."""
 
     time: float
 
 
 @dataclass(frozen=True)
 class RanksStarted(Message):
-    """All ranks of the node have been started; ``pids`` are their process IDs by local rank."""
+    """All ranks of the node have been started."""
 
-    pids: tuple[int, ...]
+    pids: tuple[int, ...]  # by local rank
     time: float
 
 
 @dataclass(frozen=True)
 class RankExited(Message):
-    """A rank's process has ended.
-
-    All times are seconds of ``time.monotonic()``, a clock that all processes of the host share.
-
-    Attributes:
-        local_rank: the rank.
-        code: the exit code; if a signal ended the process, the negative number of the signal.
-        stopped: when the launcher began to stop the rank; ``None`` if the launcher did not.
-        moment: when the process ended.
-        released: when the launcher told the rank to end because the rank only served other ranks (as a parameter server
-            does) and all of these had succeeded; ``None`` if the launcher did not. If this time is set, ``code`` is 0,
-            however the process ended.
-        early: whether the rank has left with code 0 although its function has not returned.
-    """
+    """A rank's process has ended. Times are ``time.monotonic()``, a clock that all processes of the host share."""
 
     local_rank: int
-    code: int
-    stopped: float | None
-    moment: float
-    released: float | None = None
-    early: bool = False
+    code: int  # of a signal, if negative
+    stopped: float | None  # when the launcher began to stop the rank
+    moment: float  # when the process ended
+    released: float | None = None  # when it was told to end, since it only served ranks that succeeded: code is 0
+    early: bool = False  # left with code 0 although its function has not returned
 
     @property
     def succeeded(self) -> bool:
@@ -563,35 +449,32 @@ class AllPassed(Message):
 
 @dataclass(frozen=True)
 class LauncherWarning(Message):
-    """A warning of the launcher to show to the user; ``text`` completes the sentence "the node on HOST ..."."""
+    """A warning for the user; ``text`` completes the sentence "the node on HOST ..."."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class LauncherFailed(Message):
-    """The launcher (the process that starts the ranks) has failed with an exception."""
+    """The launcher has failed with an exception."""
 
     message: str
     traceback: str
 
 
-# From an owner (a Spark task, or the driver in local mode) to a warm process, which forks agents; and from an agent to
-# its owner. These messages are pickled, and sent over private connections.
+# From an owner to a warm process, and from an agent to its owner: pickled, over private connections.
 
 
 @dataclass(frozen=True)
 class Fork(Message):
     """A request to a warm process to fork an agent. ``owner`` is the pid of the process that asks.
 
-    A warm process has imported torch. The agent gets the environment variables ``environ`` and the file descriptors
-    that are sent with the message: the current directory, standard output, standard error, and the sockets that
-    ``names`` lists, in this order.
+    Its file descriptors are the agent's current directory, standard output and error, and the sockets ``names``.
     """
 
     names: tuple[str, ...]
     owner: int
-    environ: dict[str, str] = dataclasses.field(repr=False)
+    environ: dict[str, str] = dataclasses.field(repr=False)  # the agent's
 
 
 @dataclass(frozen=True)
@@ -610,61 +493,45 @@ class Rest:
 
     @property
     def size(self) -> int:
-        """Number of bytes of the rank's output that the driver does not have: from ``offset`` to the file's end."""
         return os.path.getsize(self.path) - self.offset
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A return value that the driver has received over the channel: its number of bytes and its digest (sha256)."""
+    """A return value that the driver has received over the channel."""
 
-    size: int
-    digest: bytes
+    size: int  # bytes
+    digest: bytes  # sha256
 
 
 @dataclass(frozen=True)
 class FileLeft:
-    """A new file that a rank has written, and of which the driver does not know yet.
-
-    ``source`` is the file's path on the node. If ``output_dir`` is a URL and the node has uploaded the file there,
-    ``source`` is ``None``, and ``uploaded`` is the file's temporary name at the URL.
-    """
+    """A new file that a rank has written, and of which the driver does not know yet."""
 
     entry: Entry
-    source: str | None
-    uploaded: str | None = None
+    source: str | None  # path on the node; None if the node has uploaded the file
+    uploaded: str | None = None  # temporary name at the URL output_dir
 
     @property
     def size(self) -> int:
-        """Number of bytes of the file that must be sent to the driver; 0 if the node has uploaded the file."""
+        """Bytes that must be sent to the driver."""
         return 0 if self.source is None else self.entry.size
 
 
 @dataclass(frozen=True)
 class NodeResult(Message):
-    """All results of a node. The agent sends them to its owner (the process that started it) for the driver.
+    """All results of a node, which the agent sends to its owner for the driver."""
 
-    Attributes:
-        report: the pickled :class:`~distributor.values.outcome.NodeReport`.
-        values: for each rank whose return value the driver wants, the pickled value, the path of a file with this
-            value, or a :class:`Sent` if the driver already has the value.
-        rest: ranks' reports and, if the driver keeps all output, ranks' output that the driver has not received over
-            the channel (the node's connection to the driver).
-        failed: whether the run has failed, as far as the agent knows.
-        files: files that ranks wrote and that the driver has not received over the channel.
-        node_rank: the node's rank.
-    """
-
-    report: bytes = dataclasses.field(repr=False)
-    values: dict[int, bytes | str | Sent] = dataclasses.field(repr=False)
-    rest: tuple[Rest, ...]
-    failed: bool
-    files: tuple[FileLeft, ...] = ()
+    report: bytes = dataclasses.field(repr=False)  # the pickled NodeReport
+    values: dict[int, bytes | str | Sent] = dataclasses.field(repr=False)  # or a file's path
+    rest: tuple[Rest, ...]  # reports, and output to keep, that the channel did not bring
+    failed: bool  # as far as the agent knows
+    files: tuple[FileLeft, ...] = ()  # that the channel did not bring
     node_rank: int = -1
 
     @property
     def size(self) -> int:
-        """Number of bytes of output and files that the process which started the agent must pass to the driver."""
+        """Bytes of output and files that the owner must pass to the driver."""
         return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 
@@ -708,10 +575,7 @@ def encode(message: Message) -> dict[str, Any]:
 
 
 def decode(values: Any) -> Message:
-    """Return the message that :func:`encode` has turned into the dict ``values``.
-
-    Raises:
-        ValueError: ``values`` is not a dict that :func:`encode` returns.
+    """Return the message that :func:`encode` has turned into the dict ``values``; ValueError if there is none.
 
     >>> decode({"kind": "Beat", "alive": 2, "idle": 0.5})
     Beat(alive=2, idle=0.5)
@@ -724,11 +588,7 @@ def decode(values: Any) -> Message:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with dataclasses as dicts and sequences as lists.
-
-    This function replaces ``dataclasses.asdict``, which finds no fields in a class that PySpark 3.5's cloudpickle has
-    pickled by value.
-    """
+    """Replace ``dataclasses.asdict``: it finds no fields in a class that PySpark 3.5's cloudpickle pickled by value."""
     if hasattr(type(value), "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in type(value).__dataclass_fields__}
     if isinstance(value, (list, tuple)):
@@ -739,7 +599,6 @@ def _plain(value: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return an instance of the dataclass ``kind`` with ``values`` as fields. Other fields get their defaults."""
     hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(kind)

@@ -47,40 +47,23 @@ Kind = Literal["text", "integer", "range", "number", "switch", "path", "folder"]
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """An option's form on the command line.
+    """An option's form on the command line."""
 
-    Attributes:
-        panel: the panel of the help that lists the option (one of :data:`PANELS`).
-        kind: the kind of the option's value: text, a number, a path that need not exist, an existing folder, or one of
-            several words (a tuple). A switch takes no value.
-        names: the option's names, in click's notation; by default, the argument's name with dashes: ``--grace-period``.
-        metavar: the name of the option's value in the help; by default, the name that click gives to ``kind``.
-        several: whether the option may be given more than once.
-    """
-
-    panel: str
-    kind: Kind = "text"
-    names: tuple[str, ...] = ()
-    metavar: str | None = None
-    several: bool = False
+    panel: str  # of the help, from PANELS
+    kind: Kind = "text"  # a path need not exist, a folder must; a tuple lists words; a switch takes no value
+    names: tuple[str, ...] = ()  # in click's notation; by default, the argument's name with dashes
+    metavar: str | None = None  # by default, click's name of the kind
+    several: bool = False  # may be given more than once
 
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of one option.
-
-    Attributes:
-        default: the option's value if the user gives no value.
-        check: a function that takes the user's value, and returns the value to keep or raises a ``ConfigurationError``;
-            see :mod:`distributor.values.checks`.
-        help: one sentence for the command line's help, which says what the option is.
-        flag: the option's form on the command line; ``None`` if the command line does not have this option.
-    """
+    """The declaration of one option."""
 
     default: Any
     check: Check
-    help: str
-    flag: Flag | None = None
+    help: str  # one sentence for the command line
+    flag: Flag | None = None  # None: not on the command line
 
 
 def option(default: Any, check: Check, help: str, flag: Flag | None = None, *, secret: bool = False) -> Any:
@@ -95,15 +78,11 @@ def declared(group: type[Group]) -> dict[str, Option]:
 
 @dataclass(frozen=True)
 class Group:
-    """Options that belong together. A group takes values as users give them, and holds the checked values.
-
-    Raises:
-        ConfigurationError: a value is wrong, or two values contradict each other.
-    """
+    """Options that belong together. A group takes values as users give them, and holds the checked values."""
 
     def __post_init__(self) -> None:
         for name, declaration in declared(type(self)).items():
-            # The checked value replaces the given one. A frozen dataclass allows this only through object.__setattr__.
+            # A frozen dataclass allows a checked value in place of the given one only through object.__setattr__.
             object.__setattr__(self, name, declaration.check(name, getattr(self, name)))
         self.check_together()
 

@@ -44,122 +44,70 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one rank.
-
-    Attributes:
-        rank, host: the rank, and the machine on which it ran.
-        state: ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the run
-            was cancelled), or ``"unreturned"`` (the rank finished, but its value could not be pickled or written).
-        failure: why the rank failed, or why its value could not be pickled or written.
-        called, returned: when the rank's function, script or module began, and when it returned, in seconds since the
-            epoch. ``returned`` is ``None`` if it did not return.
-        alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
-            (``"torch"`` if it used only torch); otherwise ``None``.
-        halted: the step at which ``runtime.should_stop`` told the rank to stop; ``None`` if it did not.
-    """
+    """The outcome of one rank. ``stopped`` is by this package; ``unreturned`` is finished, but without its value."""
 
     rank: int
     host: str
     state: Literal["finished", "failed", "stopped", "unreturned"]
-    failure: Failure | None = None
-    called: float | None = None
-    returned: float | None = None
-    alone: str | None = None
-    halted: int | None = None
+    failure: Failure | None = None  # of the rank, or of pickling or writing its value
+    called: float | None = None  # when the target began, in seconds since the epoch
+    returned: float | None = None  # None: it did not return
+    alone: str | None = None  # the framework of a rank that trained without the others, or "torch"
+    halted: int | None = None  # the step at which runtime.should_stop told the rank to stop
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A rank's own report on how it ended.
-
-    Attributes:
-        outcome: how the rank ended.
-        moment: when the rank ended, in seconds of ``time.monotonic()``, a clock that all processes of the host share.
-        value: the rank's pickled return value if this is small; the rank writes a larger value to a file.
-        final: false for the first report on an exception, which the rank makes before it computes the exception's text.
-            The final report replaces the first one.
-    """
+    """A rank's own report on how it ended."""
 
     outcome: Outcome
-    moment: float
-    value: bytes | None = field(default=None, repr=False)
-    final: bool = True
+    moment: float  # of time.monotonic(), which all processes of the host share
+    value: bytes | None = field(default=None, repr=False)  # pickled, if small: a larger one is in a file
+    final: bool = True  # False: first report on an exception, before its text is computed
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """The report of one node: the outcome of each rank, and the node's own error, such as a failure to start ranks.
-
-    The node sends its report *in band*, that is, as a result of the scheduler's job, so that the report arrives even if
-    the channel (the node's own connection to the driver) is broken.
-
-    Attributes:
-        node_rank, host: the node, and its machine.
-        outcomes: how each rank ended.
-        error: class name (in ``distributor.errors``) and text of the node's error, such as a failure to start ranks;
-            ``None`` if there is none.
-        times: when events happened on the node, by name, in seconds since the epoch.
-        warnings: warnings that the driver shows.
-        gave_up: why the node stopped its ranks without an order from the driver; ``None`` if it did not.
-        placement: which rank ran where in the whole run. If no node could connect to the driver over the channel, the
-            driver learns the placement only from this report.
-        passed: whether the ranks of all nodes have succeeded and the run was not stopped. If so, the return values of
-            the ranks come with the report.
-    """
+    """What a node reports *in band*, as a result of the scheduler's job: it arrives even if the channel is broken."""
 
     node_rank: int
     host: str
     outcomes: tuple[Outcome, ...] = ()
-    error: tuple[str, str] | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
+    error: tuple[str, str] | None = None  # class name in distributor.errors, and text, of the node's own error
+    times: Mapping[str, float] = field(default_factory=dict)  # of events on the node, in seconds since the epoch
     warnings: tuple[str, ...] = ()
-    gave_up: str | None = None
-    placement: Placement | None = None
-    passed: bool = False
+    gave_up: str | None = None  # why the node stopped its ranks without an order from the driver
+    placement: Placement | None = None  # the driver's only source if no node reached it over the channel
+    passed: bool = False  # all ranks of the run succeeded, and it was not stopped: return values come along
 
 
 #: The number of the stream with the text that Python prints for an uncaught exception.
 UNCAUGHT = 3
 
-#: The number of the stream with a rank's reports; see :mod:`distributor.values.reports`.
+#: The number of the stream with a rank's reports.
 REPORTS = 4
 
 
 @dataclass(frozen=True)
 class Log:
-    """A piece of what a rank wrote to one stream, such as stdout (stream 1).
-
-    ``offset`` is the number of bytes that the rank wrote to ``stream`` before the bytes ``data``.
-    """
+    """A piece of what a rank wrote to one stream, such as stdout (stream 1)."""
 
     rank: int
     stream: int
-    offset: int
+    offset: int  # of the first byte of data in the stream
     data: bytes
 
 
 @dataclass(frozen=True)
 class Collected:
-    """The results that come back to the driver *in band*, that is, as results of the scheduler's job.
-
-    If Spark or an agent fails after training has ended, these may be the results that came over the channel instead.
-
-    Attributes:
-        reports: the reports of the nodes, each with the outcomes of the node's ranks.
-        values: pickled return values in pieces, by rank.
-        lost_hosts: hosts of the nodes that never reported.
-        logs: ranks' reports and, if the driver keeps all output, ranks' output that did not arrive over the channel
-            (the nodes' own connections to the driver).
-        times: times of the events that the scheduler has recorded, by name, in seconds since the epoch.
-        files: files that ranks wrote and that did not arrive over the channel.
-    """
+    """The results that reach the driver in band or, if Spark or an agent fails after training, over the channel."""
 
     reports: tuple[NodeReport, ...] = ()
-    values: Mapping[int, Sequence[bytes | memoryview]] = field(default_factory=dict, repr=False)
-    lost_hosts: tuple[str, ...] = ()
-    logs: tuple[Log, ...] = field(default=(), repr=False)
-    times: Mapping[str, float] = field(default_factory=dict)
-    files: tuple[Brought, ...] = field(default=(), repr=False)
+    values: Mapping[int, Sequence[bytes | memoryview]] = field(default_factory=dict, repr=False)  # pickled, by rank
+    lost_hosts: tuple[str, ...] = ()  # of nodes that never reported
+    logs: tuple[Log, ...] = field(default=(), repr=False)  # reports, and output to keep, that the channel did not bring
+    times: Mapping[str, float] = field(default_factory=dict)  # of the scheduler's events, in seconds since the epoch
+    files: tuple[Brought, ...] = field(default=(), repr=False)  # that the channel did not bring
 
     @property
     def halted(self) -> dict[int, int]:

@@ -11,39 +11,20 @@ from distributor.text.wording import who
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one Spark task (in local mode, one rank), from which the placement of the ranks is computed.
+    """What is known of one Spark task (in local mode, one rank), from which the placement is computed."""
 
-    Attributes:
-        partition: index of the barrier task; in local mode, the rank.
-        executor: name of the task's executor. The tasks of one executor form one node.
-        host: name of the machine, to show to users.
-        address: IP address at which other nodes reach the machine.
-        port: port on which the task listens. If the task's node becomes node 0, the rendezvous store uses this port.
-        ports: ports that the task reserves for the launch path (the way in which ranks are started), as many as the
-            launch path needs.
-        gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
-        visible_devices: the value of ``CUDA_VISIBLE_DEVICES`` (or AMD's ``HIP_VISIBLE_DEVICES``) in the task's
-            environment; ``None`` if neither is set.
-        cpus: number of CPUs of the task; in local mode, of one rank.
-        versions: versions of Python, torch and the launch path's packages in the task; empty in local mode.
-        machine: name of the machine or container. In tasks with the same value, a device number means the same device.
-            ``""`` if the name is not known: device numbers are then compared within this executor only.
-        mounts: identifies the file systems and shared memory that the task sees. Tasks with the same value see the same
-            files. ``""`` if the value is not known.
-    """
-
-    partition: int
-    executor: str
-    host: str
-    address: str
-    port: int
-    gpus: tuple[str, ...] = ()
-    visible_devices: str | None = None
-    cpus: int = 1
-    versions: Mapping[str, str] = field(default_factory=dict)
-    machine: str = ""
-    mounts: str = ""
-    ports: tuple[int, ...] = ()
+    partition: int  # index of the barrier task; in local mode, the rank
+    executor: str  # its tasks form one node
+    host: str  # to show to users
+    address: str  # IP address at which other nodes reach the machine
+    port: int  # on which the task listens: of the rendezvous store, if this becomes node 0
+    gpus: tuple[str, ...] = ()  # addresses of those that Spark gave, or that local mode found
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, or AMD's HIP_VISIBLE_DEVICES
+    cpus: int = 1  # of the task; in local mode, of one rank
+    versions: Mapping[str, str] = field(default_factory=dict)  # of Python, torch and the path's packages
+    machine: str = ""  # or container, in which device numbers mean the same; "" compares within the executor
+    mounts: str = ""  # tasks with the same value see the same files; "" if not known
+    ports: tuple[int, ...] = ()  # reserved for the launch path
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
@@ -52,19 +33,12 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Numbering:
-    """The numbers from which ranks of a node get ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK``.
+    """From where ranks of a node get ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK``."""
 
-    Attributes:
-        group_rank: number of the node, or of the host if ranks are numbered by host.
-        groups: number of nodes, or of hosts.
-        first_local: ``LOCAL_RANK`` of the node's first rank.
-        local_world_size: number of ranks of the node, or of the host.
-    """
-
-    group_rank: int
-    groups: int
-    first_local: int
-    local_world_size: int
+    group_rank: int  # of the node, or of the host if ranks are numbered by host
+    groups: int  # nodes, or hosts
+    first_local: int  # LOCAL_RANK of the node's first rank
+    local_world_size: int  # of the node, or of the host
 
 
 @dataclass(frozen=True)

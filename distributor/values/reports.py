@@ -1,8 +1,7 @@
-"""Reports of ranks about their training: the format of a report on its way to the driver, and how many are kept.
+"""Reports of ranks about their training: their form on the way to the driver, and how many are kept.
 
-For each report, a rank appends a line to a file, which the rank's agent sends to the driver like the rank's output.
-When a rank's reports need more bytes than :func:`room` allows, they are thinned out evenly. From then on, the rank
-writes only every second report, then every fourth, and so on, and the driver drops earlier reports in the same way.
+A rank appends each report to a file, which its agent sends like output. Once they exceed :func:`room`, they are
+thinned out evenly: the rank writes every second, then every fourth, and the driver drops earlier ones alike.
 """
 
 from __future__ import annotations
@@ -16,33 +15,21 @@ from typing import Any
 #: Maximum number of bytes of one report.
 LONGEST = 64 << 10
 
-#: Number of bytes of reports that are kept of all ranks in one attempt, and the maximum and the minimum for one rank.
-#: The minimum holds even if the reports of all ranks then exceed the first number.
+#: Bytes kept of all ranks' reports in an attempt, and the most and the least for one rank. The least always holds.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
-#: Whole numbers in reports must be smaller than the first value. The second value is the largest possible ``stage`` of
-#: a :class:`Report`.
+#: Whole numbers in reports are smaller than the first; the second is the largest ``stage``.
 _LARGEST, _LAST_STAGE = 1 << 63, 62
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank tells the driver about its training in one call of ``runtime.report``: a step, and numbers by name.
+    """What a rank tells in one call of ``runtime.report``: a step, and numbers by name."""
 
-    Attributes:
-        number: number of reports that the rank has made before this one in this attempt.
-        stage: how many times the rank has halved the share of its reports that it writes, to save space.
-        attempt: number of the attempt.
-        time: when the report was made, in seconds since the epoch.
-        step: the step of the training; ``None`` if the rank did not report it.
-        total_steps: number of steps of the whole training; ``None`` if the rank did not report it.
-        values: the reported numbers by name.
-    """
-
-    number: int
-    stage: int
+    number: int  # of reports that the rank has made before in this attempt
+    stage: int  # how often the rank has halved the share of reports that it writes
     attempt: int
-    time: float
+    time: float  # seconds since the epoch
     step: int | None
     total_steps: int | None
     values: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +45,7 @@ def room(world_size: int) -> int:
 
 
 def pack(report: Report) -> bytes:
-    """Return a report as a line of JSON, for the file in which the rank reports to the driver.
+    """Return a report as a line of JSON.
 
     >>> pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))
     b'[0,0,0,1.5,7,null,{"loss":0.25}]\\n'
@@ -97,22 +84,15 @@ def parse(line: bytes) -> Report | None:
 
 @dataclass(frozen=True)
 class Committed:
-    """Rank 0's report that a checkpoint has been committed, that is, marked as complete.
-
-    Attributes:
-        attempt: number of the attempt.
-        time: when the checkpoint was committed, in seconds since the epoch.
-        step: the step of the training.
-        path: the folder or URL of the checkpoint's files.
-    """
+    """Rank 0's report that a checkpoint has been committed."""
 
     attempt: int
-    time: float
+    time: float  # seconds since the epoch
     step: int
-    path: str
+    path: str  # folder or URL
 
 
-#: The first element of a line (a JSON list) about a checkpoint. The lines of other reports begin with a number.
+#: The first element of a line about a checkpoint. Lines of reports begin with a number.
 _COMMITTED = "checkpoint"
 
 
@@ -142,10 +122,7 @@ def parse_committed(line: bytes) -> Committed | None:
 
 
 def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
-    """Return the values that follow ``kind`` in a line.
-
-    Return ``None`` if the line is not a JSON list of ``kind`` and the given number of values.
-    """
+    """Return the ``number`` values that follow ``kind`` in a line; ``None`` if the line is something else."""
     if not line.startswith(f'["{kind}",'.encode()):
         return None
     try:
@@ -157,25 +134,18 @@ def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class Spent:
-    """The time that a rank has spent in a call that saves or loads a checkpoint.
-
-    Attributes:
-        attempt: number of the attempt.
-        what: ``"saving"`` or ``"loading"`` a checkpoint.
-        seconds: number of seconds.
-    """
+    """The time that a rank has spent in a call that saves or loads a checkpoint."""
 
     attempt: int
-    what: str
+    what: str  # "saving" or "loading"
     seconds: float
 
 
-#: The first element of a line (a JSON list) about the time that a rank has spent saving or loading a checkpoint.
 _SPENT = "spent"
 
 
 def pack_spent(told: Spent) -> bytes:
-    """Return the time spent in a call that saves or loads a checkpoint, as a line.
+    """Return the time as a line.
 
     >>> pack_spent(Spent(0, "saving", 0.25))
     b'["spent",0,"saving",0.25]\\n'
@@ -184,7 +154,7 @@ def pack_spent(told: Spent) -> bytes:
 
 
 def parse_spent(line: bytes) -> Spent | None:
-    """Return the time that a call to save or load a checkpoint took; ``None`` if the line is about something else.
+    """Return the time in a line; ``None`` if the line is about something else.
 
     >>> parse_spent(pack_spent(Spent(0, "saving", 0.25))).seconds
     0.25
@@ -207,7 +177,6 @@ class Warned:
     text: str
 
 
-#: The first element of a line (a JSON list) with a warning, and the maximum number of characters of its text.
 _WARNED, _LONGEST_WARNING = "warning", 4000
 
 

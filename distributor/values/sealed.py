@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: The version of the format of records.
 _FORMAT = 1
 
 T = TypeVar("T")
@@ -36,18 +35,7 @@ def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None
 
 
 def read(data: bytes, build: Callable[[dict[str, Any]], T], name: str = "the record") -> T:
-    """Return the record in a file.
-
-    Args:
-        data: the content of the file, which should be a record as :func:`seal` returns it.
-        build: makes the record (a dataclass instance) from a dict of its fields. It raises a ``ValueError``,
-            ``TypeError`` or ``KeyError`` if the values do not fit.
-        name: the file's name, for errors.
-
-    Raises:
-        DamagedError: the file is incomplete, or holds something else.
-        OSError: a newer version of this package has written the file.
-    """
+    """Return the record that :func:`seal` wrote. DamagedError if there is none, OSError if a newer version wrote it."""
     line, _, rest = data.partition(b"\n")
     if not data or rest.strip() != hashlib.sha256(line).hexdigest().encode():
         raise DamagedError(f"{name} is {'incomplete or damaged' if data else 'empty'}")
