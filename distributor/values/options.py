@@ -92,15 +92,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Resources(Group):
-    """The resources that a user requests. ``None`` means that the user specifies nothing.
-
-    Attributes:
-        num_processes: world size (number of ranks).
-        use_gpu: whether ranks use GPUs. If not, GPUs are hidden from ranks.
-        gpus_per_process, cpus_per_process: number of GPUs or CPUs of each rank.
-        memory_per_process: memory of each rank, in bytes.
-        max_processes_per_node: maximum number of ranks on one node.
-    """
+    """The resources that a user requests. ``None`` means that the user specifies nothing."""
 
     num_processes: int = option(
         1,
@@ -144,15 +136,7 @@ class Resources(Group):
 
 @dataclass(frozen=True)
 class Deadlines(Group):
-    """The time limits of a run, in seconds.
-
-    Attributes:
-        start_timeout: time that each attempt of the run may take to bring up all ranks.
-        grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
-        heartbeat_timeout: time without a message after which the driver and a node consider each other lost.
-        stall_timeout: all ranks are stopped if no rank writes output or uses CPU time for this long; ``None`` for no
-            limit.
-    """
+    """The time limits of a run, in seconds."""
 
     start_timeout: float = option(
         600.0,
@@ -179,16 +163,7 @@ class Deadlines(Group):
 
 @dataclass(frozen=True)
 class Output(Group):
-    """Which output of ranks is shown, and which is kept.
-
-    Attributes:
-        logs: the ranks whose lines are shown, or ``"all"``.
-        fold_logs: whether identical lines of several ranks are shown once.
-        log_prefix: whether lines begin with their rank and host.
-        log_escapes: whether all escape sequences of ranks are shown, not only colours.
-        log_dir: folder on the driver for every rank's whole output; ``None`` keeps no files.
-        progress: whether to show what the run is doing.
-    """
+    """Which output of ranks is shown, and which is kept."""
 
     logs: Literal["all"] | tuple[int, ...] = option(
         "all", check_logs, "Ranks whose lines are shown: all, rank0, none, or 0,3.", Flag(panel=OUTPUT)
@@ -234,15 +209,7 @@ class Output(Group):
 
 @dataclass(frozen=True)
 class Startup(Group):
-    """How the processes of ranks start.
-
-    Attributes:
-        start_method: ``"fork"`` if ranks are forks of a process that has imported torch; ``"spawn"`` if ranks are new
-            processes.
-        keep_warm: number of seconds that a *warm process* (a process that has imported torch) waits for the next run,
-            so that the ranks of that run start sooner. With 0, no process waits, and each run imports torch itself.
-        preload: modules that the warm process imports besides torch and the modules that the launch path needs.
-    """
+    """How the processes of ranks start."""
 
     start_method: Literal["fork", "spawn"] = option(
         "fork",
@@ -268,14 +235,7 @@ class Startup(Group):
 
 @dataclass(frozen=True)
 class Training(Group):
-    """How ranks are numbered within their host, and whether they must train together.
-
-    Attributes:
-        local_ranks: what ``LOCAL_RANK`` counts: the ranks of one executor (``"executor"``), or the ranks of all
-            executors on one host (``"host"``).
-        require_group: what happens if ranks train but never join a process group of all ranks: a warning (``None``), an
-            error (``True``) or nothing (``False``).
-    """
+    """How ranks are numbered within their host, and whether they must train together."""
 
     local_ranks: Literal["executor", "host"] = option(
         "executor",
@@ -293,16 +253,7 @@ class Training(Group):
 
 @dataclass(frozen=True)
 class Recovery(Group):
-    """Whether ranks are started again after a failure, and whether a run continues an earlier training.
-
-    Attributes:
-        max_restarts: how many times the ranks may be started again after a failure.
-        restart_on: the failures after which ranks are started again: failures of processes, machines and networks,
-            stalls, and failures to stop together (``"infrastructure"``), or failures of the user's code too
-            (``"any"``).
-        resume: whether a run continues an earlier training of the same name. ``None`` means ``"auto"`` if the run has a
-            name and checkpoints.
-    """
+    """Whether ranks are started again after a failure, and whether a run continues an earlier training."""
 
     max_restarts: int = option(
         0,
@@ -326,12 +277,7 @@ class Recovery(Group):
 
 @dataclass(frozen=True)
 class Variables(Group):
-    """Environment variables for the ranks. They may hold secrets, so ``repr`` does not show the values of ``env``.
-
-    Attributes:
-        env: variables that override all others, except those that the run sets for each rank, such as ``RANK``.
-        forward_env: patterns for the names of the driver's variables that ranks get too.
-    """
+    """Environment variables for the ranks. They may hold secrets, so ``repr`` does not show the values of ``env``."""
 
     env: Mapping[str, str] = option(
         None,
@@ -352,15 +298,7 @@ class Variables(Group):
 class Project(Group):
     """The project folder, the folder for output files and the folder for checkpoints, as the user gives them.
 
-    In a job, objects of the classes ``WorkingDir``, ``OutputDir`` and ``Checkpoints`` describe the run's folders.
-
-    Attributes:
-        working_dir: folder that becomes the ranks' current directory, or ``None``.
-        working_dir_limit: maximum total size of the files in a copy of ``working_dir``, in bytes.
-        output_dir: folder or URL that receives the files that ranks write to relative paths; ``None`` for no copies.
-        output_limit: maximum total size of the files in ``output_dir``, in bytes.
-        checkpoints: where ranks keep checkpoints, and how many; ``None`` if the user names no place.
-    """
+    In a job, objects of the classes ``WorkingDir``, ``OutputDir`` and ``Checkpoints`` describe the run's folders."""
 
     working_dir: Path | None = option(
         None,
@@ -393,11 +331,7 @@ class Project(Group):
 
 @dataclass(frozen=True)
 class Network(Group):
-    """How executors reach the driver.
-
-    Attributes:
-        driver_ports: first and last port on which the driver may listen; ``None`` for any free port.
-    """
+    """How executors reach the driver."""
 
     driver_ports: tuple[int, int] | None = option(
         None,
