@@ -131,7 +131,7 @@ def test_each_rank_checks_its_gpu_before_the_function(
 def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     pytest.importorskip("pyspark")
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.active_session", lambda: None)
     with pytest.raises(
         ConfigurationError, match=r"HorovodRunner\(np=2\) trains on the executors .*pass np=-2 to train"
     ):

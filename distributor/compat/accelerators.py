@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from distributor.errors import ConfigurationError
 from distributor.rank.gpus import in_fork
 from distributor.values.job import Job
-from distributor.values.launch import Launch, LaunchPath
+from distributor.values.launch_path import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 

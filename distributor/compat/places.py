@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distributor.api.choose import active_session, choose_session, driver_gpus
+from distributor.api.scheduling import active_session, choose_session, driver_gpus
 from distributor.machine import devices, processes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
         master = active_session() if local_mode is None else None  # a master local[n] limits the slots to n
         gpus = _gpus_here(environ)
         return Place(exists=here, gpus=gpus, cpus=processes.cpu_count() if master is None else _cores(master))
-    from distributor.schedulers.spark.session import is_connect
+    from distributor.schedulers.spark.sessions import is_connect
     from distributor.schedulers.spark.slots import cluster_of, executors
 
     cluster = cluster_of(session)

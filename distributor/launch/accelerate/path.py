@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.plan import Plan, Site
 
 

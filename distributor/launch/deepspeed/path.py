@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job, Target
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site

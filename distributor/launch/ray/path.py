@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
 from distributor.text import wording
-from distributor.values.launch import BasePath, key
+from distributor.values.launch_path import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 

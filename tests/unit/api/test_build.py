@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distributor.api.build import build_job, ranks_env
-from distributor.api.options import Options
+from distributor.api.parameters import Options
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.launch.ray.path import RayNodes

@@ -13,7 +13,7 @@ import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.launch import NAMES, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 from distributor.launch.deepspeed.path import DeepspeedRanks
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.plan import Plan, Site
 
 CONFIG = {"train_micro_batch_size_per_gpu": 4}

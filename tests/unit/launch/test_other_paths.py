@@ -13,10 +13,10 @@ from jobs import make_job
 from distributor.errors import ConfigurationError
 from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
 from distributor.launch.accelerate.path import AccelerateRanks
+from distributor.launch.assign_ranks import place
 from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.launch.jax import cluster
 from distributor.launch.mpi.path import MpiNodes
-from distributor.launch.placement import place
 from distributor.launch.ray.path import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job

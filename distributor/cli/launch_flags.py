@@ -8,13 +8,13 @@ from typing import Any
 import rich_click as click
 
 import distributor.launch as paths
-from distributor.cli.options import own
+from distributor.cli.flags import own
 from distributor.errors import ConfigurationError
 from distributor.launch import NAMES, tensorflow
 from distributor.launch.accelerate.launch import Accelerate
 from distributor.launch.deepspeed.launch import DeepSpeed
 from distributor.launch.ray.launch import Ray
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 from distributor.values.options import WHAT
 
 #: Options that each belong to one launch path. They follow ``--launch`` in the help.
