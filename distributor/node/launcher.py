@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
+import torch  # noqa: F401  # first, so that a Python without torch is said to lack torch
+
 from distributor.machine import bootstrap
 from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
 from distributor.machine.processes import die_with_parent

@@ -204,6 +204,7 @@ def test_a_room_says_where_it_runs(room):
         (
             "torch",
             {
+                "node/launcher.py",
                 "node/rendezvous.py",
                 "rank/dataloaders.py",
                 "rank/gpus.py",
