@@ -1,4 +1,4 @@
-"""Turn calls such as Horovod's ``run`` into runs of ``Distributor``, on the task slots and GPUs that are available."""
+"""Turn calls such as Azure's ``run`` into runs of ``Distributor``, on the task slots and GPUs that are available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distributor.values.launch import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """What a call of another product's function, such as Horovod's ``run``, asks for: processes, GPUs and so on.
+    """What a call of another product's function, such as Azure's ``run``, asks for: processes, GPUs and so on.
 
     Attributes:
         asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
