@@ -19,7 +19,6 @@ from distributor.compat import azureml, trial
 from distributor.compat.databricks import air, serverless_gpu
 from distributor.compat.databricks.serverless_gpu import runtime
 from distributor.compat.places import Place, look
-from distributor.machine import processes
 from distributor.schedulers.spark.slots import Executor
 from distributor.values.environment import CHECK_GPUS
 
@@ -138,15 +137,13 @@ def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.Monke
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
-def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_where_a_run_would_train(sessions: Sessions) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
     sessions.get("local[2]")
-    assert look(None, gpus) == look(False, gpus) == Place(gpus=3, cpus=2)
-    assert look(True, gpus) == Place(gpus=3, cpus=processes.cpu_count())
-    sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
-    watch.until(lambda: look(None, gpus) == Place(executors=True, gpus=0, cpus=2))
-    monkeypatch.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([Executor("", 0, 0)]))
-    assert look(None, gpus) == Place(executors=True, gpus=0, cpus=None)
+    assert look(None, gpus) == look(False, gpus) == Place(gpus=3)
+    assert look(True, gpus) == Place(gpus=3)
+    sessions.get("local-cluster[2,1,1024]")
+    assert look(None, gpus) == Place(executors=True, gpus=0)
     sessions.stop()
     assert look(False, gpus).exists is False
 
@@ -173,7 +170,10 @@ def test_all_gpus_of_the_executors_are_taken_and_checked(
     }
     settings |= {"spark.task.resource.gpu.amount": "1", f"spark.executorEnv.{CHECK_GPUS}": "0"}
     sessions.get("local-cluster[2,1,1024]", **settings)
-    watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2, cpus=2))
+    watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2))
+    with monkeypatch.context() as patched:
+        patched.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([Executor("", 0, 0)]))
+        assert look(None, {}) == Place(executors=True, gpus=None)
     assert len(serverless_gpu.distributed()(who).distributed()) == 2
     with pytest.raises(TrainingError, match="ranks? [01].* on .*GPU type 'H100' was asked for, but torch finds no GPU"):
         air.distributed(accelerator_type="GPU_1xH100", num_accelerators=2)(who).distributed()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from distributor.errors import ConfigurationError
 from distributor.rank.gpus import in_fork
-from distributor.values.job import Job
 from distributor.values.launch import Launch, LaunchPath
-from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
 #: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.
@@ -77,7 +75,7 @@ def check_here(accelerator: str, local_rank: int) -> None:
 
 @dataclass(frozen=True)
 class OnAccelerator:
-    """A launch path (a way to start ranks) whose ranks check the type of their GPU before the user's code begins.
+    """A launch path whose ranks check the type of their GPU before the user's code begins.
 
     Args:
         accelerator: the GPU type, such as ``"H100"``.
@@ -92,67 +90,25 @@ class OnAccelerator:
     accelerator: str
     launch: Launch
 
-    def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
+    def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
         """Resolve ``launch``, and add the check of GPUs to its launch path. Raises the errors of ``launch.resolve``."""
-        return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
+        return cast(LaunchPath, CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator))
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """A launch path (a way to start ranks) that wraps another one. Each rank checks its GPU before the user's code."""
+    """Another launch path, with the check of GPUs in its plan."""
 
     path: LaunchPath
     accelerator: str
 
-    @property
-    def name(self) -> str:
-        """The name of the wrapped launch path."""
-        return self.path.name
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """The modules to import before ranks are forked, as the wrapped launch path says."""
-        return self.path.preload
-
-    @property
-    def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must import, each with the option that needs it, as the wrapped launch path says."""
-        return self.path.needs
-
-    @property
-    def ports(self) -> int:
-        """The number of ports to reserve for each process, as the wrapped launch path says."""
-        return self.path.ports
-
-    @property
-    def restarts(self) -> bool:
-        """Whether the processes of the wrapped launch path can be started again on the same nodes."""
-        return self.path.restarts
-
-    @property
-    def uses_torch(self) -> bool:
-        """Whether ranks compute with torch, as the wrapped launch path says."""
-        return self.path.uses_torch
-
-    @property
-    def once(self) -> bool:
-        """Whether the wrapped launch path runs the user's code once, on node 0, instead of in each process."""
-        return self.path.once
-
-    def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables of the wrapped launch path."""
-        return self.path.env(use_gpu)
-
-    def advise(self, failure: Failure, job: Job) -> str:
-        """Return the advice of the wrapped launch path on a failure."""
-        return self.path.advise(failure, job)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle asks before ``path`` is there
+            raise AttributeError(name)
+        return getattr(self.path, name)
 
     def plan(self, site: Site) -> Plan:
-        """Return the wrapped launch path's plan of one node (what the node does), with the check of GPUs added.
-
-        A plan can name only one function that ranks call before the user's code. Here, this function is the check of
-        GPUs, so the plan of the wrapped launch path must not name such a function.
-        """
+        """Return the plan of ``path``, which must not have a function of its own for ranks to call first."""
         plan = self.path.plan(site)
         assert plan.first is None
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

@@ -28,6 +28,7 @@ from distributor.compat.descriptions import (
     instances,
     not_used,
 )
+from distributor.compat.refused import refusal
 from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi.env import MpiEnv
@@ -44,15 +45,6 @@ NOT_USED = (
     *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
     *("shm_size", "tags", "timeout"),
 )
-
-#: Names of ``azure.ai.ml`` that this module lacks, each with what to use instead.
-INSTEAD = {
-    "MLClient": "run(job), which runs a job on the Spark session",
-    "Output": 'run(..., options={"output_dir": ...}), which keeps the files that ranks write',
-    "dsl": "one run() for each step of the pipeline",
-    "load_component": "command()",
-    "load_job": "command()",
-}
 
 
 class Distribution(Protocol):
@@ -462,6 +454,4 @@ def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | No
 
 
 def __getattr__(name: str) -> Any:
-    if name not in INSTEAD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(f"azure.ai.ml.{name} is not supported: use {INSTEAD[name]}")
+    raise refusal("azure.ai.ml", name)

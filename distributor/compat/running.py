@@ -1,4 +1,4 @@
-"""Turn calls such as Azure's ``run`` into runs of ``Distributor``, on the task slots and GPUs that are available."""
+"""Turn calls such as Azure's ``run`` into runs of ``Distributor``, on the GPUs that are available."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Request:
     Attributes:
         asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
         parameter: the name of the call's parameter that sets the number of processes; used in messages.
-        processes: number of processes; ``None``: one for each GPU or, if ranks use no GPUs, for each task slot.
+        processes: number of processes; ``None``: one for each GPU.
         local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
         otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active. The
             default fits calls that have no argument of their own for ``local_mode``.
@@ -62,7 +62,7 @@ def with_options(request: Request, options: Mapping[str, Any] | None) -> Request
             wrong.
 
     Example:
-        >>> with_options(Request("run()", "num_proc"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
+        >>> with_options(Request("run()", "instance_count"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
         False
     """
     others = dict(options or {})
@@ -102,15 +102,15 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
         look: a function that takes ``local_mode``, and returns where the run would train.
 
     Raises:
-        ConfigurationError: the request needs a Spark session, but none is active; or it needs all task slots or GPUs,
-            whose number is not known.
+        ConfigurationError: the request needs a Spark session, but none is active; or it needs all GPUs, whose
+            number is not known.
         ResourceError: the request needs more GPUs than this machine has, needs GPUs of executors that have none, or
-            needs all GPUs or task slots, but there are none. Whether executors have enough GPUs is not checked here.
+            needs all GPUs, but there are none. Whether executors have enough GPUs is not checked here.
 
     Example:
-        >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
+        >>> settle(Request("run()", "gpus"), None, lambda mode: Place(gpus=4)).processes
         4
-        >>> settle(Request("run()", "num_proc", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
+        >>> settle(Request("run()", "gpus", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
         False
     """
     if trial is not None:
@@ -123,7 +123,7 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
             f"(SparkSession.builder.getOrCreate()), or {request.otherwise}"
         )
     use_gpu = place.gpus != 0 if request.use_gpu is None else request.use_gpu
-    processes = _all_slots(request, place, use_gpu) if request.processes is None else request.processes
+    processes = _all_gpus(request, place) if request.processes is None else request.processes
     if use_gpu and place.executors and place.gpus == 0:
         raise ResourceError(
             f"{request.asked} needs {count(processes, 'GPU')}, but executors have none: set "
@@ -145,20 +145,19 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
     )
 
 
-def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
-    slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
-    if slots is None:
+def _all_gpus(request: Request, place: Place) -> int:
+    where = "the executors" if place.executors else "this machine"
+    if place.gpus is None:
         raise ConfigurationError(
-            f"{request.asked} takes all slots of {where}, but the number of slots is not known (no executor is up "
-            f"yet, or this is a Spark Connect session): pass {request.parameter}="
+            f"{request.asked} takes all GPUs of {where}, but their number is not known (no executor is up yet, or this "
+            f"is a Spark Connect session): pass {request.parameter}="
         )
-    if slots == 0:
-        what = "GPUs" if use_gpu else "slots"
+    if place.gpus == 0:
         raise ResourceError(
-            f"{request.asked} takes all {what} of {where}, but there are none: start a Spark session "
-            f"whose executors have {what}, or use a machine that has {what}"
+            f"{request.asked} takes all GPUs of {where}, but there are none: start a Spark session whose executors "
+            "have GPUs, or use a machine that has GPUs"
         )
-    return slots
+    return place.gpus
 
 
 class EveryRank(Distributor):
@@ -209,7 +208,7 @@ def check_trial(request: Request, trial: int) -> None:
             needs more processes.
 
     Example:
-        >>> check_trial(Request("run()", "num_proc"), 2)
+        >>> check_trial(Request("run()", "gpus"), 2)
     """
     try:
         request.launch.resolve(trial, False)

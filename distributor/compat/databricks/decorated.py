@@ -65,18 +65,8 @@ class DistributedFunction(Generic[P, T]):
         return run_all(replace(self._request, options=options), self._target, args, kwargs)
 
 
-def as_it_is(function: T) -> T:
-    """Return the function unchanged: the default ``prepare`` of :func:`decorator`, for functions that need no wrapper.
-
-    Example:
-        >>> as_it_is(len) is len
-        True
-    """
-    return function
-
-
 def decorator(
-    request: Request, prepare: Callable[[Any], Any] = as_it_is
+    request: Request, prepare: Callable[[Any], Any] = lambda function: function
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Return a decorator that makes a function run in the processes that ``request`` describes.
 
