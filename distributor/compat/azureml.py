@@ -4,7 +4,7 @@
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
-One of Azure's instances (machines) is a Spark executor here. Without executors, the ranks of all instances train on
+One of Azure's instances is a Spark executor here. Without executors, the ranks of all instances train on
 this machine.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
@@ -52,13 +52,13 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance (machine); ``None`` if this number is not fixed."""
+        """The number of processes on each instance; ``None`` if this number is not fixed."""
 
     def processes(self, instance_count: int) -> int:
         """Return the number of processes of a job with ``instance_count`` instances."""
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path (a value for ``launch=``) that starts the job's processes."""
+        """Return the launch path that starts the job's processes."""
 
 
 class _Counts:
@@ -94,7 +94,7 @@ class PyTorchDistribution(_Counts):
 
     @property
     def per_instance(self) -> int:
-        """The number of processes on each instance (machine)."""
+        """The number of processes on each instance."""
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:

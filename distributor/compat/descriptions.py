@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(init=False)
 class ResourceConfiguration:
-    """The number of instances (machines) of a job.
+    """The number of instances of a job.
 
     Args:
         instance_count: number of instances; ``None`` (default): the job's own ``instance_count``.
