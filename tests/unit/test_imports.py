@@ -54,9 +54,7 @@ def loaded_by(statement):
             "from distributor.compat.databricks import air, serverless_gpu",
             {"torch", "pyspark", "ray", "cryptography", "rich"},
         ),
-        ("from distributor.compat import azureml, horovod", {"torch", "pyspark", "ray", "tensorflow"}),
-        ("from distributor.compat.horovod import HorovodRunner, run", {"torch", "pyspark"}),
-        ("from distributor.compat.horovod import torch", {"pyspark", "cloudpickle", "distributor.api.distributor"}),
+        ("from distributor.compat import azureml", {"torch", "pyspark", "ray", "tensorflow"}),
     ],
 )
 def test_an_import_loads_only_what_it_needs(statement, absent):
@@ -211,11 +209,6 @@ def test_a_room_says_where_it_runs(room):
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
-                "compat/horovod/collectives.py",
-                "compat/horovod/compression.py",
-                "compat/horovod/optimizer.py",
-                "compat/horovod/state.py",
-                "compat/horovod/world.py",
                 "launch/deepspeed/checkpoint.py",
                 "launch/deepspeed/extensions.py",
                 "runtime.py",
