@@ -88,7 +88,7 @@ def test_errors_of_the_documentation_are_those_of_the_code() -> None:
     sources = [path.read_text() for path in (ROOT / "distributor").rglob("*.py")]
     texts = [text_of(node) for source in sources for node in ast.walk(ast.parse(source))]
     page = (DOCS / "errors.md").read_text()
-    rows = re.findall(r"^\| `(.*?)`", page[page.index("## What it says") : page.index("## What was tried")], re.M)
+    rows = re.findall(r"^\| `(.*?)`", section(page, "What it says"), re.M)
     assert len(rows) > 15
     for said in rows:
         if said not in ("Python in worker has different version", f"{UNREACHED} at"):  # Spark's; made of two
