@@ -135,6 +135,16 @@ class CheckedPath:
         return self.path.uses_torch
 
     @property
+    def spark_prefix(self) -> str:
+        """The prefix of PySpark's setting, as the wrapped launch path says."""
+        return self.path.spark_prefix
+
+    @property
+    def deepspeed_config(self) -> str | None:
+        """The final DeepSpeed configuration of the wrapped launch path, if it has one."""
+        return self.path.deepspeed_config
+
+    @property
     def once(self) -> bool:
         """Whether the wrapped launch path runs the user's code once, on node 0, instead of in each process."""
         return self.path.once
