@@ -32,7 +32,7 @@ from distributor.compat.refused import refusal
 from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi.env import MpiEnv
-from distributor.launch.ray.launch import Ray
+from distributor.launch.ray.path import Ray
 from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.text import notices

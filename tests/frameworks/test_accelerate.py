@@ -182,7 +182,7 @@ def test_a_file_that_is_not_there() -> None:
 
 def test_an_answer_that_takes_too_long(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that Accelerate finds by itself has no path that the error could name."""
-    monkeypatch.setattr("distributor.launch.accelerate.launch._PATIENCE", 0.01)
+    monkeypatch.setattr("distributor.launch.accelerate.configuration._PATIENCE", 0.01)
     for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):
         told = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
         with pytest.raises(ConfigurationError, match=told):

@@ -61,6 +61,13 @@ def test_an_import_loads_only_what_it_needs(statement, absent):
     assert not absent & loaded_by(statement)
 
 
+def test_launch_paths_load_on_first_use():
+    assert not {name for name in loaded_by("import distributor") if name.startswith("distributor.launch")}
+    loaded = {name for name in loaded_by("import distributor.launch") if name.startswith("distributor.launch")}
+    assert loaded == {"distributor.launch"}
+    assert "distributor.launch.ray.path" in loaded_by("from distributor.launch import Ray")
+
+
 def test_names_of_the_package_load_on_first_use():
     assert "distributor.errors" not in loaded_by("import distributor")
     assert "distributor.errors" in loaded_by("import distributor; distributor.TrainingError")
@@ -146,7 +153,8 @@ ROOMS = {
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
 PROGRAMS = {
-    "launch/accelerate/launch.py": {"shipping"},
+    "launch/accelerate/configuration.py": {"shipping"},
+    "launch/accelerate/path.py": {"shipping"},
     "launch/jax/cluster.py": {"rank.imports"},
     "launch/mpi/places.py": {"channel.control"},
     "launch/mpi/rank.py": {"rank.imports"},
