@@ -398,8 +398,8 @@ def _connected(dist: Any, name: str) -> Exchange:
     """
     global _connection
     if _connection is None or _connection[0] != os.getpid():
+        from distributor.checkpoint.context import in_run
         from distributor.checkpoint.exchange import connect, connect_group
-        from distributor.checkpoint.session import in_run
 
         own, size = dist.get_rank(), dist.get_world_size()
         if in_run(os.environ) and size == world_size():

@@ -845,15 +845,15 @@ def save_without_room_for_files() -> list[int | None]:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint import session
+    from distributor.checkpoint import context
 
     def fail(**_: Any) -> str:
         raise OSError(errno.ENOSPC, "no room")
 
-    found, tempfile = [], session.tempfile
+    found, tempfile = [], context.tempfile
     for step in (1, 2):
         if runtime.rank() == 1:  # torch makes folders too
-            session.tempfile = SimpleNamespace(mkdtemp=fail) if step == 1 else tempfile  # type: ignore[assignment]
+            context.tempfile = SimpleNamespace(mkdtemp=fail) if step == 1 else tempfile  # type: ignore[assignment]
         runtime.save_checkpoint({"value": torch.full((2,), step)}, step, wait=True)
         last = runtime.latest_checkpoint()
         found.append(last.step if last is not None else None)

@@ -129,7 +129,7 @@ def test_each_rank_checks_its_gpu_before_the_function(
 def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     pytest.importorskip("pyspark")
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.active_session", lambda: None)
     with pytest.raises(ConfigurationError, match="none is active: .*leave out remote=True to train on this machine"):
         serverless_gpu.distributed(gpus=1, remote=True)(who).distributed()
 

@@ -17,7 +17,7 @@ from listeners import Listener
 from proxy import Proxy
 
 from distributor import TorchDistributor
-from distributor.channel import lines, server, task
+from distributor.channel import connections, requests, server
 from distributor.channel.facts import Facts
 from distributor.channel.server import ChannelServer
 from distributor.values.messages import AllFacts, TaskFacts
@@ -48,7 +48,7 @@ class Tasks:
 
     def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Entries:
         gathered = self.gathered
-        everyone, reached = task.exchange(mine, attempt, at, self._gather, patience)
+        everyone, reached = requests.exchange(mine, attempt, at, self._gather, patience)
         assert reached == (self.gathered == gathered)
         return everyone
 
@@ -116,7 +116,7 @@ def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monke
     it.accept_if(lambda facts: placed.append(facts) or len(placed) == 2)
     tasks = Tasks(2)
     for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
-        with pytest.raises(task.StoppedError, match="the driver has refused Spark's placement of the ranks"):
+        with pytest.raises(requests.StoppedError, match="the driver has refused Spark's placement of the ranks"):
             told.result(watch.DEADLINE)
     watch.until(lambda: not it._facts.here)
     assert not it.begun and it.start_again() and not it.start_again()
@@ -158,8 +158,8 @@ def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None
 def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
-    line = lines.connect((at.host, at.port, at.certificate, at.token), 5.0)
-    line.sendall(lines.pack(TaskFacts("", 0, 0, {"facts": "old"})))
+    line = connections.connect((at.host, at.port, at.certificate, at.token), 5.0)
+    line.sendall(connections.pack(TaskFacts("", 0, 0, {"facts": "old"})))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -208,7 +208,7 @@ def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: p
     tasks = Tasks(2)
     for it in [tasks.start(partition, at) for partition in range(2)]:
         it.result(watch.DEADLINE)
-    with pytest.raises(task.StoppedError, match="Spark has started the tasks again"):
+    with pytest.raises(requests.StoppedError, match="Spark has started the tasks again"):
         tasks.start(0, at, 1).result(watch.DEADLINE)
 
 
@@ -231,7 +231,7 @@ def test_a_run_that_is_stopped_does_not_begin(serving: Any, when: str) -> None:
     if when == "after":
         watch.until(lambda: len(it._facts.here) == 1)
         it.stop("cancelled")
-    with pytest.raises(task.StoppedError, match="cancelled"):
+    with pytest.raises(requests.StoppedError, match="cancelled"):
         waiting.result(watch.DEADLINE)
 
 
@@ -249,7 +249,7 @@ def test_a_driver_that_goes_is_given_up() -> None:
         watch.until(lambda: len(it._facts.here) == 1)
         it._call(vanish()).result()
         start = time.monotonic()
-        with pytest.raises(task.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
+        with pytest.raises(requests.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
             waiting.result(watch.DEADLINE)
         assert time.monotonic() - start < watch.DEADLINE
 
@@ -260,7 +260,7 @@ def test_tasks_learn_that_their_job_has_ended() -> None:
         at = it.listen("127.0.0.1", "127.0.0.1")
         waiting = Tasks(2).start(0, at, patience=600.0)
         watch.until(lambda: len(it._facts.here) == 1)
-    with pytest.raises(task.StoppedError, match="the job has ended"):
+    with pytest.raises(requests.StoppedError, match="the job has ended"):
         waiting.result(watch.DEADLINE)
 
 
@@ -268,7 +268,7 @@ def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
     told = {"kind": "TaskFacts", "wave": "", "attempt": 0, "partition": 0, "facts": {}}
     for wrong in ({"facts": []}, {"facts": None}, {"partition": "x"}, {"attempt": True}, {"more": 1}, {"kind": "Hi"}):
-        with lines.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
+        with connections.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
             body = json.dumps({**told, **wrong}).encode()
             line.sendall(struct.pack("!IB", len(body), 1) + body)
             assert line.recv(1) == b""

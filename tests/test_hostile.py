@@ -24,10 +24,10 @@ from listeners import GROWTH, Listener, answer, hello, refused, stranger, truste
 from sessions import Make, Sessions
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import door, frames
-from distributor.channel.intake import Intake
-from distributor.channel.returns import Returns
+from distributor.channel import frames, listener as door
+from distributor.channel.result_receiver import ResultReceiver
 from distributor.channel.server import ChannelServer
+from distributor.channel.transfers import Transfers
 from distributor.values import messages
 from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
@@ -145,7 +145,7 @@ def test_a_name_is_no_token(served: tuple[Listener, Endpoint]) -> None:
 def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
     """A driver that expects the values of ranks 0 and 1, up to a mebibyte together."""
     with ChannelServer(Listener()) as server:
-        server.returns = Returns(Intake(limit=1 << 20))
+        server.returns = Transfers(ResultReceiver(limit=1 << 20))
         server.intake.expect(range(2))
         yield server, server.listen("127.0.0.1", "127.0.0.1")
 
@@ -245,7 +245,7 @@ def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoin
 
 def test_memory_is_used_as_a_value_arrives(expecting: tuple[ChannelServer, Endpoint]) -> None:
     server, endpoint = expecting
-    server.returns = Returns(Intake(limit=64 << 30))
+    server.returns = Transfers(ResultReceiver(limit=64 << 30))
     server.intake.expect(range(2))
     before = psutil.Process().memory_info().rss
     with trusted(endpoint) as connection:
@@ -264,7 +264,7 @@ def test_a_value_holds_nobody_up(expecting: tuple[ChannelServer, Endpoint]) -> N
         bringing.sendall(bytes(1 << 19))
         node.sendall(frames.pack(hello()) + frames.pack(messages.Beat(1)))
         assert isinstance(answer(node), messages.Welcome)
-        assert isinstance(answer(node), messages.Heard)
+        assert isinstance(answer(node), messages.BeatHeard)
         assert server.intake.coming == {0}
         bringing.sendall(bytes(1 << 19))
         assert answer(bringing) == messages.Received()

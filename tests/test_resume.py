@@ -20,8 +20,8 @@ from sessions import LOCAL, MASTERS, Make
 
 from distributor import ConfigurationError, Distributor, Run, StartError, Status
 from distributor.machine.places import Folder
-from distributor.values import claims
-from distributor.values.claims import FILES, Claim
+from distributor.values import lease_record
+from distributor.values.lease_record import FILES, LeaseRecord
 
 PROGRAM = str(Path(__file__).parent / "support" / "resumed.py")
 
@@ -69,8 +69,8 @@ def steps(folder: Path, training: int = 1) -> list[int]:
     return checkpointed.committed(folder / "digits" / str(training))
 
 
-def claim(folder: Path) -> Claim | None:
-    return claims.find(Folder(folder / "digits").read)
+def claim(folder: Path) -> LeaseRecord | None:
+    return lease_record.find(Folder(folder / "digits").read)
 
 
 @pytest.mark.slow
@@ -127,15 +127,15 @@ def save_after_a_loss(folder: str) -> None:
 
     from distributor import runtime
     from distributor.machine.places import Folder
-    from distributor.values import claims
+    from distributor.values import lease_record
     from distributor.values.sealed import seal
 
     runtime.save_checkpoint({"value": 1}, 1, wait=True)
     place = Folder(Path(folder, "digits"))
-    found = claims.find(place.read)
+    found = lease_record.find(place.read)
     assert found is not None and found.holder is not None
     taken = replace(found, sequence=found.sequence + 1000, run="z9", holder=replace(found.holder, run="z9"))
-    place.write(claims.FILES[taken.sequence % 2], seal(taken))
+    place.write(lease_record.FILES[taken.sequence % 2], seal(taken))
     runtime.save_checkpoint({"value": 2}, 2, wait=True)
 
 
@@ -153,7 +153,7 @@ def save_from_two_jobs(folder: str) -> str:
     import time
 
     from distributor import runtime
-    from distributor.checkpoint.session import Session
+    from distributor.checkpoint.context import Session
     from distributor.values.checkpoints import SETTINGS, from_environ
 
     runtime.save_checkpoint({"value": 1}, 1 + runtime.attempt(), wait=True)
@@ -236,12 +236,12 @@ def test_a_run_that_waits_for_its_name_can_be_cancelled(tmp_path: Path, frozen: 
 @pytest.fixture
 def frozen() -> Callable[[Path], None]:
     """Writes the claim of a run that is neither there nor gone."""
-    from distributor.values.claims import Holder
+    from distributor.values.lease_record import Holder
     from distributor.values.sealed import seal
 
     def write(folder: Path) -> None:
         holder = Holder("z9", "host-z", "machine-z", 1, "1")
-        Folder(folder / "digits").write(FILES[1], seal(Claim(1, 1, "count", "", {}, False, "z9", holder)))
+        Folder(folder / "digits").write(FILES[1], seal(LeaseRecord(1, 1, "count", "", {}, False, "z9", holder)))
 
     return write
 

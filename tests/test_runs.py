@@ -736,7 +736,7 @@ def _worker_environment(mode: str) -> dict[str, dict[str, str]]:
     """What Spark's Python workers look like to the next job, environment and modules, by executor."""
     if mode == LOCAL:
         return {}
-    from distributor.schedulers.spark.session import active_session, context_for_tasks
+    from distributor.schedulers.spark.sessions import active_session, context_for_tasks
 
     session = active_session()
     assert session is not None

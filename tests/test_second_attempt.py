@@ -17,7 +17,7 @@ import watch
 from sessions import LOCAL, Make, Sessions
 
 from distributor import Checkpoints, Run, RunCancelledError, Status, TrainingError
-from distributor.api.choose import choose_scheduler
+from distributor.api.scheduling import choose_scheduler
 from distributor.schedulers.local import LocalScheduler
 
 Submit = Callable[..., Run]

@@ -41,7 +41,7 @@ from distributor import (
 )
 from distributor.channel.server import ChannelServer
 from distributor.schedulers.spark import scheduler as spark_scheduler
-from distributor.schedulers.spark.session import context_for_tasks
+from distributor.schedulers.spark.sessions import context_for_tasks
 from distributor.shipping import package
 from distributor.values.environment import CHECK_GPUS
 

@@ -20,11 +20,11 @@ import watch
 from listeners import GROWTH, Listener, answer, refused, trusted
 
 from distributor import Run, Status, TorchDistributor
-from distributor.channel import door, frames, server as channel
-from distributor.channel.guard import Guard
-from distributor.channel.intake import Intake
-from distributor.channel.returns import Returns
+from distributor.channel import frames, listener as door, server as channel
+from distributor.channel.result_receiver import ResultReceiver
 from distributor.channel.server import ChannelServer
+from distributor.channel.transfers import Transfers
+from distributor.channel.validation import Validation
 from distributor.display.logs import Logs
 from distributor.values import messages
 from distributor.values.outcome import Failure, Log
@@ -46,7 +46,7 @@ def served() -> Iterator[Served]:
         told = [hello for _, hello in listener.heard(messages.Hello) if isinstance(hello, messages.Hello)]
         return Placement(told[0].placement) if told else None
 
-    guard = Guard("3f2a", 4, 4, placement, lambda rank, stream: listener.has.get((rank, stream), 0))
+    guard = Validation("3f2a", 4, 4, placement, lambda rank, stream: listener.has.get((rank, stream), 0))
     with ChannelServer(listener, tasks=4, guard=guard) as it:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         with member(endpoint, "a"):
@@ -101,7 +101,7 @@ def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
     listener, it, endpoint = served
     it.intake.expect(range(4))
     known = len(listener.events)
-    assert all(isinstance(each, (messages.Welcome, messages.Heard)) for each in say(endpoint, *said))
+    assert all(isinstance(each, (messages.Welcome, messages.BeatHeard)) for each in say(endpoint, *said))
     told = "run 3f2a: the driver ended a connection from 127.0.0.1, which sent an invalid message ("
     watch.until(lambda: told in caplog.text)
     assert listener.logs == []
@@ -198,7 +198,7 @@ def test_a_task_that_comes_after_the_start_stops_itself_only(monkeypatch: pytest
                 missed.sendall(frames.pack(facts[1]))
                 assert isinstance(answer(missed), messages.AllFacts)
             node.sendall(frames.pack(messages.Beat(1)))
-            assert isinstance(answer(node), messages.Heard)  # and no order to stop before it
+            assert isinstance(answer(node), messages.BeatHeard)  # and no order to stop before it
             assert it.stop_reason == ""
 
 
@@ -229,7 +229,7 @@ def test_tasks_that_cannot_be_are_refused() -> None:
 
 def test_only_the_task_of_its_node_brings_a_value(served: Served) -> None:
     _, it, endpoint = served
-    it.returns = Returns(Intake(limit=1 << 20))
+    it.returns = Transfers(ResultReceiver(limit=1 << 20))
     it.intake.expect(range(4))
     for value in (
         messages.Value(0, 5),

@@ -16,7 +16,7 @@ from proxy import Proxy
 from sessions import Sessions
 
 from distributor import ResultError, Run, RunCancelledError, TorchDistributor
-from distributor.channel.intake import Arrived, Intake
+from distributor.channel.result_receiver import Arrived, ResultReceiver
 from distributor.channel.server import ChannelServer
 
 pytestmark = pytest.mark.spark
@@ -46,15 +46,15 @@ def submit(function: Any, *args: Any, processes: int = 1, **options: Any) -> Run
 def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The bytes of the values that took the channel, by rank."""
     sizes: dict[int, int] = {}
-    get = Intake.get
+    get = ResultReceiver.get
 
-    def remember(self: Intake, rank: int) -> Arrived | None:
+    def remember(self: ResultReceiver, rank: int) -> Arrived | None:
         found = get(self, rank)
         if found is not None:
             sizes[rank] = len(found.data)
         return found
 
-    monkeypatch.setattr(Intake, "get", remember)
+    monkeypatch.setattr(ResultReceiver, "get", remember)
     return sizes
 
 
@@ -124,16 +124,16 @@ class Leave:
 def test_bytes_that_were_not_announced_are_not_unpickled(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
-    trace, get = str(tmp_path / "trace"), Intake.get
+    trace, get = str(tmp_path / "trace"), ResultReceiver.get
 
-    def exchanged(self: Intake, rank: int) -> Arrived | None:
+    def exchanged(self: ResultReceiver, rank: int) -> Arrived | None:
         honest = get(self, rank)
         assert honest is not None
         pickled = pickle.dumps((Leave(trace), bytes(len(honest.data))))
         other = pickled[: len(honest.data) // (1 if what == "other bytes" else 2)]
         return Arrived(memoryview(other), hashlib.sha256(other).digest())
 
-    monkeypatch.setattr(Intake, "get", exchanged)
+    monkeypatch.setattr(ResultReceiver, "get", exchanged)
     with pytest.raises(ResultError, match=r"rank 0 was not unpickled: .* announced \d+ bytes with sha256 \w+\.\.\. "):
         submit(value).result(timeout=watch.DEADLINE)
     assert not Path(trace).exists()

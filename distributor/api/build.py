@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from distributor.api.options import Options
+from distributor.api.parameters import Options
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.machine import versions
@@ -25,7 +25,7 @@ from distributor.values.checkpoints import absolute
 from distributor.values.environment import CONTRACT
 from distributor.values.files import WITH_THE_JOB, own
 from distributor.values.job import Job, OutputDir, Target, Widths, WorkingDir
-from distributor.values.launch import LaunchPath
+from distributor.values.launch_path import LaunchPath
 from distributor.values.options import Project, Variables
 
 

@@ -19,10 +19,10 @@ from distributor.api.build import (
     pack_output_dir,
     pack_working_dir,
 )
-from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
-from distributor.api.options import Options
+from distributor.api.parameters import Options
+from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.target import find_target, named_module
 from distributor.display.choose import choose as choose_view
 from distributor.display.view import View
@@ -33,7 +33,7 @@ from distributor.text import notices
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
 from distributor.values.job import Job, Widths
-from distributor.values.launch import Launch, LaunchPath
+from distributor.values.launch_path import Launch, LaunchPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

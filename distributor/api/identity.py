@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributor.values.claims import Identity, Resume
 from distributor.values.job import Function, Module, Script, Target
+from distributor.values.lease_record import Identity, Resume
 
 #: Matches memory addresses in the ``repr`` of objects: they differ from process to process.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")

@@ -183,7 +183,7 @@ class Uplink:
             self._receiver.on_driver_lost()
 
     def _obey(self, message: Message) -> None:
-        if not isinstance(message, (messages.Welcome, messages.Heard, messages.Farewell)):
+        if not isinstance(message, (messages.Welcome, messages.BeatHeard, messages.Farewell)):
             self._receiver.on_order(message)
             return
         self._has = offsets = {(rank, stream): offset for rank, stream, offset in message.offsets}

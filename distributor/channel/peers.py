@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
 
 from distributor.channel import tls
-from distributor.channel.lines import CONNECT_TIMEOUT, PIECE, Endpoint, connect, exactly, fill, pack, read
+from distributor.channel.connections import CONNECT_TIMEOUT, PIECE, Endpoint, connect, exactly, fill, pack, read
 from distributor.values.checkpoints import PeerKey
 from distributor.values.messages import Copy, Message, Proceed, Recall, Received, Refused
 
@@ -53,7 +53,7 @@ class Incoming(Protocol):
         """Release the memory; an incomplete copy is never used."""
 
 
-class Store(Protocol):
+class PeerStore(Protocol):
     """Keeps copies of states of other nodes' ranks. Several threads may call it."""
 
     def reserve(self, copy: Copy) -> Incoming:
@@ -66,7 +66,7 @@ class Store(Protocol):
 class PeerServer(threading.Thread):
     """Receives copies of other nodes' states and sends parts of states, until :meth:`close`."""
 
-    def __init__(self, listener: socket.socket, key: PeerKey, store: Store) -> None:
+    def __init__(self, listener: socket.socket, key: PeerKey, store: PeerStore) -> None:
         super().__init__(name="distributor-peers", daemon=True)
         self._listener = listener
         self._context = tls.server_context(key.certificate, key.private)

@@ -20,7 +20,7 @@ _MFD_CLOEXEC = 1  # memfd_create(2)
 ROOM = SIZE - _LENGTH.size  # bytes that a rank can write after the head
 
 
-class Slots:
+class RankSlots:
     """The agent's view of a node's slots. OSError if memory is short or ``ulimit -f`` too low."""
 
     def __init__(self, ranks: int) -> None:

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from distributor.channel import frames
-from distributor.channel.door import Door
 from distributor.channel.facts import Facts
-from distributor.channel.guard import Guard
-from distributor.channel.intake import Intake
+from distributor.channel.listener import TlsListener
 from distributor.channel.proof import SEAL_BYTES
-from distributor.channel.returns import Depository, Returns
+from distributor.channel.result_receiver import ResultReceiver
+from distributor.channel.transfers import FileSink, Transfers
+from distributor.channel.validation import Validation
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
@@ -96,11 +96,11 @@ class ChannelServer:
         listener: Listener,
         timeout: float = 30.0,
         tasks: int = 0,
-        guard: Guard | None = None,
-        depository: Depository | None = None,
+        guard: Validation | None = None,
+        depository: FileSink | None = None,
     ) -> None:
         self._listener = listener
-        self._guard = Guard(tasks=tasks) if guard is None else guard
+        self._guard = Validation(tasks=tasks) if guard is None else guard
         self._timeout = timeout
         self._facts = Facts(tasks)
         self._loop = asyncio.new_event_loop()
@@ -108,8 +108,8 @@ class ChannelServer:
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
-        self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
-        self.returns = Returns(Intake(), depository)  # reports and return values
+        self._door = TlsListener(partial(self._serve, window=RETURN_WINDOW), tasks)
+        self.returns = Transfers(ResultReceiver(), depository)  # reports and return values
         self.reached = False  # a task or a node has reached the driver at some time
 
     @property
@@ -117,7 +117,7 @@ class ChannelServer:
         return self._door.address
 
     @property
-    def intake(self) -> Intake:
+    def intake(self) -> ResultReceiver:
         """Receives return values that are too large for a node's final message."""
         return self.returns.intake
 
@@ -299,7 +299,7 @@ class ChannelServer:
                 self._guard.check_value(message)
                 self._door.admit()
                 await self.intake.receive(message, writer)
-            case messages.Deposit() if (depository := self.returns.depository) is not None:
+            case messages.Upload() if (depository := self.returns.depository) is not None:
                 node = self._guard.check_deposit(message)
                 self._door.admit()
                 await depository.receive(message, node, reader, writer)
@@ -307,12 +307,12 @@ class ChannelServer:
                 self._guard.check_node(message)
                 self._door.admit()
                 await depository.give(writer)
-            case messages.Holding():
+            case messages.HeldStates():
                 self._guard.check_node(message)
                 self._door.admit()
                 cast("asyncio.Task[None]", asyncio.current_task()).set_name(_HOLDING)
                 await reader.read(1)  # wait until the node has ended
-            case messages.Withdraw() if (depository := self.returns.depository) is not None:
+            case messages.Delete() if (depository := self.returns.depository) is not None:
                 node = self._guard.check_deposit(message)
                 self._door.admit()
                 await depository.withdraw(message, node, writer)
@@ -335,7 +335,7 @@ class ChannelServer:
                 else:
                     self._tell(self._listener.on_message, node, message)
             if isinstance(message, messages.Beat):
-                self._send(writer, messages.Heard(self._listener.offsets(node)))
+                self._send(writer, messages.BeatHeard(self._listener.offsets(node)))
                 await writer.drain()  # do not keep writing to a node that never reads
             if isinstance(message, messages.Bye):
                 self._send(writer, messages.Farewell(self._listener.offsets(node), self._standing.stop is not None))

@@ -45,7 +45,7 @@ _LONGEST = 1000  # characters of an error in another rank's error
 _GIVEN, _REFUSED, _FAILED = b"+", b"!", b"-"
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """The methods of torch's stores that this module uses."""
 
     def set(self, key: str, value: bytes) -> None: ...
@@ -62,7 +62,7 @@ class Store(Protocol):
 class Exchange:
     """Sends bytes to the other ranks, and receives theirs. Only one thread at a time may use it."""
 
-    def __init__(self, store: Store | None, rank: int, world_size: int) -> None:
+    def __init__(self, store: KeyValueStore | None, rank: int, world_size: int) -> None:
         self._store = store  # None if there is only one rank
         self.rank = rank
         self.world_size = world_size

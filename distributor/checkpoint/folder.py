@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributor.checkpoint import publishing, shards
+from distributor.checkpoint.context import Session, current
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
-from distributor.checkpoint.session import Session, current
 from distributor.errors import ConfigurationError
 
 

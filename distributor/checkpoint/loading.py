@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from distributor.checkpoint import pickles, shards, state as states
+from distributor.checkpoint import pickles, shards, training_state as states
+from distributor.checkpoint.context import Session, current, in_run
 from distributor.checkpoint.memory import recalling
 from distributor.checkpoint.memory.generations import is_newer
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
 from distributor.checkpoint.memory.recalling import InMemory, Kept
 from distributor.checkpoint.records import Manifest, Shard, described, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
-from distributor.checkpoint.session import Session, current, in_run
-from distributor.checkpoint.state import State
+from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
 from distributor.metrics import rank as reports
@@ -167,11 +167,11 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
         memory, passed = kept_by(session), dict[str, OSError]()
         while (chosen := _choose(call, memory, passed)) is not None:
             name = chosen.folder if isinstance(chosen, Manifest) else f"the state of step {chosen.step} in memory"
-            found: State | OSError | None = _check(call, chosen)
+            found: TrainingState | OSError | None = _check(call, chosen)
             if found is None:
                 call.tell(passed, f"loads {name}")
                 found = _read(call, chosen, memory, state, weights_only=weights_only)
-            if isinstance(found, State):
+            if isinstance(found, TrainingState):
                 states.restore(state, found)
                 call.ask(b"", lambda _: [b""], patient=True)  # no rank goes on unless all have loaded their state
                 return chosen.step
@@ -252,7 +252,7 @@ def _check(call: _Call, chosen: Manifest | InMemory) -> OSError | None:
 
 def _read(
     call: _Call, chosen: Manifest | InMemory, memory: Memory | None, state: Mapping[str, Any], *, weights_only: bool
-) -> State | OSError:
+) -> TrainingState | OSError:
     """Read this rank's state; return an error instead if any rank cannot read its own."""
     if isinstance(chosen, InMemory):
         assert memory is not None
@@ -262,7 +262,7 @@ def _read(
     return call.attempt(lambda: loading.read(state, weights_only=weights_only))
 
 
-def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
+def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> TrainingState:
     """Return a state from memory as :func:`states.restore` takes it. A module's tensors are copied into its own."""
     objects = states.load_objects(io.BytesIO(held.objects), weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
@@ -274,7 +274,7 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
                 f"and has the size {tuple(part.shape)} now: split the model over the ranks as before"
             )
         part.copy_(kept)
-    return State(tensors, objects)
+    return TrainingState(tensors, objects)
 
 
 class _Loading:
@@ -291,7 +291,7 @@ class _Loading:
             if self._session.place.root is not None:
                 shards.check(path, shard)
 
-    def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
+    def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> TrainingState:
         """Read this rank's state. A module's values are read into the module's existing tensors."""
         if not {METADATA, states.objects_file(0)} <= self._shards.keys():
             raise ConfigurationError(
@@ -304,7 +304,7 @@ class _Loading:
         metadata = self._metadata()
         tensors = states.wanted(entries, metadata.state_dict_metadata)
         self._read_tensors(metadata, tensors)
-        return State(tensors, objects)
+        return TrainingState(tensors, objects)
 
     @property
     def _has_own_objects(self) -> bool:

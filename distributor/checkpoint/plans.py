@@ -24,7 +24,7 @@ from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.memory.seats import Seat, peer_of
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.shards import MeasuredFile
-from distributor.checkpoint.state import local_part
+from distributor.checkpoint.training_state import local_part
 
 
 class Planner:
@@ -207,7 +207,7 @@ def write_metadata(metadata: Any, results: Sequence[bytes], folder: Path) -> Non
     writer.finish(metadata, [pickles.loads(each) for each in results])
 
 
-class Copies:
+class PlannedCopies:
     """Copies of tensors in the CPU's memory, which stays allocated for the next save."""
 
     def __init__(self) -> None:

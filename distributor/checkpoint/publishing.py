@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 from distributor.checkpoint.catalog import Draft
+from distributor.checkpoint.context import Session
 from distributor.checkpoint.records import Shard
-from distributor.checkpoint.session import Session
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
 from distributor.text import notices

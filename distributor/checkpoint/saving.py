@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from distributor.checkpoint import plans, publishing, shards, state as states
+from distributor.checkpoint import plans, publishing, shards, training_state as states
+from distributor.checkpoint.context import Session, current
 from distributor.checkpoint.memory.memory import Memory, kept_by
 from distributor.checkpoint.memory.seats import Seat
 from distributor.checkpoint.memory.views import Room
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
-from distributor.checkpoint.session import Session, current
 from distributor.text import notices
 
 _log = notices.logger
@@ -31,7 +31,7 @@ class _Kept:
 
     session: Session
     planner: plans.Planner
-    copies: plans.Copies
+    copies: plans.PlannedCopies
     memory: Memory | None
     has_saved: bool = False
 
@@ -79,7 +79,7 @@ def _keep(session: Session) -> _Kept:
         seat = Seat("" if about is None else about.folder)
         if memory is not None and memory.peers is not None:
             seat = memory.peers.seat
-        _kept = _Kept(session, plans.Planner(session.exchange, seat), plans.Copies(), memory)
+        _kept = _Kept(session, plans.Planner(session.exchange, seat), plans.PlannedCopies(), memory)
     return _kept
 
 

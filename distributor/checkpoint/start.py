@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import suppress
 
-from distributor.checkpoint.session import Session, current
+from distributor.checkpoint.context import Session, current
 from distributor.errors import StartError
 
 _WHAT = "the check of checkpoints="

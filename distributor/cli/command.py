@@ -25,14 +25,14 @@ from click.shell_completion import get_completion_class
 
 import distributor
 from distributor.api.distributor import Distributor
-from distributor.api.options import OPTIONS
+from distributor.api.parameters import OPTIONS
 from distributor.api.target import find_script
-from distributor.cli import launching
+from distributor.cli import launch_flags
 from distributor.cli.dry_run import describe
-from distributor.cli.options import arguments, declared, own, pairs
+from distributor.cli.flags import arguments, declared, own, pairs
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
 from distributor.machine.processes import signal_number
-from distributor.schedulers.spark import preflight, session as spark_session
+from distributor.schedulers.spark import preflight, sessions as spark_session
 from distributor.text import wording
 from distributor.values.job import Module
 from distributor.values.options import WHAT, WHERE
@@ -56,7 +56,7 @@ _TORCHRUN = {
 #: Options that only the command line has, by the name of the API's option after which the help lists them.
 _OWN = {
     "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
-    "launch": launching.OPTIONS,
+    "launch": launch_flags.OPTIONS,
     "working_dir_limit": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
     "num_processes": [
         own(WHERE, "--local", is_flag=True, help=OPTIONS["local_mode"].help),
@@ -106,7 +106,7 @@ def run(
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     _check_stdin(script)
     source = get_current_context().get_parameter_source("launch")
-    launch = launching.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
+    launch = launch_flags.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
     given = {
         **arguments(options),
         "launch": launch,

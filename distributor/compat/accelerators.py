@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from distributor.errors import ConfigurationError
 from distributor.rank.gpus import in_fork
-from distributor.values.launch import Launch, LaunchPath
+from distributor.values.launch_path import Launch, LaunchPath
 from distributor.values.plan import Call, Plan, Site
 
 #: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.

@@ -37,7 +37,7 @@ from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.text import notices
 from distributor.values.checks import check_choice, check_count, check_env, check_title
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 
 #: Arguments of Azure's ``command`` about where Azure runs a job and how it labels the job. They have no effect.
 NOT_USED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distributor.api.choose import choose_session, driver_gpus
+from distributor.api.scheduling import choose_session, driver_gpus
 from distributor.machine import devices
 
 
@@ -32,7 +32,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     """
     session, here = choose_session(local_mode, needed=False)
     if session is not None:
-        from distributor.schedulers.spark.session import is_connect
+        from distributor.schedulers.spark.sessions import is_connect
         from distributor.schedulers.spark.slots import cluster_of, executors
 
         cluster = cluster_of(session)

@@ -18,7 +18,7 @@ from distributor.run.handle import Run
 from distributor.text import notices
 from distributor.text.wording import count
 from distributor.values.checks import check_choice
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 
 
 @dataclass(frozen=True)

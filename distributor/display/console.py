@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from distributor.display.backlog import Backlog
 from distributor.display.folding import Fold
-from distributor.display.lines import Printer
+from distributor.display.printer import Printer
 
 #: Seconds between two rounds of output or drawings of a bar, unless much output waits.
 _REDRAW = 0.05

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distributor.launch.ray.path import Ray as Ray
     from distributor.launch.tensorflow import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
-    from distributor.values.launch import Launch
+    from distributor.values.launch_path import Launch
 
 #: The strings that ``launch=`` accepts, each with its class.
 PATHS = {

@@ -14,7 +14,7 @@ from distributor.machine import devices
 from distributor.text import wording
 from distributor.values.checks import check_flag
 from distributor.values.job import Job
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Placement
 from distributor.values.plan import Plan, Site

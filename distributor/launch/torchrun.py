@@ -10,7 +10,7 @@ from typing import ClassVar
 from distributor.machine import devices
 from distributor.values import environment, layout
 from distributor.values.environment import NODE_ID, node_id
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.plan import Plan, Site
 
 

@@ -45,11 +45,11 @@ _PARTS = {
     "launcher": "distributor.node.launcher",
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
-    "uploads": "distributor.node.uploads",
+    "uploads": "distributor.node.url_writer",
     "accelerate": "distributor.launch.accelerate.variables",
 }
 
-KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`distributor.node.keeper`
+KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`distributor.node.state_keeper`
 
 #: Code for ``python -c``. Files beside the package or in the current directory cannot shadow other modules. SIGCHLD is
 #: reset, because processes whose shell ignores it inherit this, and cannot wait for their children.

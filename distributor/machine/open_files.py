@@ -17,22 +17,22 @@ def written(pids: Iterable[int], folder: str) -> dict[str, int]:
     return {path: pid for pid in pids for path, _ in _open(pid) if path.startswith(folder + os.sep)}
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """The size of a file in bytes, and the time of its last change in nanoseconds since the epoch."""
 
     size: int
     mtime_ns: int
 
 
-def regular(pid: int, apart: str) -> dict[str, State]:
+def regular(pid: int, apart: str) -> dict[str, FileState]:
     """Return the regular files that a process has open for writing, except removed files and files in ``/dev``."""
-    found: dict[str, State] = {}
+    found: dict[str, FileState] = {}
     for path, descriptor in _open(pid):
         with suppress(OSError):  # the file was just closed
             about = os.stat(descriptor)
             # ``apart`` is a real path, such as that of the node's private folder.
             if stat.S_ISREG(about.st_mode) and about.st_nlink and not path.startswith((apart + os.sep, "/dev/")):
-                found[path] = State(about.st_size, about.st_mtime_ns)
+                found[path] = FileState(about.st_size, about.st_mtime_ns)
     return found
 
 

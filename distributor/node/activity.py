@@ -47,7 +47,7 @@ class Activity:
         return now - self._active
 
 
-class Dumps:
+class StackRequests:
     """Answers the driver's requests for stacks."""
 
     def __init__(self, folder: str, first_rank: int, send: Callable[[messages.Message], None]) -> None:
@@ -83,7 +83,7 @@ class Dumps:
         texts = dict.fromkeys(ended, "it has ended")
         texts |= await stacks(self._folder, alive, before, order.timeout)
         for local_rank, text in texts.items():
-            self._send(messages.Stacks(order.number, self._first_rank + local_rank, text))
+            self._send(messages.StackDump(order.number, self._first_rank + local_rank, text))
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:

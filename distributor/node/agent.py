@@ -19,15 +19,15 @@ from typing import Any
 from distributor.channel import control
 from distributor.channel.node import Offsets
 from distributor.errors import StartError
-from distributor.launch import placement
+from distributor.launch import assign_ranks
 from distributor.machine import folders, limits, network, processes, versions
-from distributor.node import guard, keeper, launching, outcomes, staging
-from distributor.node.attempt import Assignment, Attempt, Ended, Notes
+from distributor.node import launchers, outcomes, reaper, staging, state_keeper
 from distributor.node.driver_link import DriverLink
-from distributor.node.files import Files, begin_files
-from distributor.node.handover import Handover
-from distributor.node.launching import Launcher, SpawnedLauncher
+from distributor.node.launchers import Launcher, SpawnedLauncher
+from distributor.node.new_files import NewFiles, begin_files
+from distributor.node.node_attempt import Assignment, AttemptEnded, NodeAttempt, Notes
 from distributor.node.restarts import Restarts
+from distributor.node.result_sender import ResultSender
 from distributor.node.tailing import Tailing
 from distributor.shipping import package
 from distributor.values import environment, layout, messages
@@ -42,14 +42,14 @@ _SIGTERM_WINDOW = 0.2  # after the owner's end: processes of a machine that shut
 def main(owner_pid: str, *inherited: str) -> None:
     """Fork the agent, and become its guard (entry point). ``inherited`` are its sockets, such as ``"control=3"``."""
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
-    guard.fork("agent", "guard", descriptors.values())
+    reaper.fork("agent", "guard", descriptors.values())
     sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in descriptors.items()}
     _run(sockets, int(owner_pid), SpawnedLauncher(), [])
 
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
     """Run the agent in this fork of a warm process; the launcher is forked first, before there are threads."""
-    _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
+    _run(sockets, owner_pid, launchers.fork(sockets, owner_pid), notes)
 
 
 def _run(sockets: Mapping[str, socket.socket], owner_pid: int, launcher: Launcher, notes: list[str]) -> None:
@@ -79,9 +79,9 @@ class _Agent:
         self._terminated = False
         most = self._job.recovery.max_restarts if self._job.launch.restarts else 0
         self._restarts = Restarts(most, self._job.attempt)
-        self._attempt: Attempt | None = None
+        self._attempt: NodeAttempt | None = None
         self._logs: Tailing | None = None
-        self._files: Files | None = None
+        self._files: NewFiles | None = None
         warnings = [*warnings, *([order.note] if order.note is not None else [])]
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
@@ -99,7 +99,7 @@ class _Agent:
             try:
                 owner = _watch_process(loop, owner_pid, self._on_owner_gone)
                 site, attempt = await self._open()
-                kept = await keeper.begin(
+                kept = await state_keeper.begin(
                     self._job, self._order, site.memory, site.node.address, reached=self._link.is_open
                 )
                 report, small, failed = await self._train(site, attempt)
@@ -122,7 +122,7 @@ class _Agent:
                 kept.end(keep=failed)
             folders.remove(folder)
 
-    async def _open(self) -> tuple[Site, Attempt]:
+    async def _open(self) -> tuple[Site, NodeAttempt]:
         """Prepare the node and its first attempt, and connect to the driver."""
         if self._job.attempt:
             loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ class _Agent:
         self._link.carry(self._logs)
         return site, attempt
 
-    async def _train(self, site: Site, attempt: Attempt) -> tuple[NodeReport, Mapping[int, bytes], bool]:
+    async def _train(self, site: Site, attempt: NodeAttempt) -> tuple[NodeReport, Mapping[int, bytes], bool]:
         """Run attempts as the driver orders.
 
         Return the node's report, the pickled values by rank except large ones, which are in files, and whether it has
@@ -158,7 +158,7 @@ class _Agent:
         )
         return report, ended.values, ended.failed
 
-    async def _await_next(self, site: Site, ended: Ended) -> Site | None:
+    async def _await_next(self, site: Site, ended: AttemptEnded) -> Site | None:
         """Tell the driver that the attempt has failed, and wait for its decision about another one.
 
         Return the site of the next attempt; ``None`` if there is none.
@@ -174,11 +174,11 @@ class _Agent:
         if begin is None:
             self._store.close()
             return None
-        self._launcher = launching.living(ended.launcher)
-        who = placement.with_port(site.placement, begin.port)
+        self._launcher = launchers.living(ended.launcher)
+        who = assign_ranks.with_port(site.placement, begin.port)
         return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
 
-    def _begin(self, site: Site) -> Attempt:
+    def _begin(self, site: Site) -> NodeAttempt:
         assert self._logs is not None
         self._logs.begin_again()
         self._link.renew(site.placement.nodes)
@@ -196,10 +196,10 @@ class _Agent:
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
             raise StartError(conflict)
-        who = placement.place(facts, job)
+        who = assign_ranks.place(facts, job)
         node = who.node_of(self._order.executor)
         self._notes.warnings += versions.differences(job.versions, facts, facts[node.leader])
-        files = launching.files_needed(who, node)
+        files = launchers.files_needed(who, node)
         self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.resources.use_gpu, files)
         return who, node
 
@@ -212,7 +212,7 @@ class _Agent:
         memory = staging.shared_memory(self._job, self._order, beside)
         return Site(self._job, who, node, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
-    def _prepare(self, site: Site) -> Attempt:
+    def _prepare(self, site: Site) -> NodeAttempt:
         """Prepare the node's folder for an attempt."""
         plan = self._job.launch.plan(site)
         staging.write(plan, self._order.folder)
@@ -226,7 +226,7 @@ class _Agent:
             spare=self._restarts.spare and self._job.startup.start_method == "fork",
             number=site.attempt,
         )
-        self._attempt = Attempt(assignment, self._launcher, self._link, self._logs, self._notes)
+        self._attempt = NodeAttempt(assignment, self._launcher, self._link, self._logs, self._notes)
         if self._terminated:
             self._attempt.on_terminated()
         return self._attempt
@@ -248,7 +248,7 @@ class _Agent:
             **{rank: str(path) for rank, path in files.items() if path.exists()},
             **{rank: small[rank] for rank in finished if rank in small},
         }
-        handover = Handover(self._order, self._link, self._job.deadlines.heartbeat_timeout)
+        handover = ResultSender(self._order, self._link, self._job.deadlines.heartbeat_timeout)
         if not failed:
             handover.announce(replace(report, passed=True), values)
         failed = await self._link.close() or failed

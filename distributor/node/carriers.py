@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from distributor.channel import task as exchange
-from distributor.channel.task import RefusedError
+from distributor.channel import requests as exchange
+from distributor.channel.requests import RequestRefusedError
 from distributor.machine.urls import is_url
 from distributor.node.driver_link import DriverLink
-from distributor.node.uploads import Uploads
+from distributor.node.url_writer import UrlWriter
 from distributor.shipping import tree
 from distributor.values.files import Entry, beyond_limit, incoming, own, remove
 from distributor.values.job import Job
-from distributor.values.messages import Deposit, Withdraw
+from distributor.values.messages import Delete, Upload
 from distributor.values.plan import AgentOrder
 
 
@@ -69,15 +69,15 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
         return None
     driver = ToDriver(order, link, job.deadlines.heartbeat_timeout)
     if is_url(job.output_dir.where):
-        uploads = Uploads(order.root, job.output_dir.where, environ)
+        uploads = UrlWriter(order.root, job.output_dir.where, environ)
         return Direct(uploads, job.output_dir.limit) if order.on_driver else ToUrl(uploads, node_rank, driver)
-    return Direct(Copies(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
+    return Direct(CopiesInPlace(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
 
 
-def uploads_of(carrier: Carrier | None) -> Uploads | None:
+def uploads_of(carrier: Carrier | None) -> UrlWriter | None:
     """Return what writes to a carrier's URL; ``None`` if it writes to none."""
     place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
-    return place if isinstance(place, Uploads) else None
+    return place if isinstance(place, UrlWriter) else None
 
 
 class ToDriver:
@@ -95,23 +95,23 @@ class ToDriver:
         return self._order.endpoint is not None and self._link.is_open
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        self._send(Deposit(entry, None, self._order.executor, self._order.secret), source)
+        self._send(Upload(entry, None, self._order.executor, self._order.secret), source)
         return None  # the driver compares digests, so it detects a change during the copy
 
     def settle(self, entry: Entry, name: str) -> bool:
         if not self.is_live:
             return False
         try:
-            self._send(Deposit(entry, name, self._order.executor, self._order.secret), None)
+            self._send(Upload(entry, name, self._order.executor, self._order.secret), None)
         except OSError:
             return False
         return True
 
     def withdraw(self, path: str) -> None:
         if self.is_live:
-            self._send(Withdraw(path, self._order.executor, self._order.secret), None)
+            self._send(Delete(path, self._order.executor, self._order.secret), None)
 
-    def _send(self, told: Deposit | Withdraw, source: str | None) -> None:
+    def _send(self, told: Upload | Delete, source: str | None) -> None:
         assert self._order.endpoint is not None
         patience = max(self._silence, _MOVING)  # the driver may have to copy files before it answers
         try:
@@ -128,7 +128,7 @@ class ToUrl:
 
     is_live, through_spark = True, False
 
-    def __init__(self, uploads: Uploads, node_rank: int, driver: ToDriver) -> None:
+    def __init__(self, uploads: UrlWriter, node_rank: int, driver: ToDriver) -> None:
         self.place = uploads
         self._node_rank = node_rank
         self._driver = driver
@@ -143,7 +143,7 @@ class ToUrl:
     def settle(self, entry: Entry, name: str) -> bool:
         try:
             return self._driver.settle(entry, name)
-        except RefusedError:
+        except RequestRefusedError:
             self.place.remove(name)
             raise
 
@@ -154,7 +154,7 @@ class ToUrl:
         self.place.close()
 
 
-class Place(Protocol):
+class Destination(Protocol):
     """A folder or URL to which files are copied."""
 
     def sizes(self) -> dict[str, int]: ...
@@ -168,7 +168,7 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) -> None:
+def _put(place: Destination, source: str, name: str, unchanged: Callable[[], bool]) -> None:
     """Copy a file to a folder or URL; ChangedError if it changes meanwhile."""
     place.put(source, name)
     if not unchanged():
@@ -176,7 +176,7 @@ def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) ->
         raise ChangedError(f"{source} changed while it was being copied")
 
 
-class Copies:
+class CopiesInPlace:
     """A folder on this machine to which files are copied."""
 
     def __init__(self, folder: Path) -> None:
@@ -205,7 +205,7 @@ class Direct:
 
     is_live, through_spark = True, False
 
-    def __init__(self, place: Place, limit: int) -> None:
+    def __init__(self, place: Destination, limit: int) -> None:
         self.place = place
         self._limit = limit
         self._sizes: dict[str, int] | None = None

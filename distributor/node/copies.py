@@ -25,7 +25,7 @@ class Copies:
         self._folder = Path(memory.folder)
         self._limit = memory.limit
 
-    def reserve(self, copy: Copy) -> Incoming:
+    def reserve(self, copy: Copy) -> IncomingState:
         """Reserve memory for a copy, in place of one of the same name. OSError if it does not fit or is invalid."""
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(
@@ -37,7 +37,7 @@ class Copies:
                 f"a rank's state without its tensors has {copy.record + copy.objects} bytes, which is already more "
                 "than this node may keep in shared memory"
             )
-        return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
+        return IncomingState(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
         """Return ``path`` if it is a file of this run's states here. OSError if not, or for the server's token."""
@@ -47,7 +47,7 @@ class Copies:
         raise FileNotFoundError(f"{path} is not kept by this node")
 
 
-class Incoming:
+class IncomingState:
     """Memory for one copy of a state. An older copy at ``path`` becomes invalid.
 
     OSError if the files with tensors in the folder of ``path`` would exceed ``limit`` bytes.

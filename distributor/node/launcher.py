@@ -22,9 +22,9 @@ from typing import NoReturn
 from distributor.machine import bootstrap
 from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
 from distributor.machine.processes import die_with_parent
-from distributor.node import launching
-from distributor.node.meeting import Meeting
-from distributor.node.watch import Watch
+from distributor.node import launchers
+from distributor.node.rank_supervisor import RankSupervisor
+from distributor.node.rendezvous import Rendezvous
 from distributor.rank import lookups
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
@@ -40,7 +40,7 @@ _telling = threading.Lock()
 def main(path: str, agent_pid: str) -> None:
     """Run this node's ranks to their end (entry point of a new process)."""
     die_with_parent(int(agent_pid))
-    order = launching.read(path)
+    order = launchers.read(path)
     for inherited in (order.event_fd, order.store_fd, order.spare_fd, order.slots_fd):
         if inherited is not None:
             os.set_inheritable(inherited, False)  # ranks that are new processes must not inherit it
@@ -87,7 +87,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
         overwrite_argument("launcher", _SPARE)
         line = socket.socket(fileno=spare_fd)
         line.send(str(os.getpid()).encode())
-        following = launching.await_order(line)
+        following = launchers.await_order(line)
         if following is None:
             os._exit(0)
         die_with_parent(agent_pid)  # the agent has adopted this process by now
@@ -105,7 +105,7 @@ def _launch(order: NodeOrder) -> NoReturn:
     """Run the ranks to their end, report to the agent, and exit with code 0 whatever the outcome."""
     tell = partial(_tell, order)
     try:
-        watch = Watch(order, tell)
+        watch = RankSupervisor(order, tell)
         watch.handle_signals()
         for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
             signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
@@ -113,7 +113,7 @@ def _launch(order: NodeOrder) -> NoReturn:
         lookups.switch_off(order.folder)
         watch.raise_limits()
         watch.fork_ranks()
-        Meeting(order, watch, tell).start()
+        Rendezvous(order, watch, tell).start()
         watch.run()
     except BaseException as error:
         tell(messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))

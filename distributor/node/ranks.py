@@ -7,11 +7,11 @@ import signal
 import sys
 from dataclasses import dataclass, field, replace
 
-from distributor.channel.rank_slots import Slots
+from distributor.channel.rank_slots import RankSlots
 from distributor.machine import limits, processes
 from distributor.machine.shared_memory import Segments
-from distributor.node.launching import Launcher
-from distributor.stopping.node import Halting
+from distributor.node.launchers import Launcher
+from distributor.stopping.node import NodeStop
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
@@ -23,8 +23,8 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 class Ranks:
     """What the launcher has reported about the ranks."""
 
-    slots: Slots
-    halting: Halting
+    slots: RankSlots
+    halting: NodeStop
     segments: Segments = field(default_factory=Segments)  # files in /dev/shm of libraries, removed after the attempt
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)  # by local rank

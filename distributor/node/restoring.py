@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from distributor.channel.task import fetch_files
+from distributor.channel.requests import fetch_files
 from distributor.errors import StartError
-from distributor.node.uploads import Uploads
+from distributor.node.url_writer import UrlWriter
 from distributor.shipping import project, tree
 from distributor.text.wording import size
 from distributor.values.files import WITH_THE_JOB, make_way, mark, own
@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 def restore(
-    job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
+    job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: UrlWriter | None, *, reached: bool
 ) -> None:
     """Copy the files of ``output_dir`` into ``folder``. On the driver's machine or if ``order.in_place``, replace none.
 
@@ -51,7 +51,7 @@ def _is_in(folder: str, name: str) -> bool:
     return os.path.lexists(os.path.join(folder, name))
 
 
-def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) -> None:
+def _download(uploads: UrlWriter, kept: OutputDir, folder: Path, *, keep: bool) -> None:
     sizes = own(uploads.sizes())
     held = sum(sizes.values())
     if held > kept.limit:

@@ -3,7 +3,7 @@
 Forking agents from it is safe, and no run sees anything of an earlier one: it runs no user code but the imports of
 ``preload``, touches no accelerator, and starts no thread and no parallel region. It ends with its executor or driver,
 or when no run has used it for ``keep_warm`` seconds, or after its last agent if it is to be replaced, for example
-because a loaded module's file has changed. How runs find it: :mod:`distributor.schedulers.hosting.warm`.
+because a loaded module's file has changed. How runs find it: :mod:`distributor.schedulers.hosting.warm_client`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NoReturn
 from distributor.channel import control
 from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.machine import bootstrap, folders, processes
-from distributor.node import guard
+from distributor.node import reaper
 from distributor.rank import lookups
 from distributor.values import messages
 
@@ -48,7 +48,7 @@ def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: st
     if os.fork() == 0:
         try:
             warm, owner = bootstrap.title("warm"), int(owner_pid)
-            guard.fork(warm, bootstrap.title("guard", owner), [int(listener)], owner, folder)
+            reaper.fork(warm, bootstrap.title("guard", owner), [int(listener)], owner, folder)
             _serve(folder, owner, socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
         except BaseException:
             traceback.print_exc()  # stderr is the log file in the folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from distributor.outcomes.stacks import Stacks
 from distributor.text.wording import no_temporary_folder, who
-from distributor.values.job import Step
+from distributor.values.job import StatusDetail
 from distributor.values.outcome import Failure
 
 
@@ -35,7 +35,7 @@ class StartTimeout:
     """The ranks were not up within ``limit`` seconds; ``step`` is what the run was doing then."""
 
     limit: float
-    step: Step
+    step: StatusDetail
 
     @property
     def message(self) -> str:

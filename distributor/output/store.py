@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from distributor.machine.urls import Remote
-from distributor.output.versions import Put, Remove
+from distributor.output.file_versions import Put, Remove
 from distributor.shipping import tree
 from distributor.values.files import Entry, incoming, remove
 
 
-class Store(Protocol):
+class OutputStore(Protocol):
     """A place that keeps new files of ranks under relative names with slashes."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
@@ -25,7 +25,7 @@ class Store(Protocol):
         """Remove the file with the given name, if it exists. Ignore every ``OSError``."""
 
 
-class Folder:
+class OutputFolder:
     """A folder on this machine. It is created when the first file arrives."""
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class Folder:
             remove(str(self.path), name)
 
 
-class Url:
+class OutputUrl:
     """A folder behind a URL. Nodes write files there themselves; the driver only copies, moves and removes them."""
 
     def __init__(self, remote: Remote) -> None:

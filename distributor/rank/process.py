@@ -32,9 +32,9 @@ from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
 from distributor.metrics import rank as reports, trainers
-from distributor.rank import by_host, dataloaders, groups, lightning, lookups, parting, spark, spawning
-from distributor.rank.company import Company
-from distributor.rank.ending import PATIENCE, Account, deadline
+from distributor.rank import dataloaders, exit_barrier, groups, lightning, lookups, shared_host, spark, spawning
+from distributor.rank.group_check import GroupCheck
+from distributor.rank.result import PATIENCE, RankResult, deadline
 from distributor.shipping import modules, payload
 from distributor.stopping import rank as stopping
 from distributor.text.wording import alone
@@ -67,7 +67,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
     code = 1
     try:
         die_with_parent(launcher_pid)
-        account = Account(order, local_rank, Slot(slots, local_rank))
+        account = RankResult(order, local_rank, Slot(slots, local_rank))
         os.close(slots)
         try:
             _leave_launcher(order, local_rank, order.plan.rank_env[local_rank])
@@ -150,16 +150,16 @@ def _redirect(source: int, target: int) -> None:
     os.close(source)
 
 
-def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
+def _run(order: NodeOrder, local_rank: int, account: RankResult) -> int:
     """Run the target, report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
-    by_host.warn(order.placement, order.plan.node, local_rank)
+    shared_host.warn(order.placement, order.plan.node, local_rank)
     groups.watch(order.placement.world_size)
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()
-    company = Company(order.placement.world_size)
+    company = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
         company.watch()
     account.called()
@@ -319,7 +319,7 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
     end.start()
 
 
-def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -> int:
+def _finalize(code: int, account: RankResult, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
     A rank that has failed has :data:`_FAILED_PATIENCE` seconds, because the others wait for it in collectives.
@@ -340,6 +340,6 @@ def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0 and account.is_mine:
         with suppress(RuntimeError):  # without a thread, there is no time limit: do not wait
-            _end_soon(code, parting.PATIENCE)
-            parting.await_others()
+            _end_soon(code, exit_barrier.PATIENCE)
+            exit_barrier.await_others()
     return code

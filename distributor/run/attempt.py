@@ -78,7 +78,7 @@ class Attempt:
                     self._alarm.after(0.0, lambda: self.on(self._submission.look_for_leaving()), key=(self, action))
                 case events.AskStacks():
                     self._line.ask_stacks(self.on)
-                case events.Rest():
+                case events.AtRest():
                     self._line.rest(action.port)
                 case events.Announce():
                     self._display.announce(action.text)

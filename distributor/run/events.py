@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distributor.outcomes.stacks import Stacks
-from distributor.values.job import Status, Step
+from distributor.values.job import Status, StatusDetail
 from distributor.values.messages import Message
 from distributor.values.outcome import Collected
 
@@ -80,7 +80,7 @@ class Asked:
     """The scheduler has said what the job waits for, such as free slots."""
 
     deadline: Deadline  # why it was asked
-    step: Step | None  # None if tasks run, or if unknown
+    step: StatusDetail | None  # None if tasks run, or if unknown
     address: str | None  # where the driver listens, if it does
     reached: bool  # a node, or a Spark task whose node is not up yet, has reached the driver
 
@@ -194,10 +194,12 @@ class Warn:
 
 
 @dataclass(frozen=True)
-class Rest:
+class AtRest:
     """No node has ranks left: decide whether the nodes begin another attempt or end."""
 
     port: int | None  # where another attempt would meet, on node 0; None if a node is lost or could not start
 
 
-Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskRoom | AskLeaving | AskStacks | Announce | Warn | Rest
+Action = (
+    StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskRoom | AskLeaving | AskStacks | Announce | Warn | AtRest
+)

@@ -17,9 +17,9 @@ from distributor.errors import RunCancelledError, StartError
 from distributor.machine import processes
 from distributor.machine.places import Place, open_place
 from distributor.text import notices
-from distributor.values import claims
-from distributor.values.claims import FILES, Claim, Fence, Holder, Identity
+from distributor.values import lease_record
 from distributor.values.job import Job
+from distributor.values.lease_record import FILES, FencingToken, Holder, Identity, LeaseRecord
 from distributor.values.sealed import seal
 
 _log = notices.logger
@@ -35,10 +35,10 @@ class Times:
     look: float = 0.25  # between two checks of another run's claim
 
 
-class Tenure:
+class Lease:
     """A run's right to its name. ``job`` has the folder for checkpoints of the training that it begins or continues."""
 
-    def __init__(self, job: Job, keeper: Keeper | None = None) -> None:
+    def __init__(self, job: Job, keeper: LeaseKeeper | None = None) -> None:
         self.job = job
         self._keeper = keeper  # None: the run has no name
 
@@ -59,34 +59,38 @@ class Tenure:
             self._keeper.release(finished=finished)
 
 
-class Keeper:
+class LeaseKeeper:
     """Reads, writes and renews one claim."""
 
     def __init__(self, place: Place, job: Job, times: Times) -> None:
         self._place = place
         self._job = job
         self._times = times
-        self._claim: Claim | None = None
+        self._claim: LeaseRecord | None = None
         self._finished = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
-    def read(self) -> Claim | None:
-        return claims.find(self._place.read)
+    def read(self) -> LeaseRecord | None:
+        return lease_record.find(self._place.read)
 
-    def _write(self, claim: Claim) -> None:
+    def _write(self, claim: LeaseRecord) -> None:
         self._place.write(FILES[claim.sequence % 2], seal(claim))
         self._claim = claim
 
-    def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
+    def take(self, identity: Identity, wanted: Callable[[], bool]) -> LeaseRecord:
         """Claim the name. Wait until an earlier holder has ended, or has not renewed for ``Times.expire`` seconds.
 
         StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self._job.run_id)
         found = self._await_end(here, wanted)
-        claim = claims.following(found, identity, here)
-        if found is not None and claim.training == found.training and (changed := claims.changes(found, identity)):
+        claim = lease_record.following(found, identity, here)
+        if (
+            found is not None
+            and claim.training == found.training
+            and (changed := lease_record.changes(found, identity))
+        ):
             told = "this run differs from the last one of its name"
             _log.warning("run %s: %s (run %s) in %s", self._job.label, told, found.run, ", ".join(changed))
         self._write(claim)
@@ -96,9 +100,9 @@ class Keeper:
             raise _held(identity.name, None if again is None else again.holder)
         return claim
 
-    def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
+    def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
         """Return the last run's claim once that run has ended or expired; ``None`` if no run has had the name."""
-        first: Claim | None = None
+        first: LeaseRecord | None = None
         since = time.monotonic()
         while True:
             now = time.monotonic()
@@ -155,7 +159,7 @@ class Keeper:
         return f"{holder} holds its name now"
 
     def release(self, *, finished: bool) -> None:
-        """Stop renewing, and mark the claim as free; see :meth:`Tenure.settle`."""
+        """Stop renewing, and mark the claim as free; see :meth:`Lease.settle`."""
         self._ended.set()
         with self._writing:
             if self._claim is None or self._claim.holder is None:
@@ -178,27 +182,27 @@ class Keeper:
 @contextmanager
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
-) -> Iterator[Tenure]:
+) -> Iterator[Lease]:
     """Hold the name of a run, if it has one, during the ``with`` block.
 
     In another thread, ``lost`` gets a sentence if the run loses its name. StartError: another run uses the name, or the
     folder or URL for checkpoints cannot be used.
     """
     if job.identity is None or job.checkpoints is None:
-        yield Tenure(job)
+        yield Lease(job)
         return
-    where = claims.folder_of(job.checkpoints.dir, job.identity.name)
+    where = lease_record.folder_of(job.checkpoints.dir, job.identity.name)
     try:
-        keeper = Keeper(open_place(where, job.run_id), job, Times() if times is None else times)
+        keeper = LeaseKeeper(open_place(where, job.run_id), job, Times() if times is None else times)
         claim = keeper.take(job.identity, wanted)
     except OSError as error:
         raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None
-    folder = claims.training_folder(where, claim.training)
+    folder = lease_record.training_folder(where, claim.training)
     checkpoints = replace(job.checkpoints, dir=folder)
     thread = threading.Thread(target=keeper.renew_until_end, args=(lost,), name="distributor-claim", daemon=True)
     thread.start()
     try:
-        yield Tenure(replace(job, checkpoints=checkpoints, fence=Fence(where, job.run_id)), keeper)
+        yield Lease(replace(job, checkpoints=checkpoints, fence=FencingToken(where, job.run_id)), keeper)
     finally:
         with suppress(RunCancelledError):
             keeper.release(finished=False)

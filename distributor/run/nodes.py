@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distributor.text.wording import count, who
-from distributor.values.job import Step
+from distributor.values.job import StatusDetail
 from distributor.values.placement import Node, Placement
 
 _NODES_IN_WORDS = 16  # at most so many in one log line
@@ -104,13 +104,15 @@ class Nodes:
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> StatusDetail | None:
         """What the nodes do before their ranks are up; ``None`` if that is unknown or all are up."""
         importing = list(dict(self._importing).values())
         if importing:
-            return Step(f"importing {' and '.join(sorted(set(importing)))}", f" on {self._some(len(importing))}")
+            return StatusDetail(
+                f"importing {' and '.join(sorted(set(importing)))}", f" on {self._some(len(importing))}"
+            )
         if self.placement is not None and not self.all_up:
-            return Step("starting ranks", f": they are up on {self._some(self.up)}")
+            return StatusDetail("starting ranks", f": they are up on {self._some(self.up)}")
         return None
 
     @property

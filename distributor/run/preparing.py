@@ -9,7 +9,7 @@ from contextlib import suppress
 from distributor.run.margins import Margins
 from distributor.run.state import AttemptState, Starting, Waiting
 from distributor.run.submission import Submission
-from distributor.values.job import Step
+from distributor.values.job import StatusDetail
 
 
 class Preparing:
@@ -19,7 +19,10 @@ class Preparing:
         self._margins = margins
         self._lock = threading.Lock()
         self._step = ("", 0.0)  # what the run does to start, and since when
-        self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
+        self._waits: tuple[float, StatusDetail | None] = (
+            0.0,
+            None,
+        )  # when the scheduler was last asked, and its answer
 
     def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
         """Return what the run does to start, and for how many seconds; ``("", 0.0)`` once it is up, or if unknown."""
@@ -35,26 +38,26 @@ class Preparing:
                 self._step = step.what, time.monotonic()
             return str(step), time.monotonic() - self._step[1]
 
-    def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> Step | None:
+    def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> StatusDetail | None:
         """Return what a run does while none of its nodes has reported."""
         job = submission.job
         if job.identity is not None and job.fence is None:
-            return Step(f"waiting until no other run uses the name {job.identity.name!r}")
+            return StatusDetail(f"waiting until no other run uses the name {job.identity.name!r}")
         if state.unreached:
-            return Step("Spark runs the tasks, but no node has reached the driver")
+            return StatusDetail("Spark runs the tasks, but no node has reached the driver")
         server = submission.server
         if server is not None and server.begun:
-            return Step("starting a process on each node")
+            return StatusDetail("starting a process on each node")
         if waited < self._margins.patience:  # the scheduler may not have begun to start the nodes yet
             return None
         waits = self._waiting_for(submission)
         if waits is not None or server is None:
             return waits
-        return Step(
+        return StatusDetail(
             "waiting for Spark's tasks to reach the driver", f": {server.told} of {submission.job.num_tasks} have"
         )
 
-    def _waiting_for(self, submission: Submission) -> Step | None:
+    def _waiting_for(self, submission: Submission) -> StatusDetail | None:
         """Return what the job waits for. The scheduler's answer is cached: it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:

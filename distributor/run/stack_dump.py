@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from distributor.outcomes.stacks import Stacks
 from distributor.text import cells
-from distributor.values.messages import Dump, Stacks as Answer
+from distributor.values.messages import Dump, StackDump as Answer
 
 _SILENT = "its node did not answer: the node has ended, or has no connection to the driver"
 

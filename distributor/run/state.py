@@ -33,6 +33,7 @@ from distributor.run.events import (
     AskRoom,
     AskScheduler,
     AskStacks,
+    AtRest,
     Cancel,
     Deadline,
     DriverTerminated,
@@ -45,7 +46,6 @@ from distributor.run.events import (
     Kill,
     Leaving,
     Lost,
-    Rest,
     Returned,
     Room,
     Stood,
@@ -56,11 +56,11 @@ from distributor.run.events import (
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
-from distributor.stopping.driver import Agreement
+from distributor.stopping.driver import StopVote
 from distributor.text.wording import alone, who
 from distributor.values import messages
 from distributor.values.echoes import is_echo
-from distributor.values.job import Job, Status, Step
+from distributor.values.job import Job, Status, StatusDetail
 from distributor.values.messages import Message
 from distributor.values.outcome import Collected, Failure
 from distributor.values.placement import Placement
@@ -136,7 +136,7 @@ class AttemptState:
         #: The request to end the run, kept even if it stops for another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
         self.terminated = False  # the driver got SIGTERM
-        self.agreement = Agreement(number)
+        self.agreement = StopVote(number)
         self.unreached = False  # the user was warned that no node reaches the driver, and none has since
         self.failures: list[Failure] = []  # those that nodes report at the attempt's end
         self._job = job
@@ -226,7 +226,7 @@ class AttemptState:
                     return [AskStacks()]
             case messages.Warnings():
                 return self._warn({text: [message.host] for text in message.texts})
-            case messages.Unfit(host=host, why=why):
+            case messages.UnfitNode(host=host, why=why):
                 return self._stop(Unfit(host, why), f"the node on {host} cannot start", now)
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
@@ -236,7 +236,7 @@ class AttemptState:
                 return self._on_lost(Lost(node, _TASK_ENDED), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
-            case messages.Preempted() | messages.Reached() | messages.Halted():
+            case messages.RankPreempted() | messages.Reached() | messages.Halted():
                 return self._on_halting(node, message, now)
             case messages.Keeping():
                 nodes.keeps(node, message.bringing)
@@ -336,7 +336,7 @@ class AttemptState:
         return []
 
     def _if_all_rest(self) -> list[Action]:
-        return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
+        return [AtRest(self.nodes.next_port)] if self.nodes.all_rest else []
 
     def _on_halt(self) -> list[Action]:
         self.wish = self.wish or Halt()
@@ -368,7 +368,7 @@ class AttemptState:
     def _on_halting(self, node: str, told: messages.Halting, now: float) -> list[Action]:
         agreement = self.agreement
         match told:
-            case messages.Preempted():
+            case messages.RankPreempted():
                 at, rank = f"the node on {self.nodes.describe(node)}", told.rank
                 agreement.preempt(f"{at if rank is None else f'rank {rank} on {self.nodes.host_of(rank)}'} got SIGTERM")
                 return self._agree()
@@ -419,12 +419,12 @@ class AttemptState:
             going = isinstance(self.phase, Running)
             return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []
         if self.nodes.delayed:
-            return self._late(self.nodes.step or Step("starting ranks"), now)
+            return self._late(self.nodes.step or StatusDetail("starting ranks"), now)
         if self.nodes.known:
             return []  # the other nodes cannot reach the driver: they may be up
         return [AskScheduler(deadline)]
 
-    def _late(self, step: Step, now: float) -> list[Action]:
+    def _late(self, step: StatusDetail, now: float) -> list[Action]:
         if not isinstance(self.phase, (Waiting, Starting)):
             return []
         return self._stop(StartTimeout(self._job.deadlines.start_timeout, step), "start_timeout has passed", now)

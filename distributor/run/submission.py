@@ -15,7 +15,7 @@ from distributor.run.margins import Margins
 from distributor.run.width import SETTLE, widths
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, StatusDetail
 from distributor.values.messages import Message
 from distributor.values.outcome import Collected
 
@@ -137,6 +137,8 @@ class Submission:
         reach, step = deadline is Deadline.REACH, None
         reached = server is not None and server.reached
         if not (reach and reached):
-            step = self._calmly(self.scheduler.waiting_for, "tell what it waits for", Step("") if reach else None)
+            step = self._calmly(
+                self.scheduler.waiting_for, "tell what it waits for", StatusDetail("") if reach else None
+            )
         address = None if server is None else server.address
         return events.Asked(deadline, step, address, reached or (server is not None and server.reached))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.channel.tls import make_peer_key
+from distributor.channel.validation import Validation
 from distributor.display.display import Display
 from distributor.errors import NodeLostError, PreemptionError, RunCancelledError
 from distributor.metrics.driver import Reports
@@ -20,13 +20,13 @@ from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, Stalled, StartTimeout
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, failures_of, verdict
-from distributor.output.deposits import Deposits, held_now, keep
+from distributor.output.sink import OutputSink, held_now, keep
 from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.avoiding import blamed, hosts_to_avoid
 from distributor.run.events import Event
-from distributor.run.lease import Tenure, hold
+from distributor.run.lease import Lease, hold
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import again, again_in_new_job, is_stuck
@@ -55,7 +55,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
-        self._tenure: Tenure | None = None  # the run's claim to its name; None until the run has claimed it
+        self._tenure: Lease | None = None  # the run's claim to its name; None until the run has claimed it
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
@@ -112,7 +112,7 @@ class Supervisor:
         """End the run, because another run has taken its name."""
         self.on(events.Cancel(by, by))
 
-    def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
+    def _run_jobs(self, submitted: float, deposits: OutputSink | None) -> Verdict:
         channels = ExitStack()  # of ended jobs, whose nodes keep ranks' states in memory for the next job
         try:
             while True:
@@ -126,7 +126,7 @@ class Supervisor:
             for warning in () if deposits is None else deposits.warnings:
                 _log.warning("run %s: %s", self._job.label, warning)
 
-    def _run_job(self, submitted: float, deposits: Deposits | None, channels: ExitStack) -> Verdict:
+    def _run_job(self, submitted: float, deposits: OutputSink | None, channels: ExitStack) -> Verdict:
         submission = self.submission
         if deposits is not None:
             deposits.begin()
@@ -146,7 +146,7 @@ class Supervisor:
             return self._judge(None, error)
 
     @contextmanager
-    def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
+    def _channel(self, deposits: OutputSink | None, channels: ExitStack) -> Iterator[ChannelServer]:
         """Open the channel to the nodes of the current job, until the job ends.
 
         If nodes keep states of their ranks in memory for the next job, they remove these when the channel closes. Then
@@ -212,8 +212,8 @@ class Supervisor:
         if ended.wish is not None:
             self.on(ended.wish)
 
-    def _guard(self) -> Guard:
-        return Guard(
+    def _guard(self) -> Validation:
+        return Validation(
             self._job.label,
             self._job.num_tasks,
             self._job.world_size,
@@ -380,7 +380,7 @@ class Supervisor:
         return self.reports.received(rank) if stream == REPORTS else self._display.logs.received(rank, stream)
 
     def on_message(self, node: str, message: Message) -> None:
-        if isinstance(message, messages.Stacks):
+        if isinstance(message, messages.StackDump):
             self._dumps.answer(message)
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from distributor.channel.server import ChannelServer
-from distributor.values.job import Job, Step, TaskProfile
+from distributor.values.job import Job, StatusDetail, TaskProfile
 from distributor.values.options import Resources
 from distributor.values.outcome import Collected
 
@@ -75,5 +75,5 @@ class Scheduler(Protocol):
     def again(self, job: Job) -> Scheduler:
         """Return a scheduler, which needs no ``check``, for the run's next job. This one's must not be running."""
 
-    def waiting_for(self) -> Step | None:
+    def waiting_for(self) -> StatusDetail | None:
         """Return what the nodes wait for before they can start; ``None`` if tasks run or nothing is known."""

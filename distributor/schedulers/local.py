@@ -15,14 +15,14 @@ from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.launch import placement
+from distributor.launch import assign_ranks
 from distributor.machine import devices, folders, limits, network, processes
 from distributor.schedulers.hosting import agents
 from distributor.schedulers.hosting.host_node import host_node
 from distributor.schedulers.hosting.report import pieces, rest
 from distributor.shipping import package, project
 from distributor.text import wording
-from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth
+from distributor.values.job import Job, Module, StatusDetail, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult, Sent
 from distributor.values.options import Resources
 from distributor.values.outcome import Collected, Log, NodeReport
@@ -136,7 +136,7 @@ class LocalScheduler:
         if job.resources.use_gpu:
             self._check_gpus(job.resources.num_processes, job.resources.gpus_each)
         unknown = [-1] * job.launch.ports * job.resources.num_processes
-        return placement.place(_facts(job, range(-self._nodes, 0), unknown, self._gpus or ()), job)
+        return assign_ranks.place(_facts(job, range(-self._nodes, 0), unknown, self._gpus or ()), job)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
@@ -157,8 +157,8 @@ class LocalScheduler:
     def again(self, job: Job) -> LocalScheduler:
         return LocalScheduler(self._nodes, self._gpus)
 
-    def waiting_for(self) -> Step | None:
-        return Step("starting a process on this machine")
+    def waiting_for(self) -> StatusDetail | None:
+        return StatusDetail("starting a process on this machine")
 
     def cancel(self) -> bool:
         with self._lock:

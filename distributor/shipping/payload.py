@@ -23,7 +23,7 @@ import cloudpickle
 from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
 from distributor.shipping.guarded import guarded
-from distributor.shipping.spark_objects import DRIVER_ONLY, RefusedError, refused
+from distributor.shipping.spark_objects import DRIVER_ONLY, SparkObjectError, refused
 
 _PROTOCOL = 5
 
@@ -58,7 +58,7 @@ def _why_not(
     told = f"{name_of(function)} cannot be pickled for the ranks"
     label, value, error = _find_culprit(function, args, kwargs) or ("", None, raised)
     is_sparks = type(value).__module__.startswith(("pyspark.", "py4j."))
-    if isinstance(error, RefusedError):
+    if isinstance(error, SparkObjectError):
         inner = f"{type(error.value).__module__}.{type(error.value).__qualname__}"
         if not label:
             return f"{told}: a {inner} that it uses {error.refusal.why}. {error.refusal.instead}"
@@ -169,7 +169,9 @@ class _CallPickler(_Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if issubclass(type(obj), self._refused):  # isinstance would ask the object's own __class__
-            raise RefusedError(obj, next(self._refusals[kind] for kind in type(obj).__mro__ if kind in self._refusals))
+            raise SparkObjectError(
+                obj, next(self._refusals[kind] for kind in type(obj).__mro__ if kind in self._refusals)
+            )
         # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)

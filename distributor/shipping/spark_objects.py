@@ -43,7 +43,7 @@ _REFUSED = {
 }
 
 
-class RefusedError(TypeError):
+class SparkObjectError(TypeError):
     """An object that ranks cannot use was to be pickled."""
 
     def __init__(self, value: Any, refusal: Refusal) -> None:

@@ -1,4 +1,4 @@
-"""The agent's part in stopping all ranks of a run at the same step, through the :mod:`~distributor.stopping.board`."""
+"""The agent's part in stopping all ranks of a run at the same step, through the :mod:`~distributor.stopping.votes`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from distributor.stopping.board import NONE, Board, Seat
+from distributor.stopping.votes import NONE, StopVotes, Vote
 from distributor.values import messages
 from distributor.values.messages import Message
 
@@ -16,12 +16,12 @@ _LOOK = 0.1  # seconds between two reads of the board
 _BUSY = 0.005  # seconds until the next try, if a rank has locked the board
 
 
-class Halting:
+class NodeStop:
     """The node's part in the agreement. ``tell`` is for messages that must reach the driver, ``send`` for others."""
 
     def __init__(
         self,
-        board: Board,
+        board: StopVotes,
         first_rank: int,
         attempt: int,
         tell: Callable[[Message], None],
@@ -93,11 +93,11 @@ class Halting:
         """Read the board once, and report to the driver what is new there."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
-                self._tell_once(messages.Preempted(rank))
+                self._tell_once(messages.RankPreempted(rank))
             if seat.halted != NONE:
                 self._tell_once(messages.Halted(rank, seat.halted))
 
-    def _seats(self) -> list[Seat]:
+    def _seats(self) -> list[Vote]:
         """Return the ranks' entries; none if the node is ending, and its folder gone."""
         with suppress(OSError):
             return self._board.seats()

@@ -16,7 +16,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError, StopError
 from distributor.rank import dataloaders
-from distributor.stopping.board import NONE, Board, Head
+from distributor.stopping.votes import NONE, Head, StopVotes
 from distributor.values.checks import as_whole
 
 PATIENCE = 60.0  # seconds that a rank waits at a proposed step to learn whether all nodes have agreed
@@ -40,7 +40,7 @@ def answer(step: int, head: Head) -> bool | None:
 class Stopper:
     """Tells a rank whether it must stop."""
 
-    def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:
+    def __init__(self, board: StopVotes, local_rank: int, patience: float = PATIENCE) -> None:
         self._board = board
         self._local_rank = local_rank
         self._patience = patience
@@ -106,7 +106,7 @@ _stopper: Stopper | None = None
 def begin(path: Path, local_rank: int) -> None:
     """Begin to read on the board when this rank must stop."""
     global _stopper
-    _stopper = Stopper(Board(path), local_rank)
+    _stopper = Stopper(StopVotes(path), local_rank)
 
 
 def should_stop(step: Any) -> bool:

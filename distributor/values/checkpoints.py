@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.values.checks import check_count, check_place
-from distributor.values.claims import Fence
+from distributor.values.lease_record import FencingToken
 
 #: Names the folder or URL of checkpoints. Outside a run, users may set it.
 PLACE = "DISTRIBUTOR_CHECKPOINTS"
@@ -112,7 +112,7 @@ def to_environ(
     staging: str,
     hosts: Mapping[int, str],
     memory: SharedMemory | None = None,
-    fence: Fence | None = None,
+    fence: FencingToken | None = None,
 ) -> dict[str, str]:
     """Return the variables that tell a node's ranks where and how to keep checkpoints; ``hosts`` are for errors."""
     settings = {
@@ -135,7 +135,7 @@ class Settings:
     hosts: Mapping[int, str]  # by node rank; empty outside a run
     is_given: bool  # a run or the user has set dir; otherwise it is "checkpoints"
     memory: SharedMemory | None = None
-    fence: Fence | None = None  # None outside a run, or without a name
+    fence: FencingToken | None = None  # None outside a run, or without a name
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
@@ -160,7 +160,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         {int(node): host for node, host in told.get("hosts", {}).items()},
         bool(environ.get(PLACE)),
         memory,
-        None if fence is None else Fence(**fence),
+        None if fence is None else FencingToken(**fence),
     )
 
 

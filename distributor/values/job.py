@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints, PeerKey
-from distributor.values.claims import Fence, Identity
 from distributor.values.environment import job_id
+from distributor.values.lease_record import FencingToken, Identity
 from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
 
 if TYPE_CHECKING:
-    from distributor.values.launch import LaunchPath
+    from distributor.values.launch_path import LaunchPath
 
 
 class Warmth(TypedDict):
@@ -171,7 +171,7 @@ class Job:
     output_dir: OutputDir | None = None
     checkpoints: Checkpoints | None = None
     identity: Identity | None = None
-    fence: Fence | None = None
+    fence: FencingToken | None = None
     peers: PeerKey | None = field(default=None, repr=False)
     collect: Literal["rank0", "all"] = "rank0"
     widths: Widths | None = None
@@ -219,7 +219,7 @@ class Job:
         return self.target.path if isinstance(self.target, Script) else self.target.name
 
 
-class Step(NamedTuple):
+class StatusDetail(NamedTuple):
     """One step of a run's start, such as waiting for free slots."""
 
     what: str  # the same during the step

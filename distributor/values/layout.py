@@ -65,7 +65,7 @@ def stacks(folder: Folder, local_rank: int) -> Path:
 
 
 def board(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.stopping.board.Board` of the node's ranks and agent."""
+    """Return the path of the :class:`~distributor.stopping.votes.Board` of the node's ranks and agent."""
     return Path(folder, "board")
 
 

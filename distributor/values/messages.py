@@ -59,7 +59,7 @@ class Importing(Message):
 
 
 @dataclass(frozen=True)
-class Deposit(Message):
+class Upload(Message):
     """A node announces a file that a rank wrote. It sends the file's bytes after the driver's :class:`Proceed`.
 
     The driver answers :class:`Received` once it has the file, or at once if it has the same bytes; or :class:`Refused`.
@@ -72,7 +72,7 @@ class Deposit(Message):
 
 
 @dataclass(frozen=True)
-class Withdraw(Message):
+class Delete(Message):
     """Ranks have removed a file, and the driver is to remove the node's copy. The same bytes of another node stay."""
 
     path: str
@@ -99,7 +99,7 @@ class Value(Message):
 
 
 @dataclass(frozen=True)
-class Holding(Message):
+class HeldStates(Message):
     """A connection that stays open until the run ends. So long, the node may keep states in memory for the next job."""
 
     node: str = ""
@@ -156,7 +156,7 @@ class Beat(Message):
 
 
 @dataclass(frozen=True)
-class Stacks(Message):
+class StackDump(Message):
     """The Python stacks of one rank, or why they are missing: an answer to the :class:`Dump` with the same number."""
 
     number: int
@@ -225,7 +225,7 @@ class Reached(Message):
 
 
 @dataclass(frozen=True)
-class Preempted(Message):
+class RankPreempted(Message):
     """A rank or, without ``rank``, the node got SIGTERM. Its ranks go on until all ranks stop together at one step."""
 
     rank: int | None = None
@@ -240,11 +240,11 @@ class Halted(Message):
 
 
 #: The messages of a node while all ranks agree on a step at which they stop.
-Halting = Reached | Preempted | Halted
+Halting = Reached | RankPreempted | Halted
 
 
 @dataclass(frozen=True)
-class Unfit(Message):
+class UnfitNode(Message):
     """A task's node cannot create a private folder, and therefore has no agent."""
 
     host: str
@@ -305,7 +305,7 @@ class Offer(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The answer to :class:`Deposit`, :class:`Copy` or :class:`Recall` if the request is refused; ``why`` says why."""
+    """The answer to :class:`Upload`, :class:`Copy` or :class:`Recall` if the request is refused; ``why`` says why."""
 
     why: str
 
@@ -318,7 +318,7 @@ class Welcome(Message):
 
 
 @dataclass(frozen=True)
-class Heard(Message):
+class BeatHeard(Message):
     """The driver's answer to :class:`Beat`: how much of the output of the node's ranks the driver has received."""
 
     offsets: tuple[Offset, ...]
@@ -538,10 +538,24 @@ class NodeResult(Message):
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing, Value, Deposit, Withdraw, Fetch, Holding),
+        *(TaskFacts, Importing, Value, Upload, Delete, Fetch, HeldStates),
         *(Copy, Recall),
-        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
-        *(Reached, Preempted, Halted, Propose, Agree),
+        *(
+            Hello,
+            Started,
+            Beat,
+            StackDump,
+            Warnings,
+            Skipped,
+            Failed,
+            Stopped,
+            Finished,
+            Keeping,
+            UnfitNode,
+            Dead,
+            Orphaned,
+        ),
+        *(Reached, RankPreempted, Halted, Propose, Agree),
         *(
             Bye,
             AllFacts,
@@ -551,7 +565,7 @@ _KINDS = {
             Refused,
             Offer,
             Welcome,
-            Heard,
+            BeatHeard,
             Farewell,
             Stop,
             Terminate,

@@ -1,4 +1,4 @@
-"""The options of a run, in groups that check themselves. Each option is declared once, here or in ``api/options.py``.
+"""The options of a run, in groups that check themselves. Each is declared once, here or in ``api/parameters.py``.
 
 A declaration has the option's default, its check, one sentence for the command line's help, and its form on the command
 line. The command line is made from the declarations. A test checks that they agree with ``Distributor``'s signature and

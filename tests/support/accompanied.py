@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.plan import Companion, Plan, Site
 
 

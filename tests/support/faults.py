@@ -114,18 +114,18 @@ def raise_at_length(size: int) -> None:
 
 
 def raise_what_never_ends(what: str) -> None:
-    from distributor.rank import ending
+    from distributor.rank import result
 
-    ending.PATIENCE = 0.5
+    result.PATIENCE = 0.5
     if what == "text":
         raise NeverEnds
     raise NeverReduced("step 17")
 
 
 def return_what_never_ends() -> Any:
-    from distributor.rank import ending
+    from distributor.rank import result
 
-    ending.VALUE_PATIENCE = 0.5
+    result.VALUE_PATIENCE = 0.5
     return NeverPickled()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from distributor.api.options import GROUPS, OPTIONS, Options
+from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job, Module, Target
 from distributor.values.options import declared

@@ -7,7 +7,7 @@ import ssl
 
 import watch
 
-from distributor.channel import lines
+from distributor.channel import connections
 from distributor.values import messages
 from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
@@ -72,7 +72,7 @@ def refused(connection: socket.socket) -> bool:
 def answer(connection: socket.socket) -> messages.Message | None:
     """What the driver answers; ``None`` if it ends the connection instead."""
     try:
-        return lines.read(connection)
+        return connections.read(connection)
     except TimeoutError:
         raise
     except OSError:

@@ -48,7 +48,10 @@ def loaded_by(statement):
         ),
         ("from distributor import autotune, runtime, deepspeed_checkpoint", {"torch", "deepspeed", "pyspark"}),
         ("from distributor import Checkpoints; import distributor.checkpoint.folder", {"torch", "pyspark", "fsspec"}),
-        ("import distributor.schedulers.hosting.host_node, distributor.channel.task", {"asyncio", "torch", "pyspark"}),
+        (
+            "import distributor.schedulers.hosting.host_node, distributor.channel.requests",
+            {"asyncio", "torch", "pyspark"},
+        ),
         ("import distributor.schedulers.spark.task", {"torch", "pyspark", "cloudpickle"}),
         (
             "from distributor.compat.databricks import air, serverless_gpu",
@@ -156,7 +159,7 @@ PROGRAMS = {
     "launch/accelerate/configuration.py": {"shipping"},
     "launch/accelerate/path.py": {"shipping"},
     "launch/jax/cluster.py": {"rank.imports"},
-    "launch/mpi/places.py": {"channel.control"},
+    "launch/mpi/connector.py": {"channel.control"},
     "launch/mpi/rank.py": {"rank.imports"},
     "launch/ray/node.py": {"rank.gpus"},
 }
@@ -207,7 +210,7 @@ def test_a_room_says_where_it_runs(room):
         (
             "torch",
             {
-                "node/meeting.py",
+                "node/rendezvous.py",
                 "rank/dataloaders.py",
                 "rank/gpus.py",
                 "rank/group.py",
@@ -232,9 +235,9 @@ def test_a_room_says_where_it_runs(room):
         ("matplotlib", {"metrics/rows.py"}),
         ("fsspec", {"machine/urls.py"}),
         ("rich", {"display/terminal.py"}),
-        ("rich_click", {"cli/command.py", "cli/launching.py", "cli/options.py"}),
+        ("rich_click", {"cli/command.py", "cli/launch_flags.py", "cli/flags.py"}),
         ("IPython", {"display/notebook.py"}),
-        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launching.py"}),
+        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py"}),
     ],
 )
 def test_who_may_import(package, allowed):

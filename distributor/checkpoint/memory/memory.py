@@ -23,12 +23,12 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from distributor.checkpoint.context import Session
 from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, pack, padded, read
-from distributor.checkpoint.memory.peers import Peers
+from distributor.checkpoint.memory.remote import Peers
 from distributor.checkpoint.memory.seats import Seat
 from distributor.checkpoint.memory.views import Room, dtype_of, views_in
-from distributor.checkpoint.session import Session
-from distributor.checkpoint.state import local_part
+from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders
 from distributor.text import notices
 from distributor.values.checkpoints import SharedMemory

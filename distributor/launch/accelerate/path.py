@@ -14,7 +14,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.accelerate import configuration
 from distributor.launch.torchrun import Torchrun
 from distributor.shipping import modules
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.plan import Plan, Site
 
 

@@ -19,7 +19,7 @@ from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_seconds
 from distributor.values.job import Function, Job, Target
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site

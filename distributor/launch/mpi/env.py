@@ -10,7 +10,7 @@ from typing import ClassVar
 from distributor.launch.torchrun import Torchrun
 from distributor.text import wording
 from distributor.values.job import Job
-from distributor.values.launch import BasePath
+from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site

@@ -24,9 +24,9 @@ from functools import partial
 from typing import Any
 
 from distributor.launch.mpi import commands, mpich, openmpi
-from distributor.launch.mpi.places import PATIENCE, Places, ending
+from distributor.launch.mpi.connector import PATIENCE, Places, ending
+from distributor.launch.mpi.environ import variables
 from distributor.launch.mpi.shims import environment
-from distributor.launch.mpi.variables import variables
 from distributor.machine import network, processes
 from distributor.values import layout
 

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from distributor.launch.mpi.environ import prefixes
 from distributor.launch.mpi.shim import CHOSEN, RANK
 from distributor.launch.mpi.shims import SHIM, find, write
-from distributor.launch.mpi.variables import prefixes
 
 #: Maximum number of bytes of a command.
 _MOST = 1 << 16

@@ -11,7 +11,7 @@ from typing import ClassVar
 from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job
-from distributor.values.launch import BasePath, key
+from distributor.values.launch_path import BasePath, key
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Companion, Plan, Site
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from distributor.launch.mpi import segments
-from distributor.launch.mpi.variables import variables
+from distributor.launch.mpi.environ import variables
 from distributor.machine import processes, shared_memory
 from distributor.rank.imports import on_import
 

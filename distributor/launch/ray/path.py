@@ -13,7 +13,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.text import wording
 from distributor.values.checks import check_memory
-from distributor.values.launch import BasePath, key
+from distributor.values.launch_path import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from distributor.channel import control
 from distributor.machine import folders, processes
 from distributor.schedulers.hosting.agents import Agent, anew
-from distributor.schedulers.hosting.warm import from_warm
+from distributor.schedulers.hosting.warm_client import from_warm
 from distributor.values import messages
 from distributor.values.environment import node_id
 from distributor.values.job import Warmth

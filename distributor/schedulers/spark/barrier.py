@@ -10,7 +10,7 @@ from typing import Protocol
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
 from distributor.schedulers.spark.rows import Task
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, StatusDetail
 from distributor.values.outcome import Collected
 
 
@@ -52,7 +52,7 @@ class BarrierSession(Protocol):
         before tasks were submitted again. ResultError: a return value was lost or changed on its way.
         """
 
-    def waiting_for(self, job: Job) -> Step | None:
+    def waiting_for(self, job: Job) -> StatusDetail | None:
         """Return what the run's tasks wait for; ``None`` if they run or nothing is known."""
 
     def room(self, job: Job) -> int | None:

@@ -13,21 +13,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from distributor.channel import task as exchange
+from distributor.channel import requests as exchange
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError
 from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
-from distributor.schedulers.spark import errors as spark_errors, gathering, status
+from distributor.schedulers.spark import exceptions as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery, pause
 from distributor.schedulers.spark.placing import Placing, crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, FailedRows, Task, sort
-from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
+from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
 from distributor.text import escapes, notices
 from distributor.text.wording import count
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, StatusDetail
 from distributor.values.outcome import Collected
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ClassicSession:
         self._tag = ""  # the tag of the run's Spark jobs; "" until the run begins to submit one
         self._server: ChannelServer | None = None  # set when the run begins to submit a Spark job
         self._cancelled = threading.Event()
-        self._held_up: Step | None = None  # what the run waits for before there is a Spark job
+        self._held_up: StatusDetail | None = None  # what the run waits for before there is a Spark job
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread
@@ -111,7 +111,7 @@ class ClassicSession:
             pause(self._cancelled, _SLOT_POLL, job)
             self.await_slots(job)
 
-    def waiting_for(self, job: Job) -> Step | None:
+    def waiting_for(self, job: Job) -> StatusDetail | None:
         if self._held_up is not None:
             return self._held_up
         # Slots first, then stages: if this run's own tasks take the slots in between, the stages show it.
@@ -119,7 +119,7 @@ class ClassicSession:
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
             return None
-        return held_up or Step(
+        return held_up or StatusDetail(
             f"waiting for Spark to start {count(job.num_tasks, 'task')}" if stages else "sending the job to Spark"
         )
 
@@ -219,15 +219,15 @@ class ClassicSession:
                 scala.cancelJobsWithTag(self._tag)
 
 
-def _held_up(slots: Slots, job: Job) -> Step | None:
+def _held_up(slots: Slots, job: Job) -> StatusDetail | None:
     """Return what a run waits for: executors, or slots that other jobs occupy; ``None`` if it need not wait."""
     total, free = slots.total(), slots.free()
     if total < job.num_tasks:
-        return Step("waiting for executors", f": {slots.too_few(total)}")
+        return StatusDetail("waiting for executors", f": {slots.too_few(total)}")
     if free < job.num_tasks:
         why = "; other jobs hold the rest" if slots.busy() else ""
         there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
-        return Step(f"waiting for {count(job.num_tasks, 'task slot')}", f": {there}{why}")
+        return StatusDetail(f"waiting for {count(job.num_tasks, 'task slot')}", f": {there}{why}")
     return None
 
 

@@ -19,13 +19,13 @@ from distributor.machine import network
 from distributor.schedulers.spark import gathering
 from distributor.schedulers.spark.barrier import Delivery, pause
 from distributor.schedulers.spark.placing import crowded, refuse
-from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
-from distributor.schedulers.spark.session import conf, set_connect_python
+from distributor.schedulers.spark.sessions import conf, set_connect_python
 from distributor.schedulers.spark.slots import Slots, cluster_of, profile
 from distributor.shipping import package as shipping
 from distributor.text.wording import size
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, StatusDetail
 from distributor.values.outcome import Collected
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class ConnectSession:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._tag = ""  # the tag of the run's query; "" until the run begins to submit it
-        self._query: Progress | None = None
+        self._query: StageProgress | None = None
         self._server: ChannelServer | None = None
         self._left: float | None = None  # when a task was first known to have left allGather
-        self._held_up: Step | None = None  # what the run waits for before there is a query
+        self._held_up: StatusDetail | None = None  # what the run waits for before there is a query
         self._cancelled = threading.Event()
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -95,16 +95,16 @@ class ConnectSession:
         while CROWDED in (rows := list(self._submit(job, task)))[:1]:
             refused += 1
             refuse(job, crowded(job), refused, time.monotonic() > deadline)
-            self._query, self._held_up = None, Step("waiting for slots on other executors")
+            self._query, self._held_up = None, StatusDetail("waiting for slots on other executors")
             pause(self._cancelled, _PLACE_AGAIN, job)
             self._held_up = None
         return sort(rows, server.intake.get)
 
-    def waiting_for(self, job: Job) -> Step | None:
+    def waiting_for(self, job: Job) -> StatusDetail | None:
         if self._held_up is not None:
             return self._held_up
         busy = self._query is not None and self._query.waiting
-        return Step("waiting for task slots", ": other jobs may hold them") if busy else None
+        return StatusDetail("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def room(self, job: Job) -> int | None:
         """Return how many slots there are by the settings, if these say; 0 once the query is submitted.
@@ -125,7 +125,7 @@ class ConnectSession:
         self._session.interruptTag(self._tag)
         return False
 
-    def _may_gather(self, query: Progress, now: float) -> bool:
+    def _may_gather(self, query: StageProgress, now: float) -> bool:
         """Return whether tasks may be in ``allGather``. Nodes connect only once a task has left it."""
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now
@@ -145,7 +145,7 @@ class ConnectSession:
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, _Uploads())
-        self._held_up = Step(f"sending {size(len(content))} to the Spark Connect server")
+        self._held_up = StatusDetail(f"sending {size(len(content))} to the Spark Connect server")
         with uploaded.lock:  # Spark refuses a file while it receives the same file from another run
             if name not in uploaded.names:
                 self._send(name, content)
@@ -172,7 +172,7 @@ class ConnectSession:
                 yield pa.RecordBatch.from_arrays([pa.array([piece], pa.binary())], ["piece"])
 
         session: Any = self._session
-        self._query = query = Progress(job.num_tasks)
+        self._query = query = StageProgress(job.num_tasks)
         session.addTag(self._tag)
         try:
             if hasattr(session, "registerProgressHandler"):

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from distributor.channel.lines import Endpoint
+from distributor.channel.connections import Endpoint
 from distributor.schedulers.spark.shipment import Shipment
 
 #: The leader tells its siblings that the run has failed, and the courier tells the holder that it has its rows.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class Progress:
+class StageProgress:
     """Finds out whether a Spark Connect server has started the tasks of a run's query (Spark 4).
 
     Other queries with the same number of tasks are mistaken for it.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from distributor.channel.intake import Arrived
+from distributor.channel.result_receiver import Arrived
 from distributor.errors import ResultError
 from distributor.text.wording import no_temporary_folder
 from distributor.values.files import Brought, Entry

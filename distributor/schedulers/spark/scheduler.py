@@ -12,22 +12,22 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from distributor.channel.lines import Endpoint
+from distributor.channel.connections import Endpoint
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
 from distributor.outcomes import mishaps
-from distributor.schedulers.spark import checks, errors as spark_errors, hazards, slots as spark_slots
+from distributor.schedulers.spark import exceptions as spark_errors, hazards, settings, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.connect import ConnectSession
 from distributor.schedulers.spark.hazards import Found
 from distributor.schedulers.spark.rows import Task
-from distributor.schedulers.spark.session import answering, conf, is_connect
+from distributor.schedulers.spark.sessions import answering, conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
 from distributor.shipping import payload
 from distributor.text import notices
-from distributor.values.job import Job, Step, TaskProfile, warmth
+from distributor.values.job import Job, StatusDetail, TaskProfile, warmth
 from distributor.values.options import Resources
 from distributor.values.outcome import Collected
 
@@ -73,8 +73,8 @@ class SparkScheduler:
 
     def check(self, job: Job) -> None:
         with answering():
-            checks.check_encryption(self._session, job)
-            self._found = checks.check_hazards(self._session)
+            settings.check_encryption(self._session, job)
+            self._found = settings.check_hazards(self._session)
             spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
 
@@ -102,7 +102,7 @@ class SparkScheduler:
         made._job, made._found = job, self._found
         return made
 
-    def waiting_for(self) -> Step | None:
+    def waiting_for(self) -> StatusDetail | None:
         return None if self._job is None else self._barrier.waiting_for(self._job)
 
     def cancel(self) -> bool:
@@ -143,7 +143,7 @@ class SparkScheduler:
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
         # Tasks of a failed run send each other tracebacks and log lines unencrypted, but only if they have a key.
-        key = None if checks.encryption(self._session) else secrets.token_bytes(32)
+        key = None if settings.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
         server.intake.expect(range(job.world_size if job.collect == "all" else 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distributor.channel.lines import Endpoint
+from distributor.channel.connections import Endpoint
 from distributor.values.job import Warmth
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.schedulers.spark.session import conf, elements, is_connect, master_of
+from distributor.schedulers.spark.sessions import conf, elements, is_connect, master_of
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources

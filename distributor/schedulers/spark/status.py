@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from distributor.schedulers.spark.session import elements
+from distributor.schedulers.spark.sessions import elements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,8 +22,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from distributor.channel import proof, task as exchange
-from distributor.channel.lines import Endpoint
+from distributor.channel import proof, requests as exchange
+from distributor.channel.connections import Endpoint
 from distributor.errors import StartError
 from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.hosting.host_node import host_node
@@ -209,7 +209,7 @@ def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str)
     If the driver cannot be reached, raise StartError: then Spark ends the tasks of the nodes that would wait for this
     one.
     """
-    if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why)):
+    if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.UnfitNode(str(mine["host"]), why)):
         raise StartError(no_temporary_folder(str(mine["host"]), why))
     return [b"E" + json.dumps([mine["host"], why]).encode()]
 

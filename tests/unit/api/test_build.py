@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distributor.api.build import build_job, ranks_env
-from distributor.api.options import Options
+from distributor.api.parameters import Options
 from distributor.errors import ConfigurationError
 from distributor.launch import DeepSpeed, Ray
 from distributor.launch.torchrun import Torchrun

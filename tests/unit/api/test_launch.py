@@ -16,7 +16,7 @@ import trainings
 import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.launch import PATHS, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun, by_name
-from distributor.values.launch import BasePath, key
+from distributor.values.launch_path import BasePath, key
 from distributor.values.plan import Plan, Site
 
 CONFIG = {"train_micro_batch_size_per_gpu": 4}
@@ -101,7 +101,7 @@ def test_types_and_the_table_name_the_same_classes() -> None:
     tree = ast.parse(Path(distributor.launch.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {f"{node.module}:{node.names[0].name}" for node in block.body if isinstance(node, ast.ImportFrom)}
-    assert typed == {*PATHS.values(), "distributor.values.launch:Launch"}
+    assert typed == {*PATHS.values(), "distributor.values.launch_path:Launch"}
     assert {*distributor.launch.__all__} == {where.partition(":")[2] for where in PATHS.values()} | {"by_name"}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distributor import ConfigurationError, Distributor
-from distributor.api.options import GROUPS, OPTIONS, Options
+from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.cli import command
 from distributor.values.options import PANELS, Option
 
@@ -38,7 +38,7 @@ def differences(
     told = []
     for name in sorted({*declared, *signature, *documented}):
         if name not in declared:
-            told.append(f"{name} is not declared: add it to a group in values/options.py, or in api/options.py")
+            told.append(f"{name} is not declared: add it to a group in values/options.py, or in api/parameters.py")
             continue
         if name not in signature:
             told.append(f"{name} is no argument: add it to Distributor.__init__ in api/distributor.py")
@@ -50,7 +50,7 @@ def differences(
         if name not in documented:
             told.append(f"{name} is not explained: add it to Args in the docstring of Distributor, api/distributor.py")
         if declared[name].flag is not None and name not in given:
-            told.append(f"{name} is no option of distributor run: cli/options.py leaves its declaration out")
+            told.append(f"{name} is no option of distributor run: cli/flags.py leaves its declaration out")
     return told
 
 
@@ -66,7 +66,9 @@ def test_what_is_forgotten_is_named_with_its_place() -> None:
     def told(declared: Any = OPTIONS, signature: Any = SIGNATURE, names: Any = ()) -> list[str]:
         return differences(declared, signature, [*documented(), *names], on_command_line())
 
-    assert told(names=["new"]) == ["new is not declared: add it to a group in values/options.py, or in api/options.py"]
+    assert told(names=["new"]) == [
+        "new is not declared: add it to a group in values/options.py, or in api/parameters.py"
+    ]
     assert told({**OPTIONS, "new": new}) == [
         "new is no argument: add it to Distributor.__init__ in api/distributor.py",
         "new is not explained: add it to Args in the docstring of Distributor, api/distributor.py",
@@ -76,7 +78,7 @@ def test_what_is_forgotten_is_named_with_its_place() -> None:
     ]
     given = {name: parameter for name, parameter in on_command_line().items() if name != "logs"}
     assert differences(OPTIONS, SIGNATURE, documented(), given) == [
-        "logs is no option of distributor run: cli/options.py leaves its declaration out"
+        "logs is no option of distributor run: cli/flags.py leaves its declaration out"
     ]
 
 
@@ -161,7 +163,7 @@ def test_the_constructor_hands_every_argument_to_its_group() -> None:
 
 def test_an_argument_that_no_group_declares() -> None:
     with pytest.raises(
-        TypeError, match="unknown options: colour, size. Declare each in values/options.py or api/options.py"
+        TypeError, match="unknown options: colour, size. Declare each in values/options.py or api/parameters.py"
     ):
         Options.of(size=1, colour=2)
 

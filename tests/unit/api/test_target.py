@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from distributor.api.options import Options
+from distributor.api.parameters import Options
 from distributor.api.target import check_argv, find_target
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.values.job import Script

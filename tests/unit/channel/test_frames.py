@@ -194,7 +194,7 @@ def test_random_bytes_are_frames_or_a_protocol_error(data):
 
 @given(sent_messages)
 def test_sparks_workers_pack_the_same(message):
-    from distributor.channel.lines import pack as _pack
+    from distributor.channel.connections import pack as _pack
 
     assert _pack(message) == frames.pack(message)
 

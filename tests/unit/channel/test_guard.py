@@ -11,7 +11,7 @@ import pytest
 
 from distributor.channel import proof
 from distributor.channel.frames import MAX_BODY, ProtocolError
-from distributor.channel.guard import Guard
+from distributor.channel.validation import Validation
 from distributor.values import messages
 from distributor.values.files import Entry
 from distributor.values.messages import Hello, Message
@@ -45,9 +45,9 @@ def not_later(kind: str) -> str:
     return f"a {kind} message is not allowed after the node's first message"
 
 
-def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
+def guard(placement: Placement | None = PLACED, **options: Any) -> Validation:
     """The guard of a run of four ranks on two nodes."""
-    return Guard("3f2a", 4, 4, lambda: placement, lambda rank, stream: 10, **options)
+    return Validation("3f2a", 4, 4, lambda: placement, lambda rank, stream: 10, **options)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
         messages.Beat(1, 0.5),
         messages.Beat(0),
         messages.Skipped(3, 2, 5, 1000),
-        messages.Stacks(0, 3, "text"),
+        messages.StackDump(0, 3, "text"),
         messages.Failed(),
         messages.Failed(FAILURE),
         messages.Stopped(4000, (Outcome(3, "host-b", "failed", FAILURE),)),
         messages.Finished(REPORT, ((3, "QUI="),), (3,)),
         messages.Keeping(True),
         messages.Reached(1, True, -1),
-        messages.Preempted(3),
-        messages.Preempted(),
+        messages.RankPreempted(3),
+        messages.RankPreempted(),
         messages.Halted(3, 0),
-        messages.Unfit("host-b", "No such file or directory in /tmp"),
+        messages.UnfitNode("host-b", "No such file or directory in /tmp"),
         messages.Importing("b", 2, "torch"),
         messages.Warnings("host-b", ("is slow",)),
         messages.Started(),
@@ -90,7 +90,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
             f"the number of the proposal to which the node replies is -1{NO_INTEGER}",
         ),
         (messages.Reached(1, False, 2**80), f"the highest step that the node reports is {2**80}{NO_INTEGER}"),
-        (messages.Preempted(2), not_run(2)),
+        (messages.RankPreempted(2), not_run(2)),
         (messages.Halted(2, 5), not_run(2)),
         (
             messages.Halted(3, -1),
@@ -125,11 +125,11 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         ),
         (messages.Finished(REPORT, (), (2,)), not_run(2)),
         (
-            messages.Unfit("h" * 1000, ""),
+            messages.UnfitNode("h" * 1000, ""),
             "the host name that the node reports has 1000 characters, but at most 512 are allowed",
         ),
         (
-            messages.Unfit("h", "x" * 20_000),
+            messages.UnfitNode("h", "x" * 20_000),
             "the reason why the node cannot start has 20000 characters, but at most 16384 are allowed",
         ),
         (
@@ -179,13 +179,13 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
             messages.Skipped(3, 1, 5, 2**64),
             f"the position of the output after the lines that the node has left out is {2**64}{NO_INTEGER}",
         ),
-        (messages.Stacks(0, 4, ""), not_run(4)),
+        (messages.StackDump(0, 4, ""), not_run(4)),
         (
-            messages.Stacks(-1, 3, ""),
+            messages.StackDump(-1, 3, ""),
             f"the request number in a node's message with stacks is -1{NO_INTEGER}",
         ),
         (
-            messages.Stacks(0, 3, "x" * (1 << 20)),
+            messages.StackDump(0, 3, "x" * (1 << 20)),
             "the text with the stacks of a rank has 1048576 characters, but at most 524288 are allowed",
         ),
         (messages.Failed(replace(FAILURE, rank=0)), not_run(0)),
@@ -393,32 +393,32 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_first_message_is_bounded_by_the_number_of_tasks() -> None:
-    assert Guard().first_limit < guard().first_limit < Guard(tasks=10**6).first_limit == MAX_BODY
+    assert Validation().first_limit < guard().first_limit < Validation(tasks=10**6).first_limit == MAX_BODY
 
 
 FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
 
 
-def deposited(told: messages.Deposit | messages.Withdraw, placement: Placement | None = PLACED) -> int:
+def deposited(told: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
     judge = guard(placement)
     judge.admit(Hello("b", (A, B), "secret"))
     return judge.check_deposit(told)
 
 
 def test_a_node_brings_files_with_its_secret() -> None:
-    assert deposited(messages.Deposit(FILE, node="b", secret="secret")) == 1
-    assert deposited(messages.Withdraw("ckpt/a.pt", "b", "secret")) == 1
+    assert deposited(messages.Upload(FILE, node="b", secret="secret")) == 1
+    assert deposited(messages.Delete("ckpt/a.pt", "b", "secret")) == 1
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (messages.Deposit(FILE, node="b", secret="guess"), f"message, {UNPROVED}"),
-        (messages.Deposit(FILE, node="c", secret="secret"), f"message, {UNPROVED}"),
-        (messages.Withdraw("a", "a", ""), f"message, {UNPROVED}"),
-        (messages.Withdraw("../a", "b", "secret"), f"a node reports a file with the path '../a', {BAD_PATH}"),
+        (messages.Upload(FILE, node="b", secret="guess"), f"message, {UNPROVED}"),
+        (messages.Upload(FILE, node="c", secret="secret"), f"message, {UNPROVED}"),
+        (messages.Delete("a", "a", ""), f"message, {UNPROVED}"),
+        (messages.Delete("../a", "b", "secret"), f"a node reports a file with the path '../a', {BAD_PATH}"),
         *(
-            (messages.Deposit(replace(FILE, **wrong), node="b", secret="secret"), why)
+            (messages.Upload(replace(FILE, **wrong), node="b", secret="secret"), why)
             for wrong, why in (
                 ({"path": "/etc/passwd"}, "with the path '/etc/passwd'"),
                 ({"path": "a/../../b"}, "with the path"),
@@ -432,11 +432,11 @@ def test_a_node_brings_files_with_its_secret() -> None:
         ),
     ],
 )
-def test_files_that_are_not_taken(told: messages.Deposit | messages.Withdraw, why: str) -> None:
+def test_files_that_are_not_taken(told: messages.Upload | messages.Delete, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         deposited(told)
 
 
 def test_nobody_brings_files_before_the_placement_is_known() -> None:
     with pytest.raises(ProtocolError, match="does not prove with a secret"):
-        deposited(messages.Deposit(FILE, node="b", secret="secret"), None)
+        deposited(messages.Upload(FILE, node="b", secret="secret"), None)

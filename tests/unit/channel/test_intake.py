@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import watch
 
-from distributor.channel import intake as module
-from distributor.channel.intake import Arrived, Intake
-from distributor.channel.returns import Returns
+from distributor.channel import result_receiver as module
+from distributor.channel.result_receiver import Arrived, ResultReceiver
+from distributor.channel.transfers import Transfers
 from distributor.values.messages import Finished, Value
 from distributor.values.outcome import Collected, NodeReport, Outcome
 
@@ -24,11 +24,11 @@ def returned(
     finished: dict[str, Finished], nodes: tuple[str, ...] | None = ("a", "b"), hopeless: bool = False, **arrived: bytes
 ) -> Collected | None:
     """What a driver gets that expects the values of three ranks on two nodes, and waits for 0.1 s."""
-    intake = Intake()
+    intake = ResultReceiver()
     intake.expect(range(3))
     for rank, data in arrived.items():
         intake._arrived[int(rank.removeprefix("rank_"))] = Arrived(memoryview(data), hashlib.sha256(data).digest())
-    returns = Returns(intake)
+    returns = Transfers(intake)
     for node, message in finished.items():
         returns.note(node, message)
     return asyncio.run(returns.wait(lambda: nodes, lambda: hopeless, 0.1))
@@ -44,10 +44,10 @@ def test_all_that_nodes_bring_back_is_there() -> None:
 
 
 def test_what_was_brought_is_forgotten() -> None:
-    intake = Intake()
+    intake = ResultReceiver()
     intake.expect(range(1))
     intake._arrived[0] = Arrived(memoryview(b"value"), b"")
-    returns = Returns(intake)
+    returns = Transfers(intake)
     returns.note("a", Finished(A))
     assert intake.get(0) is not None and returns
     asyncio.run(returns.clear())
@@ -70,8 +70,8 @@ def test_a_value_whose_connection_ends_before_its_last_byte_is_forgotten(arrived
     protocols: list[Any] = []
     writer: Any = SimpleNamespace(transport=SimpleNamespace(set_protocol=protocols.append), write=lambda _: None)
 
-    async def lose() -> Intake:
-        intake = Intake()
+    async def lose() -> ResultReceiver:
+        intake = ResultReceiver()
         intake.expect(range(1))
         received = asyncio.create_task(intake.receive(Value(0, module._STEP + 1), writer))
         while not protocols:

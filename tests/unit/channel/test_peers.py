@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import watch
 
-from distributor.channel import lines, peers
-from distributor.channel.lines import Endpoint
+from distributor.channel import connections, peers
+from distributor.channel.connections import Endpoint
 from distributor.channel.tls import make_peer_key
 from distributor.machine import state_folders
 from distributor.node import copies
@@ -85,9 +85,9 @@ def test_a_newer_copy_takes_the_place_of_the_older_one(node: Endpoint, folder: P
 
 def test_a_copy_that_is_cut_off_does_not_count(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     peers.send_copy(node, "5-0", b"old", b"", str(state(tmp_path, 1000)), [(0, 1000)])
-    with lines.connect(node, 5.0) as line:
-        line.sendall(lines.pack(Copy("5-0", 3, 0, 1000)))
-        assert lines.read(line) == Proceed()
+    with connections.connect(node, 5.0) as line:
+        line.sendall(connections.pack(Copy("5-0", 3, 0, 1000)))
+        assert connections.read(line) == Proceed()
         line.sendall(b"new" + bytes(999))
     watch.until(lambda: not (folder / "5-0.record").exists())
     peers.send_copy(node, "5-0", b"new", b"", str(state(tmp_path, 1000)), [(0, 1000)])
@@ -140,7 +140,7 @@ def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> 
     with pytest.raises(ConnectionError):
         peers.recall((host, port, certificate, bytes(len(token))), str(folder / "5-0"), [(0, 1)])
     with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-        lines.connect((host, port, make_peer_key().certificate, token), 5.0)
+        connections.connect((host, port, make_peer_key().certificate, token), 5.0)
     with socket.create_connection((host, port)) as line:
         line.sendall(b"GET / HTTP/1.0\r\n\r\n")
         line.settimeout(watch.DEADLINE)
@@ -149,9 +149,9 @@ def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> 
 
 
 def test_a_long_request_is_refused(node: Endpoint) -> None:
-    with lines.connect(node, 5.0) as line, pytest.raises(OSError):
-        line.sendall(lines.pack(Recall("x" * (5 << 20), ())))
-        lines.read(line)
+    with connections.connect(node, 5.0) as line, pytest.raises(OSError):
+        line.sendall(connections.pack(Recall("x" * (5 << 20), ())))
+        connections.read(line)
 
 
 def test_many_copies_arrive_at_the_same_time(node: Endpoint, folder: Path, tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_keys_are_not_shown(key: PeerKey) -> None:
 
 def test_an_answer_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="no room"):
-        peers._expect(Proceed, _line(lines.pack(Refused("no room"))))
+        peers._expect(Proceed, _line(connections.pack(Refused("no room"))))
     with pytest.raises(OSError, match="unexpected answer from the other node: Proceed"):
-        peers._expect(Refused, _line(lines.pack(Proceed())))
+        peers._expect(Refused, _line(connections.pack(Proceed())))
 
 
 def _line(data: bytes) -> socket.socket:

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 import pytest
 
 from distributor.channel import rank_slots as slots
-from distributor.channel.rank_slots import Slot, Slots
+from distributor.channel.rank_slots import RankSlots, Slot
 
 
 @pytest.fixture(params=["python", "libc"])
-def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slots]:
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankSlots]:
     if request.param == "libc":
         monkeypatch.delattr(os, "memfd_create")
-    made = Slots(2)
+    made = RankSlots(2)
     assert not os.get_inheritable(made.descriptor)
     yield made
     made.close()
 
 
-def test_each_rank_has_a_slot(both: Slots) -> None:
+def test_each_rank_has_a_slot(both: RankSlots) -> None:
     first, second = (Slot(both.descriptor, rank) for rank in range(2))
     assert first.write(b"raised")
     assert (slots.read(both.descriptor, 0), slots.read(both.descriptor, 1)) == (b"raised", None)
@@ -32,14 +32,14 @@ def test_each_rank_has_a_slot(both: Slots) -> None:
     assert slots.read(both.descriptor, 0) == b"end"
 
 
-def test_what_is_too_long_leaves_the_slot_as_it_is(both: Slots) -> None:
+def test_what_is_too_long_leaves_the_slot_as_it_is(both: RankSlots) -> None:
     slot = Slot(both.descriptor, 1)
     slot.write(b"brief")
     assert not slot.write(bytes(slots.ROOM + 1))
     assert slots.read(both.descriptor, 1) == b"brief"
 
 
-def test_a_rank_needs_neither_descriptors_nor_room_for_files(both: Slots) -> None:
+def test_a_rank_needs_neither_descriptors_nor_room_for_files(both: RankSlots) -> None:
     pid = os.fork()
     if pid == 0:
         slot = Slot(both.descriptor, 0)
@@ -50,7 +50,7 @@ def test_a_rank_needs_neither_descriptors_nor_room_for_files(both: Slots) -> Non
     assert slots.read(both.descriptor, 0) == b"all the same"
 
 
-def test_a_fork_of_a_rank_writes_nothing(both: Slots) -> None:
+def test_a_fork_of_a_rank_writes_nothing(both: RankSlots) -> None:
     slot = Slot(both.descriptor, 0)
     pid = os.fork()
     if pid == 0:
@@ -59,6 +59,6 @@ def test_a_fork_of_a_rank_writes_nothing(both: Slots) -> None:
     assert slots.read(both.descriptor, 0) is None
 
 
-def test_a_length_that_cannot_be_is_nothing(both: Slots) -> None:
+def test_a_length_that_cannot_be_is_nothing(both: RankSlots) -> None:
     os.pwrite(both.descriptor, b"\xff" * 8, 0)
     assert slots.read(both.descriptor, 0) is None

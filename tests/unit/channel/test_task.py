@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import watch
 
-from distributor.channel import lines, task
+from distributor.channel import connections, requests
 from distributor.values.files import Entry
-from distributor.values.messages import Deposit, Message, Proceed, Received, Refused
+from distributor.values.messages import Message, Proceed, Received, Refused, Upload
 
 ENTRY = Entry("model.pt", 7, 0o644, 10**18, "digest")
 
@@ -22,9 +22,9 @@ def answers(*told: Message) -> tuple[socket.socket, threading.Thread]:
 
     def drive() -> None:
         with theirs:
-            lines.read(theirs)
+            connections.read(theirs)
             for each in told:
-                theirs.sendall(lines.pack(each))
+                theirs.sendall(connections.pack(each))
                 if isinstance(each, Proceed):
                     theirs.recv(7, socket.MSG_WAITALL)
 
@@ -37,8 +37,8 @@ def answers(*told: Message) -> tuple[socket.socket, threading.Thread]:
     ("told", "error"),
     [
         ((Proceed(), Received()), None),
-        ((Refused("too large"),), task.RefusedError("too large")),
-        ((Proceed(), Refused("No space left on device")), task.RefusedError("No space left on device")),
+        ((Refused("too large"),), requests.RequestRefusedError("too large")),
+        ((Proceed(), Refused("No space left on device")), requests.RequestRefusedError("No space left on device")),
         ((Proceed(), Proceed()), ConnectionError("unexpected answer from the driver: Proceed()")),
     ],
 )
@@ -47,11 +47,11 @@ def test_what_the_driver_answers(
 ) -> None:
     """A file that the driver refuses after its last byte is refused, too: the connection works."""
     ours, thread = answers(*told)
-    monkeypatch.setattr(task, "connect", lambda *_: ours)
+    monkeypatch.setattr(requests, "connect", lambda *_: ours)
     (tmp_path / "model.pt").write_bytes(b"weights")
     found: Exception | None = None
     try:
-        task.send_file(("", 0, "", b""), Deposit(ENTRY), str(tmp_path / "model.pt"), watch.DEADLINE)
+        requests.send_file(("", 0, "", b""), Upload(ENTRY), str(tmp_path / "model.pt"), watch.DEADLINE)
     except Exception as raised:
         found = raised
     assert repr(found) == repr(error)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from distributor.checkpoint import exchange as exchanges, folder as folders, loading, saving
+from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.folder import checkpoint_folder
-from distributor.checkpoint.session import Session
 from distributor.errors import ConfigurationError
 from distributor.machine.places import Folder
 from distributor.values.checkpoints import Checkpoints, Settings

@@ -17,9 +17,9 @@ import stores
 
 from distributor.checkpoint import loading
 from distributor.checkpoint.catalog import Catalog, Draft
+from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import INDEX, MANIFEST, Shard, folder_name, pack, read_index
-from distributor.checkpoint.session import Session
 from distributor.machine import places
 from distributor.machine.places import Place, open_place
 from distributor.values.checkpoints import Checkpoints, Settings

@@ -15,17 +15,17 @@ from distributor.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")
 
-from distributor.checkpoint import pickles, shards, state  # noqa: E402
+from distributor.checkpoint import pickles, shards, training_state  # noqa: E402
 from distributor.checkpoint.interval import suggest_checkpoint_interval  # noqa: E402
-from distributor.checkpoint.plans import Copies  # noqa: E402
+from distributor.checkpoint.plans import PlannedCopies  # noqa: E402
 from distributor.checkpoint.shards import MeasuredFile  # noqa: E402
 
 
 def round_trip(saved: dict[str, Any], loaded: dict[str, Any]) -> None:
     """Restores from a state as if it had been written and read."""
-    found = state.collect(saved)
+    found = training_state.collect(saved)
     read = {name: tensor.clone() for name, tensor in found.tensors.items()}
-    state.restore(loaded, state.State(read, found.objects))
+    training_state.restore(loaded, training_state.TrainingState(read, found.objects))
 
 
 def test_an_optimizer_that_has_state_for_some_parameters_only() -> None:
@@ -59,14 +59,14 @@ def test_names_are_those_of_the_module_itself() -> None:
             self.seen = value["seen"]
 
     model = Tied()
-    found = state.collect({"m": torch.compile(model)})
+    found = training_state.collect({"m": torch.compile(model)})
     assert sorted(found.tensors) == ["m.again.bias", "m.again.weight", "m.module.bias", "m.module.weight"]
     assert found.objects["m"] == {"_extra_state": {"seen": 3}}
     loaded = Tied()
     round_trip({"m": torch.compile(model)}, {"m": loaded})
     assert loaded.seen == 3
     stranger = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    assert "o" in state.collect({"m": model, "o": stranger}).objects
+    assert "o" in training_state.collect({"m": model, "o": stranger}).objects
 
 
 def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
@@ -75,7 +75,7 @@ def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
     (one(torch.ones(1, 2)) + two(torch.ones(1, 2))).sum().backward()
     optimizer.step()
     entries = {"one": one, "two": two, "o": optimizer}
-    found = state.collect(entries)
+    found = training_state.collect(entries)
     assert "o.state.two.weight.momentum_buffer" in found.tensors
     other = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.5, momentum=0.9)
     round_trip(entries, {**entries, "o": other})
@@ -86,23 +86,23 @@ def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
 def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    found = state.collect({"m": model, "o": optimizer})
-    read = state.State(found.tensors, found.objects)
+    found = training_state.collect({"m": model, "o": optimizer})
+    read = training_state.TrainingState(found.tensors, found.objects)
     if missing == "modules":
         with pytest.raises(ConfigurationError, match="the optimizer 'o' was saved together with its modules"):
-            state.restore({"o": optimizer}, read)
+            training_state.restore({"o": optimizer}, read)
     else:
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         with pytest.raises(ConfigurationError, match="the checkpoint has no 'schedule'"):
-            state.restore({"schedule": schedule}, read)
+            training_state.restore({"schedule": schedule}, read)
 
 
 def test_random_states_are_those_of_the_save() -> None:
     import numpy.random  # numpy loads it at its first use only
 
-    found = state.collect({})
+    found = training_state.collect({})
     drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
-    state.restore({}, found)
+    training_state.restore({}, found)
     assert (random.random(), numpy.random.rand(), torch.rand(1).item()) == drawn
 
 
@@ -111,11 +111,11 @@ def test_fsdp1_is_refused() -> None:
         pass
 
     with pytest.raises(ConfigurationError, match="'m' uses FullyShardedDataParallel: use torch.distributed.fsdp.fully"):
-        state.collect({"m": torch.nn.Sequential(FullyShardedDataParallel())})
+        training_state.collect({"m": torch.nn.Sequential(FullyShardedDataParallel())})
 
 
 def test_copies_keep_their_memory() -> None:
-    copies, tensors = Copies(), {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.int64).reshape(2, 1)}
+    copies, tensors = PlannedCopies(), {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.int64).reshape(2, 1)}
     first = copies.of(tensors, tensors.keys(), {})
     tensors["a"].fill_(5)
     assert first["a"].tolist() == [1, 1, 1]

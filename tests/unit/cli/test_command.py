@@ -62,7 +62,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the session of another test."""
-    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.active_session", lambda: None)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_master_means_spark(script: str, fake: type[Fake], monkeypatch: pytest
         asked.append((master, settings))
         return Session()
 
-    monkeypatch.setattr("distributor.schedulers.spark.session.create", create)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.create", create)
     assert command.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", script]) == 0
     assert fake.asked[0] == (1, False, True)
     assert asked == [("spark://a:7077", {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "8g"})]
@@ -192,7 +192,7 @@ def test_signals_are_given_back_once_there_is_a_session(
 
     before = signal.getsignal(signal.SIGINT)
     during = []
-    monkeypatch.setattr("distributor.schedulers.spark.session.create", create)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.create", create)
     monkeypatch.setattr(Fake, "run", lambda *_: during.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))))
     assert command.call(["run", "--master", "sc://host", script]) == 0
     assert during == [before, command._end]
@@ -211,7 +211,7 @@ def test_warnings_are_lines_of_ours(
 def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    monkeypatch.setattr("distributor.schedulers.spark.session.create", lambda *args: asked.append(args))
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.create", lambda *args: asked.append(args))
     assert command.call(["run", "train.py"]) == 0
     assert fake.asked[0] == (1, None, True)
     assert asked == [(None, {"spark.ui.showConsoleProgress": "false"})]
@@ -430,7 +430,7 @@ def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_on_spark_starts_no_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.session.create", lambda *_: pytest.fail("a session"))
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.create", lambda *_: pytest.fail("a session"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pkg").mkdir()
     config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
@@ -478,7 +478,7 @@ def submitted(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under spark-submit, on a driver without GPUs."""
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    monkeypatch.setattr("distributor.schedulers.spark.session.submitted_master", lambda: master)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions.submitted_master", lambda: master)
     monkeypatch.setattr("distributor.machine.devices.local_gpus", lambda *_: [])
 
 
@@ -646,7 +646,7 @@ def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    monkeypatch.setattr("distributor.schedulers.spark.session._start_java", lambda settings: None)
+    monkeypatch.setattr("distributor.schedulers.spark.sessions._start_java", lambda settings: None)
     with pytest.raises(ConfigurationError) as caught:
         command._session("yarn", {})
     assert str(caught.value) == "no Spark session with master yarn: Could not parse Master URL: 'no'"

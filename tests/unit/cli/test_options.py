@@ -8,9 +8,9 @@ import pytest
 import rich_click as click
 from click.testing import CliRunner
 
-from distributor.api.options import OPTIONS
+from distributor.api.parameters import OPTIONS
 from distributor.cli import command
-from distributor.cli.options import arguments
+from distributor.cli.flags import arguments
 from distributor.values.options import PANELS
 
 

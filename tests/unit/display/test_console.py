@@ -14,7 +14,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, strategies as st
 
-from distributor.display import backlog, console as module, lines as printing
+from distributor.display import backlog, console as module, printer as printing
 from distributor.display.console import Console
 
 #: Seconds after which a test has failed.

@@ -218,7 +218,7 @@ class TestConsole:
     def screen(self, monkeypatch: pytest.MonkeyPatch) -> Screen:
         screen = Screen()
         monkeypatch.setattr(
-            "distributor.display.lines.output", lambda stream: screen
+            "distributor.display.printer.output", lambda stream: screen
         )  # pytest replaces sys.stderr itself
         monkeypatch.setenv("COLUMNS", "60")
         return screen

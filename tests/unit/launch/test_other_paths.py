@@ -12,8 +12,8 @@ from jobs import make_job
 
 from distributor.errors import ConfigurationError
 from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow
+from distributor.launch.assign_ranks import place
 from distributor.launch.jax import cluster
-from distributor.launch.placement import place
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.outcome import Failure

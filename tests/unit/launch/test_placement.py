@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from jobs import make_job
 
 from distributor.errors import ResourceError
-from distributor.launch.placement import place, with_port
+from distributor.launch.assign_ranks import place, with_port
 from distributor.values.job import Function
 from distributor.values.placement import NodeFacts, Numbering
 

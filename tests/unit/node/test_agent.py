@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import distributor
-from distributor.channel.rank_slots import Slots
+from distributor.channel.rank_slots import RankSlots
 from distributor.machine import limits
 from distributor.machine.limits import Limits
 from distributor.node import ranks
-from distributor.stopping.board import Board
-from distributor.stopping.node import Halting
+from distributor.stopping.node import NodeStop
+from distributor.stopping.votes import StopVotes
 from distributor.values import layout
 
 
@@ -30,8 +30,8 @@ def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
         done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
     launcher: Any = SimpleNamespace(returncode=done.returncode)
     order: Any = SimpleNamespace(host="host-b", folder=str(folder))
-    unheard = Halting(Board(folder / "board"), 0, 0, print, print)
-    return ranks.Ranks(Slots(1), unheard).start_error(launcher, order, stopping=False)
+    unheard = NodeStop(StopVotes(folder / "board"), 0, 0, print, print)
+    return ranks.Ranks(RankSlots(1), unheard).start_error(launcher, order, stopping=False)
 
 
 def test_a_python_without_torch_is_a_sentence(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from distributor.channel import task as exchange
-from distributor.node import handover
-from distributor.node.handover import Handover
+from distributor.channel import requests as exchange
+from distributor.node import result_sender
+from distributor.node.result_sender import ResultSender
 from distributor.schedulers.spark import task
 from distributor.values.messages import Finished, Sent, Value
 from distributor.values.outcome import NodeReport, Outcome
@@ -69,7 +69,7 @@ def test_the_way_of_a_large_value(
 
     monkeypatch.setattr(exchange, "send_value", send)
     link: Any = Link(reached)
-    hands = Handover(replace(ORDER, endpoint=endpoint), link, 2.0)
+    hands = ResultSender(replace(ORDER, endpoint=endpoint), link, 2.0)
     values: dict[int, bytes | str] = {3: str(path)}
     hands.announce(REPORT, values)
     assert link.told == ([Finished(REPORT, (), (3,))] if reached and endpoint else [])
@@ -92,10 +92,10 @@ def test_what_nobody_waits_for_is_sent_once(
         tried.append(value.rank)
         raise end
 
-    monkeypatch.setattr(handover, "_INLINE", 1)
+    monkeypatch.setattr(result_sender, "_INLINE", 1)
     monkeypatch.setattr(exchange, "send_value", send)
     link: Any = Link(True, orphaned)
-    hands = Handover(ORDER, link, 2.0)
+    hands = ResultSender(ORDER, link, 2.0)
     values: dict[int, bytes | str] = {0: CONTENT, 1: CONTENT}
     hands.announce(REPORT, values)
     assert asyncio.run(hands.send(values)) == sent
@@ -104,10 +104,10 @@ def test_what_nobody_waits_for_is_sent_once(
 
 def test_small_values_travel_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there is room for, and through Spark as well."""
-    monkeypatch.setattr(handover, "_INLINE", 12)
+    monkeypatch.setattr(result_sender, "_INLINE", 12)
     monkeypatch.setattr(exchange, "send_value", lambda to, value, content, patience: Sent(len(content), b"digest"))
     link: Any = Link(True)
-    hands = Handover(ORDER, link, 2.0)
+    hands = ResultSender(ORDER, link, 2.0)
     values: dict[int, bytes | str] = {0: CONTENT, 1: CONTENT, 2: b"ab"}
     hands.announce(REPORT, values)
     texts = tuple((rank, base64.b64encode(value).decode()) for rank, value in ((0, CONTENT), (2, b"ab")))

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import watch
 
-from distributor.machine.open_files import State, regular
-from distributor.node.hurry import is_writing, kill_idle
+from distributor.machine.open_files import FileState, regular
+from distributor.node.fast_kill import is_writing, kill_idle
 
-_OLD = State(10, 0)
+_OLD = FileState(10, 0)
 
 
 def test_what_counts_as_writing() -> None:
-    new = State(10, 10**12)
+    new = FileState(10, 10**12)
     assert not is_writing(None, {}, 1000.0)
     assert not is_writing(None, {"log": _OLD}, 1000.0)
     assert is_writing(None, {"log": _OLD, "file": new}, 1000.5)
-    assert is_writing({"log": _OLD}, {"log": State(11, 0)}, 1000.0)
+    assert is_writing({"log": _OLD}, {"log": FileState(11, 0)}, 1000.0)
     assert is_writing({}, {"file": _OLD}, 1000.0)  # it has just been opened
     assert not is_writing({"file": new}, {"file": new}, 1002.0)
 

@@ -29,7 +29,7 @@ _, part, port, certificate, private, folder, keep = sys.argv
 from jobs import make_job
 from distributor.channel import lines
 from distributor.channel.peers import PeerServer
-from distributor.node.keeper import Keeper
+from distributor.node.state_keeper import Keeper
 from distributor.values.job import Module
 
 class Server:

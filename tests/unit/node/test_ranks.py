@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from distributor.channel.rank_slots import Slots
+from distributor.channel.rank_slots import RankSlots
 from distributor.node.ranks import Ranks
-from distributor.stopping.board import Board
-from distributor.stopping.node import Halting
+from distributor.stopping.node import NodeStop
+from distributor.stopping.votes import StopVotes
 from distributor.values.messages import RankExited, RanksStarted
 
-UNHEARD = Halting(Board(Path("none")), 0, 0, print, print)
+UNHEARD = NodeStop(StopVotes(Path("none")), 0, 0, print, print)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ UNHEARD = Halting(Board(Path("none")), 0, 0, print, print)
     ],
 )
 def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeeded: bool) -> None:
-    ranks = Ranks(Slots(2), UNHEARD)
+    ranks = Ranks(RankSlots(2), UNHEARD)
     assert not ranks.succeeded
     ranks.note(RanksStarted((4711, 4712), 0.5))
     for each in exits:
@@ -36,7 +36,7 @@ def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeed
 
 
 def test_a_node_without_ranks_succeeds_with_the_others_only() -> None:
-    ranks = Ranks(Slots(0), UNHEARD)
+    ranks = Ranks(RankSlots(0), UNHEARD)
     ranks.note(RanksStarted((), 0.5))
     assert not ranks.succeeded
     ranks.slots.close()

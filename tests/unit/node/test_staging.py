@@ -6,12 +6,12 @@ import pytest
 from jobs import make_job
 
 from distributor import Checkpoints
+from distributor.launch.assign_ranks import place
 from distributor.launch.mpi.env import MpiEnv
-from distributor.launch.placement import place
 from distributor.launch.torchrun import Torchrun
 from distributor.node.staging import launcher_order
 from distributor.values.job import Job, Module
-from distributor.values.launch import LaunchPath
+from distributor.values.launch_path import LaunchPath
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Site
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from distributor.channel.rank_slots import Slot, Slots
-from distributor.node import watch
-from distributor.node.watch import HANDLED, Watch
+from distributor.channel.rank_slots import RankSlots, Slot
+from distributor.node import rank_supervisor
+from distributor.node.rank_supervisor import HANDLED, RankSupervisor
 from distributor.values import layout, messages
 from distributor.values.job import Function, Script, Target
 from distributor.values.outcome import Ending, Failure, Outcome
@@ -25,7 +25,7 @@ from distributor.values.plan import NodeOrder, Plan
 DEADLINE = 60.0
 
 
-class Ranks(Watch):
+class Ranks(RankSupervisor):
     """Ranks that are children of this process and do what they are told here."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Ranks(Watch):
         self.told: list[messages.Message] = []
         self.does = does
         where = ("/", None, (), False, "spawn", "/", {})
-        self.slots = Slots(len(does))
+        self.slots = RankSlots(len(does))
         order = NodeOrder(
             "3f2a", plan, Placement((node,)), grace, 1.0, None, -1, *where, slots_fd=self.slots.descriptor
         )
@@ -290,4 +290,4 @@ def test_a_rank_that_fails_by_itself_stops_the_others_at_once() -> None:
     ranks.thread.start()
     ranks.run()
     first, other = ranks.exits()[0], ranks.exits()[1]
-    assert other.stopped is not None and other.stopped - first.moment < 0.5 * watch._PATIENCE
+    assert other.stopped is not None and other.stopped - first.moment < 0.5 * rank_supervisor._PATIENCE

@@ -23,7 +23,7 @@ from distributor.outcomes.causes import (
 from distributor.outcomes.mishaps import Loss
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
-from distributor.values.job import Status, Step
+from distributor.values.job import Status, StatusDetail
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 
 ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
@@ -67,7 +67,13 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
             errors.StallError,
             "stall_timeout=5 s: rank 0: it hangs",
         ),
-        (StartTimeout(60.0, Step("starting ranks")), None, BROKEN, errors.StartError, "60 s: it was starting ranks"),
+        (
+            StartTimeout(60.0, StatusDetail("starting ranks")),
+            None,
+            BROKEN,
+            errors.StartError,
+            "60 s: it was starting ranks",
+        ),
         (None, FAILED, None, errors.TrainingError, "rank 1 on host-a failed: ValueError: no"),
         (None, UNFIT, None, errors.ResourceError, "there are 2 GPUs"),
         (

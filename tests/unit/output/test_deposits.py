@@ -14,12 +14,12 @@ from jobs import make_job
 
 from distributor.channel import frames
 from distributor.errors import StartError
-from distributor.output.deposits import Deposits, keep
-from distributor.output.store import Folder
-from distributor.output.versions import Version
+from distributor.output.file_versions import Version
+from distributor.output.sink import OutputSink, keep
+from distributor.output.store import OutputFolder
 from distributor.values.files import Brought, Entry
 from distributor.values.job import OutputDir
-from distributor.values.messages import Deposit, Message, Proceed, Received, Refused, Withdraw
+from distributor.values.messages import Delete, Message, Proceed, Received, Refused, Upload
 
 
 def entry(path: str, content: bytes, **about: Any) -> Entry:
@@ -27,7 +27,7 @@ def entry(path: str, content: bytes, **about: Any) -> Entry:
     return Entry(**{"path": path, "size": len(content), "mode": 0o640, "mtime_ns": 10**18, "digest": digest, **about})
 
 
-async def answers(deposits: Deposits, node: int, told: Deposit | Withdraw, content: bytes = b"") -> list[Message]:
+async def answers(deposits: OutputSink, node: int, told: Upload | Delete, content: bytes = b"") -> list[Message]:
     """What the driver answers to a node that says this and sends these bytes."""
     sent = bytearray()
     reader = asyncio.StreamReader()
@@ -35,7 +35,7 @@ async def answers(deposits: Deposits, node: int, told: Deposit | Withdraw, conte
     reader.feed_eof()
     writer: Any = type("Writer", (), {"write": staticmethod(sent.extend)})
     try:
-        if isinstance(told, Deposit):
+        if isinstance(told, Upload):
             await deposits.receive(told, node, reader, writer)
         else:
             await deposits.withdraw(told, node, writer)
@@ -49,8 +49,8 @@ async def answers(deposits: Deposits, node: int, told: Deposit | Withdraw, conte
     return found  # type: ignore[return-value]
 
 
-def bring(deposits: Deposits, node: int, path: str, content: bytes, **about: Any) -> list[Message]:
-    return asyncio.run(answers(deposits, node, Deposit(entry(path, content, **about)), content))
+def bring(deposits: OutputSink, node: int, path: str, content: bytes, **about: Any) -> list[Message]:
+    return asyncio.run(answers(deposits, node, Upload(entry(path, content, **about)), content))
 
 
 def there(folder: Path) -> dict[str, bytes]:
@@ -58,7 +58,7 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_arrives_with_its_mode_and_time(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
     assert bring(deposits, 0, "a/b.txt", b"content") == [Proceed(), Received()]
     about = (tmp_path / "a/b.txt").stat()
     assert (about.st_mode & 0o777, about.st_mtime_ns) == (0o640, 10**18)
@@ -78,14 +78,14 @@ def test_a_file_that_becomes_shorter_as_it_is_sent_ends_the_connection(
             pass
 
         writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None), "drain": staticmethod(drain)})
-        await Deposits(Folder(tmp_path), 100, 5).give(writer)
+        await OutputSink(OutputFolder(tmp_path), 100, 5).give(writer)
 
     with pytest.raises(ConnectionError, match="a has become shorter while it was being sent to a node"):
         asyncio.run(give())
 
 
 def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
     bring(deposits, 1, "a", b"same")
     assert bring(deposits, 0, "a", b"same") == [Received()]
     assert there(tmp_path) == {"a": b"same"}
@@ -96,7 +96,7 @@ def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
     [(b"short", {"size": 9}), (b"other", {"digest": "0" * 64})],
 )
 def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: dict[str, Any], tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
     with pytest.raises(OSError):
         bring(deposits, 0, "a/b", content, **about)
     assert list(tmp_path.iterdir()) == []
@@ -105,11 +105,11 @@ def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: di
 
 
 def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 0.05)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 0.05)
 
     async def wait() -> None:
         writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None)})
-        await deposits.receive(Deposit(entry("a", b"x")), 0, asyncio.StreamReader(), writer)
+        await deposits.receive(Upload(entry("a", b"x")), 0, asyncio.StreamReader(), writer)
 
     with pytest.raises(TimeoutError):
         asyncio.run(wait())
@@ -117,13 +117,13 @@ def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 10, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 10, 5)
     bring(deposits, 0, "a", b"123456")
     (refused,) = bring(deposits, 0, "b", b"12345")
     assert isinstance(refused, Refused) and "would exceed output_limit (10 bytes)" in refused.why
     assert bring(deposits, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
     assert deposits.warnings == [f"1 new file could not be kept in output_dir (the first: 'b'): {refused.why}"]
-    assert asyncio.run(answers(deposits, 0, Withdraw("a"))) == [Received()]
+    assert asyncio.run(answers(deposits, 0, Delete("a"))) == [Received()]
     assert bring(deposits, 0, "b", b"12345")[-1] == Received()
     assert (there(tmp_path), deposits.warnings) == ({"b": b"12345"}, [])
 
@@ -140,7 +140,7 @@ def test_the_limit_counts_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 10, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 10, 5)
     bring(deposits, 0, "a", b"123456")
     (refused,) = bring(deposits, 1, "a", b"654321")
     assert isinstance(refused, Refused)
@@ -148,7 +148,7 @@ def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
 
     def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -159,7 +159,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 12, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 12, 5)
     brought = [Brought(node, entry("a", content), [content]) for node, content in ((1, b"one"), (0, b"zero"))]
     deposits.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
     assert there(tmp_path) == {"a": b"zero", "a.node-1": b"one"}
@@ -170,20 +170,20 @@ def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
 
 
 def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path) -> None:
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
     deposits.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
     assert "the file's SHA-256 differs from the one that its node announced: the file changed" in deposits.warnings[0]
 
 
 def test_a_full_disk_keeps_no_part_of_what_comes_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deposits, create = Deposits(Folder(tmp_path), 100, 5), Folder.open
+    deposits, create = OutputSink(OutputFolder(tmp_path), 100, 5), OutputFolder.open
 
-    def full(store: Folder, name: str) -> int:
+    def full(store: OutputFolder, name: str) -> int:
         os.close(create(store, name))
         return os.open("/dev/full", os.O_WRONLY)
 
-    monkeypatch.setattr(Folder, "open", full)
+    monkeypatch.setattr(OutputFolder, "open", full)
     deposits.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
     assert list(tmp_path.iterdir()) == []
     assert deposits.warnings == [
@@ -210,7 +210,7 @@ def test_a_url_that_fails_as_the_run_starts() -> None:
 
 def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) -> None:
     """A node that has the version that was kept when it said so need not have it when its turn comes."""
-    deposits = Deposits(Folder(tmp_path), 100, 5)
+    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
     bring(deposits, 0, "a", b"first")
     first = Version(entry("a", b"first").digest, 5)
     bring(deposits, 0, "a", b"second")
@@ -234,11 +234,11 @@ def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch:
 
 def test_each_job_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
     """Nodes bring files at the same time, in one job and in the next."""
-    deposits = Deposits(Folder(tmp_path), 1 << 20, 5.0)
+    deposits = OutputSink(OutputFolder(tmp_path), 1 << 20, 5.0)
 
     async def bring_all(job: int) -> list[list[Message]]:
         content = b"x" * 1000
-        told = [Deposit(entry(f"{job}-{number}", content)) for number in range(8)]
+        told = [Upload(entry(f"{job}-{number}", content)) for number in range(8)]
         return await asyncio.gather(*(answers(deposits, 0, each, content) for each in told))
 
     for job in range(2):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
-from distributor.output.store import Folder
-from distributor.output.versions import Version, Versions, names
+from distributor.output.file_versions import Version, Versions, names
+from distributor.output.store import OutputFolder
 from distributor.values.files import incoming, is_incoming
 
 
@@ -26,7 +26,7 @@ def test_what_is_kept_depends_on_the_last_versions_only(told: list[tuple[int, st
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        store, versions, held = Folder(Path(folder)), Versions(), {}
+        store, versions, held = OutputFolder(Path(folder)), Versions(), {}
         for node, content in told:
             new = None if content is None else version(content)
             came = None
@@ -62,7 +62,7 @@ def test_the_names_of_long_files_fit() -> None:
 
 
 def test_an_empty_folder_goes_with_its_last_file(tmp_path: Path) -> None:
-    store = Folder(tmp_path / "out")
+    store = OutputFolder(tmp_path / "out")
     (tmp_path / "out/a/b").mkdir(parents=True)
     (tmp_path / "out/a/b/c.txt").touch()
     store.discard("a/b/c.txt")

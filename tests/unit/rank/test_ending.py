@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from distributor.rank import ending, process
+from distributor.rank import process, result
 
 
 def raised(source: str) -> Exception:
@@ -18,7 +18,7 @@ def raised(source: str) -> Exception:
 
 
 def test_a_traceback_is_as_python_prints_it() -> None:
-    told = ending.printed(raised("def train():\n    1 / 0\n\ntrain()"))
+    told = result.printed(raised("def train():\n    1 / 0\n\ntrain()"))
     assert told.splitlines() == [
         "Traceback (most recent call last):",
         '  File "train.py", line 4, in <module>',
@@ -28,7 +28,7 @@ def test_a_traceback_is_as_python_prints_it() -> None:
 
 
 def test_what_may_have_been_meant_is_told() -> None:
-    assert ending.printed(raised("prin")).endswith("NameError: name 'prin' is not defined. Did you mean: 'print'?\n")
+    assert result.printed(raised("prin")).endswith("NameError: name 'prin' is not defined. Did you mean: 'print'?\n")
 
 
 def test_a_hook_is_found_below_those_of_torch() -> None:

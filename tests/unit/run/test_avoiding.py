@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jobs import make_job
 
-from distributor.launch.placement import place
+from distributor.launch.assign_ranks import place
 from distributor.run.avoiding import blamed, hosts_to_avoid
 from distributor.run.nodes import Nodes
 from distributor.values.job import Module

@@ -16,7 +16,7 @@ import watch
 from jobs import make_job
 
 from distributor import NodeLostError, RunCancelledError, StartError, Status, TrainingError
-from distributor.channel import lines
+from distributor.channel import connections
 from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
@@ -26,12 +26,12 @@ from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor
-from distributor.run.lease import Tenure
+from distributor.run.lease import Lease
 from distributor.run.margins import Margins
 from distributor.text import notices
 from distributor.values import messages
-from distributor.values.job import Job, Module, Step
-from distributor.values.launch import LaunchPath
+from distributor.values.job import Job, Module, StatusDetail
+from distributor.values.launch_path import LaunchPath
 from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node
 from distributor.values.plan import Endpoint
@@ -42,7 +42,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.waits: Step | None = Step("waiting for 2 task slots", ": 1 is free")
+        self.waits: StatusDetail | None = StatusDetail("waiting for 2 task slots", ": 1 is free")
         self.asked = 0
         self.at: Endpoint | None = None
         self.collected = Collected()
@@ -63,7 +63,7 @@ class Scheduler:
     def cancel(self) -> None:
         self.ended.set()
 
-    def waiting_for(self) -> Step | None:
+    def waiting_for(self) -> StatusDetail | None:
         self.asked += 1
         return self.waits
 
@@ -116,8 +116,8 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.L
             "facts": messages.TaskFacts("", 0, 0, {}),
             "importing": messages.Importing("a", 2, "torch"),
         }
-        with lines.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
-            line.sendall(lines.pack(events[heard]))
+        with connections.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
+            line.sendall(connections.pack(events[heard]))
             watch.until(lambda: run._supervisor.server is not None and run._supervisor.server.reached)
             asked = scheduler.asked
             assert not run.wait(0.3)
@@ -474,11 +474,11 @@ def test_a_run_that_is_asked_to_stop_still_waits_for_its_name(monkeypatch: pytes
     entered, wanted = threading.Event(), list[Callable[[], bool]]()
 
     @contextmanager
-    def hold(job: Job, waits: Callable[[], bool], displace: object) -> Iterator[Tenure]:
+    def hold(job: Job, waits: Callable[[], bool], displace: object) -> Iterator[Lease]:
         wanted.append(waits)
         entered.set()
         watch.until(lambda: not waits())
-        yield Tenure(job)
+        yield Lease(job)
 
     monkeypatch.setattr(supervisor, "hold", hold)
     run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), Scheduler()).start()

@@ -20,10 +20,10 @@ from distributor.errors import ConfigurationError, RunCancelledError, StartError
 from distributor.machine import processes
 from distributor.machine.places import Folder
 from distributor.run import lease
-from distributor.run.lease import Tenure, Times, hold
-from distributor.values import claims
-from distributor.values.claims import FILES, Claim, Holder, Identity, Resume
+from distributor.run.lease import Lease, Times, hold
+from distributor.values import lease_record
 from distributor.values.job import Job, Module
+from distributor.values.lease_record import FILES, Holder, Identity, LeaseRecord, Resume
 from distributor.values.sealed import seal
 
 #: Renewed often, so that tests need not wait.
@@ -39,18 +39,18 @@ def job(place: Path, run: str = "a0", resume: Resume = "auto", **arguments: str)
 @contextmanager
 def held(
     asked: Job, lost: Callable[[str], object] = print, wanted: Callable[[], bool] = lambda: True, times: Times = TIMES
-) -> Iterator[Tenure]:
+) -> Iterator[Lease]:
     with hold(asked, wanted, lost, times) as made:
         yield made
 
 
-def record(place: Path) -> Claim:
-    found = claims.find(Folder(place / "gpt").read)
+def record(place: Path) -> LeaseRecord:
+    found = lease_record.find(Folder(place / "gpt").read)
     assert found is not None
     return found
 
 
-def write(place: Path, claim: Claim) -> None:
+def write(place: Path, claim: LeaseRecord) -> None:
     Folder(place / "gpt").write(FILES[claim.sequence % 2], seal(claim))
 
 
@@ -70,7 +70,7 @@ def test_a_run_holds_its_name_until_it_ends(tmp_path: Path) -> None:
     with held(job(tmp_path)) as made:
         assert made.job.checkpoints is not None
         assert made.job.checkpoints.dir == str(tmp_path / "gpt" / "1")
-        assert made.job.fence == claims.Fence(str(tmp_path / "gpt"), "a0")
+        assert made.job.fence == lease_record.FencingToken(str(tmp_path / "gpt"), "a0")
         first = record(tmp_path)
         assert first.holder is not None and first.holder.run == "a0"
         watch.until(lambda: record(tmp_path).sequence > first.sequence + 3)
@@ -105,7 +105,7 @@ def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> Non
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pid = process.pid
     ended = Holder("z9", "host", processes.pid_scope(), pid, "1")
-    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", ended))
+    write(tmp_path, LeaseRecord(7, 3, "train", "code", {}, False, "z9", ended))
     patient = replace(TIMES, expire=10 * watch.DEADLINE)
     with held(job(tmp_path), times=patient) as made:
         assert made.job.checkpoints is not None
@@ -113,14 +113,14 @@ def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> Non
 
 
 def test_a_holder_that_renews_no_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", of_another()))
+    write(tmp_path, LeaseRecord(7, 3, "train", "code", {}, False, "z9", of_another()))
     with held(job(tmp_path)):
         assert record(tmp_path).run == "a0"
     assert "run a0: run z9 of process 1 on host-z holds the name: waiting to see whether it has ended" in caplog.text
 
 
 def test_a_run_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
-    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", of_another()))
+    write(tmp_path, LeaseRecord(7, 3, "train", "code", {}, False, "z9", of_another()))
     with pytest.raises(RunCancelledError, match="while it waited for another run of the same name to end"):
         with held(job(tmp_path), wanted=lambda: False, times=replace(TIMES, expire=10 * watch.DEADLINE)):
             pass

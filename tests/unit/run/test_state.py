@@ -20,6 +20,7 @@ from distributor.run.events import (
     AskRoom,
     AskScheduler,
     AskStacks,
+    AtRest,
     Cancel,
     Deadline,
     DriverTerminated,
@@ -31,7 +32,6 @@ from distributor.run.events import (
     Kill,
     Leaving,
     Lost,
-    Rest,
     Returned,
     Room,
     Stood,
@@ -43,8 +43,8 @@ from distributor.run.margins import Margins
 from distributor.run.restart_policy import again, again_in_new_job
 from distributor.run.state import AttemptState, Ended, Running, Starting, Stopping, Waiting
 from distributor.values import messages
-from distributor.values.job import Module, Step, Widths
-from distributor.values.messages import Agree, Halted, Preempted, Propose, Reached
+from distributor.values.job import Module, StatusDetail, Widths
+from distributor.values.messages import Agree, Halted, Propose, RankPreempted, Reached
 from distributor.values.options import Recovery
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 from distributor.values.placement import Node, Placement
@@ -146,14 +146,14 @@ PLACED = "run 3f2a: 4 ranks on 2 nodes: node 0 on host-a (10.0.0.1): ranks 0-1; 
         ((), Asked(Deadline.START, None, "a:1", False), []),  # tasks run, and cannot reach the channel
         (
             (),
-            Asked(Deadline.START, Step("waiting for 2 task slots"), None, False),
+            Asked(Deadline.START, StatusDetail("waiting for 2 task slots"), None, False),
             [StopRanks("start_timeout has passed"), Arm(Deadline.END, 0.0)],
         ),
-        (UP, Asked(Deadline.START, Step("waiting"), None, True), []),  # asked before they were up
+        (UP, Asked(Deadline.START, StatusDetail("waiting"), None, True), []),  # asked before they were up
         ((), Due(Deadline.REACH), [AskScheduler(Deadline.REACH)]),
         ((Cancel("enough"),), Due(Deadline.REACH), []),
         ((), Asked(Deadline.REACH, None, "a:1", True), []),
-        ((), Asked(Deadline.REACH, Step("waiting"), "a:1", False), [Arm(Deadline.REACH, 5.0)]),
+        ((), Asked(Deadline.REACH, StatusDetail("waiting"), "a:1", False), [Arm(Deadline.REACH, 5.0)]),
         ((), Asked(Deadline.REACH, None, None, False), [Arm(Deadline.REACH, 5.0)]),
         ((), Asked(Deadline.REACH, None, "a:1", False), [Arm(Deadline.REACH, 5.0)]),
         (UP, STOOD, []),  # without a stall_timeout
@@ -207,13 +207,15 @@ def test_a_node_without_a_task_that_is_lost_later_is_told_once() -> None:
 def test_what_a_late_run_was_doing_is_its_cause() -> None:
     importing = Heard("a", messages.Importing("a", 2, "torch"))
     made = after(importing, Due(Deadline.START), start_timeout=60.0)
-    assert made.cause == StartTimeout(60.0, Step("importing torch", " on 1 of 2 nodes"))
+    assert made.cause == StartTimeout(60.0, StatusDetail("importing torch", " on 1 of 2 nodes"))
 
 
 def test_a_driver_that_nobody_reaches_says_so_once_and_takes_it_back() -> None:
     made, unheard = state(), Asked(Deadline.REACH, None, "driver:4711", False)
     assert made.on(unheard, 10.0) == [Arm(Deadline.REACH, 5.0)]
-    assert made.on(Asked(Deadline.REACH, Step("waiting"), "driver:4711", False), 20.0) == [Arm(Deadline.REACH, 5.0)]
+    assert made.on(Asked(Deadline.REACH, StatusDetail("waiting"), "driver:4711", False), 20.0) == [
+        Arm(Deadline.REACH, 5.0)
+    ]
     assert made.on(unheard, 30.0) == [Arm(Deadline.REACH, 5.0)]  # Spark has just started the tasks (again)
     assert made.on(unheard, 89.0) == [Arm(Deadline.REACH, 5.0)]
     (warned,) = made.on(unheard, 90.0)
@@ -279,20 +281,20 @@ UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on h
     ("before", "event", "rest"),
     [
         ((*UP, FAILED), RESTS_A, []),
-        ((*UP, FAILED, RESTS_B), RESTS_A, [Rest(4711)]),  # all meet at node 0
-        ((*UP, FAILED, RESTS_A), RESTS_B, [Rest(4711)]),
-        ((*UP, RESTS_A), RESTS_B, [Rest(4711)]),  # nobody has told why
-        ((*UP, FAILED, RESTS_A), DIED, [Rest(None)]),  # a node is lost: the other must not wait for ever
-        ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [Rest(None)]),
-        ((*UP, DIED), RESTS_A, [Rest(None)]),
-        ((*UP, UNABLE), RESTS_A, [Rest(None)]),  # it could not start its ranks in another attempt either
+        ((*UP, FAILED, RESTS_B), RESTS_A, [AtRest(4711)]),  # all meet at node 0
+        ((*UP, FAILED, RESTS_A), RESTS_B, [AtRest(4711)]),
+        ((*UP, RESTS_A), RESTS_B, [AtRest(4711)]),  # nobody has told why
+        ((*UP, FAILED, RESTS_A), DIED, [AtRest(None)]),  # a node is lost: the other must not wait for ever
+        ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [AtRest(None)]),
+        ((*UP, DIED), RESTS_A, [AtRest(None)]),
+        ((*UP, UNABLE), RESTS_A, [AtRest(None)]),  # it could not start its ranks in another attempt either
         ((HELLO_A, FAILED), RESTS_A, []),  # the other node may still come up
     ],
 )
 def test_nodes_that_have_all_stopped_are_told_how_it_goes_on(
-    before: tuple[Any, ...], event: Any, rest: list[Rest]
+    before: tuple[Any, ...], event: Any, rest: list[AtRest]
 ) -> None:
-    assert [action for action in after(*before).on(event, 7.0) if isinstance(action, Rest)] == rest
+    assert [action for action in after(*before).on(event, 7.0) if isinstance(action, AtRest)] == rest
 
 
 def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
@@ -352,7 +354,7 @@ KILLED = Failure(1, 1, "host-b", "signal", "killed by SIGKILL", signal="SIGKILL"
         (RankFailed((replace(ERROR, kind="GroupError"),)), 0, Recovery(1, "any"), False),
         (LOST, 0, Recovery(1, "any"), False),
         (Cancelled(), 0, Recovery(1, "any"), False),
-        (StartTimeout(1.0, Step("starting ranks")), 0, Recovery(1, "any"), False),
+        (StartTimeout(1.0, StatusDetail("starting ranks")), 0, Recovery(1, "any"), False),
         (Stalled(1.0, Stacks({})), 0, Recovery(1), True),
         (Disagreed(""), 0, Recovery(1), True),
     ],
@@ -387,8 +389,8 @@ def test_ranks_are_asked_to_stop_once_they_are_up() -> None:
 
 def test_a_rank_that_gets_sigterm_makes_all_stop() -> None:
     made = after(*UP)
-    assert made.on(Heard("b", Preempted(2)), 2.0)[0] == TellNodes(Propose(1, 0))
-    assert made.on(Heard("b", Preempted(3)), 2.0) == []
+    assert made.on(Heard("b", RankPreempted(2)), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.on(Heard("b", RankPreempted(3)), 2.0) == []
     assert made.agreement.preempted == "rank 2 on host-b got SIGTERM"
     assert made.wish is None
 
@@ -526,7 +528,7 @@ def test_a_lost_node_explains_a_broken_connection() -> None:
 
 def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
     made = after(*UP)
-    assert made.on(Heard("b", Preempted()), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.on(Heard("b", RankPreempted()), 2.0)[0] == TellNodes(Propose(1, 0))
     assert made.agreement.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
 
 

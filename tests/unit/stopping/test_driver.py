@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distributor.stopping.board import NONE, Board, Head, Seat
-from distributor.stopping.driver import Agreement
-from distributor.stopping.node import Halting
+from distributor.stopping.driver import StopVote
+from distributor.stopping.node import NodeStop
 from distributor.stopping.rank import answer
+from distributor.stopping.votes import NONE, Head, StopVotes, Vote
 from distributor.values import messages
 from distributor.values.messages import Agree, Halted, Propose, Reached
 
@@ -37,7 +37,7 @@ class World:
         self.loss = self.random.choice([0.0, 0.1, 0.6])
         self.delay = self.random.choice([0.001, 0.1, 3.0])
         self.pace = self.delay * self.random.choice([0.1, 1.0, 20.0])
-        self.agreement = Agreement()
+        self.agreement = StopVote()
         self.nodes = [Node(self, number) for number in range(self.random.randint(1, 4))]
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
@@ -76,12 +76,12 @@ class World:
         return [step for node in self.nodes for step in node.halted]
 
 
-class Memory(Board):
+class Memory(StopVotes):
     """A board that is no file, and therefore quick."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(Path("none"))
-        self._head, self._seats = Head(), [Seat()] * ranks
+        self._head, self._seats = Head(), [Vote()] * ranks
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
@@ -90,7 +90,7 @@ class Memory(Board):
     def head(self) -> Head:
         return self._head
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[Vote]:
         return self._seats
 
     def propose(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Memory(Board):
         self._head = replace(self._head, agreed=step)
 
     def name_step(self, local_rank: int, step: int) -> None:
-        self._seats[local_rank] = Seat(step)
+        self._seats[local_rank] = Vote(step)
 
 
 class Node:
@@ -110,7 +110,7 @@ class Node:
         ranks = world.random.randint(1, 3)
         self.world, self.name = world, str(number)
         self.board = Memory(ranks)
-        self.halting = Halting(self.board, 0, 0, self._told, self._answered)
+        self.halting = NodeStop(self.board, 0, 0, self._told, self._answered)
         self.halted = [NONE] * ranks
         for rank in range(ranks):
             world.after(world.random.uniform(0.0, 5 * world.pace), lambda rank=rank: self.step(rank, 1))  # type: ignore[misc]
@@ -141,7 +141,7 @@ def test_all_ranks_stop_at_the_same_step(begin: int) -> None:
 
 
 def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
-    agreement = Agreement()
+    agreement = StopVote()
     assert not agreement.begun
     agreement.begin(["a", "b"])
     assert agreement.begun
@@ -152,7 +152,7 @@ def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
 
 
 def test_each_proposal_is_further_ahead() -> None:
-    agreement = Agreement()
+    agreement = StopVote()
     agreement.begin(["a", "b"])
     assert agreement.on_reached("a", Reached(1, False, 10))
     assert agreement.order == Propose(2, 11)
@@ -168,7 +168,7 @@ def test_each_proposal_is_further_ahead() -> None:
 
 
 def test_ranks_that_stop_elsewhere_are_named() -> None:
-    agreement = Agreement()
+    agreement = StopVote()
     assert agreement.on_halted(Halted(0, 7)) is None
     assert agreement.on_halted(Halted(2, 7)) is None
     told = agreement.on_halted(Halted(1, 9))

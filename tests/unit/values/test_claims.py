@@ -7,33 +7,33 @@ from dataclasses import replace
 import pytest
 
 from distributor.errors import ConfigurationError
-from distributor.values import claims
+from distributor.values import lease_record
 from distributor.values.checkpoints import Checkpoints, from_environ, to_environ
 from distributor.values.checks import check_title
-from distributor.values.claims import Claim, Fence, Holder, Identity
+from distributor.values.lease_record import FencingToken, Holder, Identity, LeaseRecord
 from distributor.values.sealed import seal
 
 HERE = Holder("b1", "host-b", "machine", 7, "100")
-OLD = Claim(4, 2, "train", "code", {"lr": "1"}, False, "a0", Holder("a0", "host-a", "other", 6, "50"))
+OLD = LeaseRecord(4, 2, "train", "code", {"lr": "1"}, False, "a0", Holder("a0", "host-a", "other", 6, "50"))
 SAME = Identity("gpt", "auto", "train", "code", {"lr": "1"}, {"lr": "0.1"})
 
 
 def test_a_new_name_begins_its_first_training() -> None:
-    taken = claims.following(None, SAME, HERE)
+    taken = lease_record.following(None, SAME, HERE)
     assert (taken.sequence, taken.training, taken.run, taken.holder, taken.finished) == (1, 1, "b1", HERE, False)
-    never = claims.following(None, replace(SAME, resume="never"), HERE)
+    never = lease_record.following(None, replace(SAME, resume="never"), HERE)
     assert never.training == 1
 
 
 @pytest.mark.parametrize("resume", ["auto", "must"])
-def test_an_unfinished_training_goes_on(resume: claims.Resume) -> None:
-    taken = claims.following(OLD, replace(SAME, resume=resume, arguments={"lr": "2"}), HERE)
+def test_an_unfinished_training_goes_on(resume: lease_record.Resume) -> None:
+    taken = lease_record.following(OLD, replace(SAME, resume=resume, arguments={"lr": "2"}), HERE)
     assert (taken.sequence, taken.training, taken.arguments) == (5, 2, {"lr": "2"})
 
 
 def test_starting_over_takes_a_folder_of_its_own() -> None:
     for old in (OLD, replace(OLD, finished=True), replace(OLD, target="other")):
-        assert claims.following(old, replace(SAME, resume="never"), HERE).training == 3
+        assert lease_record.following(old, replace(SAME, resume="never"), HERE).training == 3
 
 
 @pytest.mark.parametrize(
@@ -44,35 +44,35 @@ def test_starting_over_takes_a_folder_of_its_own() -> None:
         (OLD, replace(SAME, target="other"), "the run named 'gpt' trains with 'train', and not with 'other': pass"),
     ],
 )
-def test_what_cannot_go_on(found: Claim | None, identity: Identity, told: str) -> None:
+def test_what_cannot_go_on(found: LeaseRecord | None, identity: Identity, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        claims.following(found, identity, HERE)
+        lease_record.following(found, identity, HERE)
 
 
 def test_the_newest_whole_record_counts() -> None:
     newer = OLD.renewed()
-    assert claims.read((seal(OLD), seal(newer))) == newer
+    assert lease_record.read((seal(OLD), seal(newer))) == newer
     for length in range(len(seal(newer))):
         torn = seal(newer)[:length]
-        assert claims.read((seal(OLD), torn)) in (OLD, newer)
-        assert claims.read((torn, None)) in (None, newer)
-    assert claims.read((None, None)) is None
-    assert claims.read((seal(Fence("place", "a0")), b"nonsense")) is None
+        assert lease_record.read((seal(OLD), torn)) in (OLD, newer)
+        assert lease_record.read((torn, None)) in (None, newer)
+    assert lease_record.read((None, None)) is None
+    assert lease_record.read((seal(FencingToken("place", "a0")), b"nonsense")) is None
 
 
 def test_a_released_name_has_no_holder() -> None:
     assert OLD.released(finished=True) == replace(OLD, sequence=5, finished=True, holder=None)
-    assert claims.read((seal(OLD), seal(OLD.released(finished=False)))) == replace(OLD, sequence=5, holder=None)
+    assert lease_record.read((seal(OLD), seal(OLD.released(finished=False)))) == replace(OLD, sequence=5, holder=None)
 
 
 def test_names_stay_below_the_place() -> None:
-    assert claims.folder_of("/shared/", "a/b") == "/shared/a%2Fb"
-    assert claims.folder_of("/shared", "..") == "/shared/%2E."
+    assert lease_record.folder_of("/shared/", "a/b") == "/shared/a%2Fb"
+    assert lease_record.folder_of("/shared", "..") == "/shared/%2E."
 
 
 def test_each_name_that_is_accepted_fits_into_a_file_name() -> None:
     names = ["训" * 100, "训" * 99 + "练", "/" * 100, "🦜" * 100, "x" * 100]
-    found = [claims.folder_of("/shared", check_title("name", name)).removeprefix("/shared/") for name in names]
+    found = [lease_record.folder_of("/shared", check_title("name", name)).removeprefix("/shared/") for name in names]
     assert len({*found}) == len(names)
     assert max(map(len, found)) == 255
     assert found[0].startswith("%E8%AE%AD" * 20)
@@ -80,6 +80,6 @@ def test_each_name_that_is_accepted_fits_into_a_file_name() -> None:
 
 
 def test_ranks_hear_of_the_claim() -> None:
-    fence = Fence("s3://bucket/gpt", "a0")
+    fence = FencingToken("s3://bucket/gpt", "a0")
     assert from_environ(to_environ(Checkpoints("runs"), "/tmp/node", {}, None, fence)).fence == fence
     assert from_environ({}).fence is None

@@ -15,7 +15,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.ray.path import Ray
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_count
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 
 P = ParamSpec("P")
 T = TypeVar("T")

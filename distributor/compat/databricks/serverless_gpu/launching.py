@@ -10,7 +10,7 @@ from distributor.compat.databricks.types import GPUType, gpu_type as type_of
 from distributor.compat.running import Request
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_choice, check_count
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,7 +5,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from distributor.schedulers.hosting import warm
+from distributor.schedulers.hosting import warm_client
 
 
 def test_the_oldest_beyond_three_are_told_to_end(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_the_oldest_beyond_three_are_told_to_end(tmp_path: Path) -> None:
             listener.setblocking(False)
             os.utime(folder / "socket", (age, age))
         listeners.pop("mine-killed").close()
-        warm._retire_oldest(str(tmp_path / "mine-d"))
+        warm_client._retire_oldest(str(tmp_path / "mine-d"))
         told = []
         for name, listener in listeners.items():
             try:

@@ -7,7 +7,7 @@ from jobs import make_job
 
 from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
-from distributor.schedulers.spark import checks, hazards
+from distributor.schedulers.spark import hazards, settings as checks
 from distributor.values.job import Function
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())

@@ -10,15 +10,15 @@ import pytest
 import watch
 from jobs import make_job
 
-from distributor.channel.intake import Intake
+from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
 from distributor.schedulers.spark import connect
 from distributor.schedulers.spark.connect import ConnectSession
 from distributor.schedulers.spark.rows import CROWDED
-from distributor.values.job import Step
+from distributor.values.job import StatusDetail
 
 JOB = make_job("3f2a", node_limit=1)
-SERVER: Any = SimpleNamespace(intake=Intake(limit=0), reached=False)
+SERVER: Any = SimpleNamespace(intake=ResultReceiver(limit=0), reached=False)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_cancelled_run_is_not_placed_again(session: ConnectSession, monkeypatc
     monkeypatch.setattr(connect, "_PLACE_AGAIN", 3600.0)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(session.collect, JOB, cast(Any, None), SERVER)
-        watch.until(lambda: session.waiting_for(JOB) == Step("waiting for slots on other executors"))
+        watch.until(lambda: session.waiting_for(JOB) == StatusDetail("waiting for slots on other executors"))
         assert session.cancel() is False
         with pytest.raises(RunCancelledError, match="run 3f2a was cancelled while it waited for slots"):
             waiting.result(watch.DEADLINE)

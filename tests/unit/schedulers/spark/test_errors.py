@@ -10,7 +10,7 @@ from jobs import SparkError, make_job
 
 from distributor.errors import NodeLostError, ResultError, StartError
 from distributor.outcomes import mishaps
-from distributor.schedulers.spark import errors
+from distributor.schedulers.spark import exceptions
 
 BARRIER = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier \
@@ -33,9 +33,9 @@ Most recent failure reason: Stage failed because barrier task ResultTask(8, 1) f
 )
 def test_a_worker_that_spark_lost(why: str, lost: bool) -> None:
     error = Exception(BARRIER.format(why=why))
-    assert errors.is_lost_worker(error) is lost
-    assert errors.is_lost_executor(error) is ("ExecutorLostFailure" in why)
-    told = errors.reason(str(error))
+    assert exceptions.is_lost_worker(error) is lost
+    assert exceptions.is_lost_executor(error) is ("ExecutorLostFailure" in why)
+    told = exceptions.reason(str(error))
     assert told.startswith("Job aborted due to stage failure: ")
     assert "\tat " not in told
 
@@ -44,7 +44,7 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
     limit = "spark.driver.maxResultSize (1024.0 MiB)"
     said = f"Total size of serialized results of 9 tasks (1032.0 MiB) is bigger than {limit}"
     job = make_job("r1", 2)
-    told = errors.translate(SparkError(said), job)
+    told = exceptions.translate(SparkError(said), job)
     assert isinstance(told, ResultError)
     assert str(told).startswith("the return values (1032.0 MiB) are larger than spark.driver.maxResultSize allows")
     assert all(word in str(told) for word in ("driver_ports=", "raise spark.driver.maxResultSize", "return its path"))
@@ -71,7 +71,7 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
     ],
 )
 def test_a_failure_of_the_driver_itself_is_no_lost_node(error: Exception, text: str) -> None:
-    told = errors.translate(error, make_job("r1", 2))
+    told = exceptions.translate(error, make_job("r1", 2))
     assert type(told) is StartError
     assert str(told).startswith(text)
     assert mishaps.is_mishap(told)
@@ -79,7 +79,7 @@ def test_a_failure_of_the_driver_itself_is_no_lost_node(error: Exception, text: 
 
 @pytest.mark.parametrize("why", ["ExecutorLostFailure (executor 1 exited)", "no reason that is known here"])
 def test_a_job_that_spark_gives_up_is_a_lost_node(why: str) -> None:
-    told = errors.translate(SparkError(BARRIER.format(why=why)), make_job("r1", 2), ["host-b"])
+    told = exceptions.translate(SparkError(BARRIER.format(why=why)), make_job("r1", 2), ["host-b"])
     assert type(told) is NodeLostError
     assert str(told).startswith("the Spark job of run r1 failed on host-b: Job aborted due to stage failure")
     assert why.partition(" ")[0] in str(told)
@@ -103,7 +103,7 @@ CLOSED = "(org.apache.spark.SparkSQLException) [INVALID_HANDLE.SESSION_CLOSED] S
     ],
 )
 def test_why_spark_lost_a_task(text: str, tasks: list[str], said: str) -> None:
-    assert errors.said_of_loss(text, tasks) == said
+    assert exceptions.said_of_loss(text, tasks) == said
 
 
 #: What a worker says if Spark ends its ``allGather``, in Spark 4.3; in Spark 3.5, without the first words.
@@ -118,7 +118,9 @@ EOFError
 
 
 def test_an_exception_without_words_is_named() -> None:
-    told = errors.reason(BARRIER.format(why=GATHERING))
+    told = exceptions.reason(BARRIER.format(why=GATHERING))
     assert told.endswith("(in a Python worker: EOFError)")
     assert "Traceback" not in told
-    assert "explained" in str(errors.translate(SparkError(BARRIER.format(why=KILLED)), make_job("r1"), (), "explained"))
+    assert "explained" in str(
+        exceptions.translate(SparkError(BARRIER.format(why=KILLED)), make_job("r1"), (), "explained")
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributor.schedulers.spark import classic, connect, gathering
-from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.slots import Cluster
 
 
@@ -43,7 +43,7 @@ def test_when_a_connect_session_kills_tasks(monkeypatch: pytest.MonkeyPatch) -> 
     server: Any = SimpleNamespace(reached=False)
     session = connect.ConnectSession(spark)
     session._tag, session._server = "distributor-r1", server
-    session._query = query = Progress(2)
+    session._query = query = StageProgress(2)
     assert session.cancel()  # nothing is known of the query yet: its tasks may be starting
     query([stage], 0, "q", False)
     assert not session.cancel()  # it waits for slots

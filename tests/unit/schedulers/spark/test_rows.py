@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from distributor.channel.intake import Arrived
+from distributor.channel.result_receiver import Arrived
 from distributor.errors import ResultError
 from distributor.schedulers.spark.rows import sort
 

@@ -18,7 +18,7 @@ import watch
 from at_once import at_once
 from jobs import SparkError, changed, make_job
 
-from distributor.channel.intake import Intake
+from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
 from distributor.launch import Jax, Ray, TensorFlow
 from distributor.launch.torchrun import Torchrun
@@ -27,10 +27,10 @@ from distributor.outcomes.mishaps import is_final
 from distributor.schedulers.spark import classic, connect, hazards, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.hazards import Hazard
-from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.slots import Cluster
-from distributor.values.job import Function, Job, Step
+from distributor.values.job import Function, Job, StatusDetail
 from distributor.values.outcome import Collected, Failure, Log, NodeReport, Outcome
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
@@ -45,7 +45,7 @@ class Server:
     """A channel that knows what it is told to know of the tasks; ``refused`` placements, then good ones."""
 
     stop_reason = "a word from the user"
-    intake = Intake(limit=0)
+    intake = ResultReceiver(limit=0)
 
     def __init__(
         self, begun: bool = False, reached: bool = True, refused: int = 0, address: str | None = "127.0.0.1:1"
@@ -194,7 +194,7 @@ def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monke
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    watch.until(lambda: session._held_up == Step("waiting for executors", ": 1 only"))
+    watch.until(lambda: session._held_up == StatusDetail("waiting for executors", ": 1 only"))
     session.cancel()
     waiting.join()
     assert "r1 was cancelled while it waited for slots" in str(raised[0])
@@ -274,7 +274,7 @@ class Remote:
 
     def __init__(self) -> None:
         self.sent: dict[str, bytes] = {}
-        self.told: list[Step | None] = []
+        self.told: list[StatusDetail | None] = []
         self.interrupted: list[str] = []
         self.session = connect.ConnectSession(self)
 
@@ -320,7 +320,7 @@ def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_progress_tells_whether_tasks_have_started() -> None:
-    progress = Progress(2)
+    progress = StageProgress(2)
     stage, other = SimpleNamespace(num_tasks=2), SimpleNamespace(num_tasks=3)
     progress([other], 3, "q", False)
     assert not progress.waiting

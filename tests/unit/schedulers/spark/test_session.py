@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import watch
 
-from distributor.api.choose import choose_session
+from distributor.api.scheduling import choose_session
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.schedulers.spark import session
-from distributor.schedulers.spark.session import Life, answering, check_alive, life_of, task_python, without_bar
+from distributor.schedulers.spark import sessions
+from distributor.schedulers.spark.sessions import Life, answering, check_alive, life_of, task_python, without_bar
 
 OURS, NAMED = "/venv/bin/python", "/opt/python"
 
@@ -72,13 +72,13 @@ def spark(says: Any, master: str = "spark://host:7077") -> Any:
     ],
 )
 def test_a_session_that_has_ended_is_refused_with_the_reason(says: Any, life: Life, text: str | None) -> None:
-    session = spark(says)
-    assert life_of(session) is life
+    sessions = spark(says)
+    assert life_of(sessions) is life
     if text is None:
-        check_alive(session)
+        check_alive(sessions)
     else:
         with pytest.raises(ConfigurationError) as caught:
-            check_alive(session)
+            check_alive(sessions)
         told = f"the active Spark session (master spark://host:7077) cannot be used: {text}"
         assert str(caught.value).startswith(told)
 
@@ -87,7 +87,7 @@ def test_a_session_that_has_ended_is_refused_with_the_reason(says: Any, life: Li
 def test_where_a_run_goes_after_the_jvm_has_ended(master: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that would not have been used is not missed."""
     pytest.importorskip("pyspark")  # a process with a session has imported it
-    monkeypatch.setattr(session, "active_session", lambda: spark(OSError("no"), master))
+    monkeypatch.setattr(sessions, "active_session", lambda: spark(OSError("no"), master))
     assert choose_session(True) == (None, True)
     for local_mode in (None, False):
         if refused or local_mode is False:
@@ -113,7 +113,7 @@ def test_gpus_of_a_driver_whose_jvm_has_ended(monkeypatch: pytest.MonkeyPatch) -
             raise ConnectionRefusedError(111, "refused")
 
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", Dead())
-    assert session.driver_gpus() is None
+    assert sessions.driver_gpus() is None
 
 
 class Bar:
@@ -163,7 +163,7 @@ def test_a_master_beside_an_address_of_spark_connect(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SPARK_REMOTE", "sc://host-a")
     told = r"^no Spark session with master spark://host-b:7077: .*Spark Connect"
     with pytest.raises(ConfigurationError, match=told):
-        session.create("spark://host-b:7077", {})
+        sessions.create("spark://host-b:7077", {})
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_a_session_that_cannot_start_from_another_spark(
         (tmp_path / "spark" / "jars").mkdir(parents=True, exist_ok=True)
         (tmp_path / "spark" / "jars" / name.format(pyspark=pyspark)).touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
-    monkeypatch.setattr(session, "_start_java", fail)
+    monkeypatch.setattr(sessions, "_start_java", fail)
     with pytest.raises(ConfigurationError) as caught:
-        session.create("local[2]", {})
+        sessions.create("local[2]", {})
     expected = told.format(home=tmp_path / "spark", pyspark=pyspark)
     assert str(caught.value) == f"no Spark session with master local[2]: {expected}"
 
@@ -200,6 +200,6 @@ def fail(_: object) -> None:
 
 def test_the_token_of_an_address_is_in_no_error() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        session.create("sc://host:1/;token=geheim==", {})
+        sessions.create("sc://host:1/;token=geheim==", {})
     assert "no Spark session with master sc://host:1/;token=***: " in str(caught.value)
     assert "geheim" not in str(caught.value)

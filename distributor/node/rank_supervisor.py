@@ -18,7 +18,7 @@ from typing import Any
 
 from distributor.machine import bootstrap, limits
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
-from distributor.node import launching, outcomes
+from distributor.node import launchers, outcomes
 from distributor.rank import process
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -70,7 +70,7 @@ class _Wishes:
             pass
 
 
-class Watch:
+class RankSupervisor:
     """Starts, watches and stops the ranks of a node."""
 
     def __init__(self, order: NodeOrder, tell: Callable[[messages.Message], None]) -> None:
@@ -88,7 +88,7 @@ class Watch:
 
     def raise_limits(self) -> None:
         """Let this process open as many files as ranks and the store need, up to its hard limit."""
-        limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
+        limits.raise_open_files(launchers.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
         """Handle the signals :data:`HANDLED`. The handler only sets flags, as it may interrupt any code."""

@@ -12,18 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributor.channel.rank_slots import Slots
+from distributor.channel.rank_slots import RankSlots
 from distributor.machine import folders, limits, processes
-from distributor.node import activity, hurry, outcomes
+from distributor.node import activity, fast_kill, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
-from distributor.node.launching import Launcher, SpawnedLauncher
+from distributor.node.launchers import Launcher, SpawnedLauncher
 from distributor.node.outcomes import Ends
 from distributor.node.ranks import Ranks
 from distributor.node.tailing import Tailing
-from distributor.stopping import board
-from distributor.stopping.board import Board
-from distributor.stopping.node import Halting
+from distributor.stopping import votes
+from distributor.stopping.node import NodeStop
+from distributor.stopping.votes import StopVotes
 from distributor.text.wording import who
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
@@ -65,7 +65,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptEnded:
     """How an attempt has ended on one node."""
 
     outcomes: tuple[Outcome, ...]  # empty if the ranks were not started
@@ -75,7 +75,7 @@ class Ended:
     launcher: Launcher  # for a possible next attempt
 
 
-class Attempt:
+class NodeAttempt:
     """One attempt to run the ranks of this node."""
 
     def __init__(
@@ -88,10 +88,12 @@ class Attempt:
         self._logs = logs
         self._notes = notes
         node = order.plan.node
-        halting = Halting(Board(layout.board(order.folder)), node.first_rank, assignment.number, link.tell, link.send)
-        self._ranks = Ranks(Slots(node.local_world_size), halting)
+        halting = NodeStop(
+            StopVotes(layout.board(order.folder)), node.first_rank, assignment.number, link.tell, link.send
+        )
+        self._ranks = Ranks(RankSlots(node.local_world_size), halting)
         self._activity: activity.Activity | None = None
-        self._dumps = activity.Dumps(order.folder, node.first_rank, link.send)
+        self._dumps = activity.StackRequests(order.folder, node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
@@ -112,11 +114,11 @@ class Attempt:
         """The ID that marks the node's processes in their environment."""
         return self._order.environ[NODE_ID]
 
-    async def run(self) -> Ended:
+    async def run(self) -> AttemptEnded:
         """Run the launcher to its end, kill what it leaves behind, and return how the ranks ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
-        board.create(
+        votes.create(
             layout.board(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
         )
         following = asyncio.gather(self._logs.follow(), self._ranks.halting.follow())
@@ -139,7 +141,7 @@ class Attempt:
         self._ranks.slots.close()
         self._ranks.halting.close()
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
-        return Ended(ended, values, error, failed_here or not self._ranks.passed, successor)
+        return AttemptEnded(ended, values, error, failed_here or not self._ranks.passed, successor)
 
     async def _run_processes(self) -> Launcher:
         """Run the launcher, and companions beside it, and return the launcher for a possible next attempt.
@@ -229,7 +231,7 @@ class Attempt:
                 self.stop(grace=order.grace, hasty=order.hasty)
             if order.hasty:
                 folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
-                self._backstops.append(asyncio.ensure_future(hurry.kill_idle(alive, folder, self._ranks.hurried)))
+                self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
         elif isinstance(order, messages.Propose | messages.Agree):
             self._ranks.halting.on_order(order)
         elif isinstance(order, messages.Dump):
@@ -274,7 +276,7 @@ class Attempt:
         if self._stopping:
             return
         if self._ranks.halting.asks and (self._link.is_open or self._is_alone):
-            self._link.tell(messages.Preempted())
+            self._link.tell(messages.RankPreempted())
             if not self._link.is_open:
                 self._ranks.halting.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
@@ -337,7 +339,7 @@ class Attempt:
             if not serves_others:
                 self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL)
                 for local_rank, pid in () if hasty else unhandled.items():
-                    hurry.kill(local_rank, pid, self._ranks.hurried)
+                    fast_kill.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()
             end = self._order.grace_period + _STOP_MARGIN
             self._backstops.append(loop.call_later(end, self._launcher.kill))

@@ -39,7 +39,7 @@ class _Answer:
     error: str | None = None
 
 
-class Uploads:
+class UrlWriter:
     """A folder at a URL, like :class:`Remote`, accessed by a process that is started when needed. All methods block.
 
     The process ends with the attempt, like all that the agent has started, and is started again when needed later.

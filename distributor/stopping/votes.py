@@ -19,7 +19,7 @@ from distributor.machine.own_file import OwnFile
 
 NONE = -1  # no step
 
-_HEAD = _SEAT = struct.Struct("=qqqq")  # the fields of :class:`Head` and of each :class:`Seat`, as numbers
+_HEAD = _SEAT = struct.Struct("=qqqq")  # the fields of :class:`Head` and of each :class:`Vote`, as numbers
 
 _NUMBER = struct.Struct("=q")
 
@@ -35,7 +35,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Vote:
     """What one rank has written."""
 
     step: int = NONE  # the last one that was passed to ``should_stop``
@@ -52,7 +52,7 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
     os.replace(new, path)
 
 
-class Board:
+class StopVotes:
     """A board as a rank or the agent sees it. The file is opened when it is first needed."""
 
     def __init__(self, path: Path) -> None:
@@ -75,11 +75,11 @@ class Board:
         proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._file.descriptor(), _HEAD.size, 0))
         return Head(proposed, agreed, bool(linked), bool(ending))
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[Vote]:
         """Return what each rank has written, in the order of local ranks."""
         descriptor = self._file.descriptor()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - _HEAD.size, _HEAD.size)
-        return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]
+        return [Vote(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]
 
     def propose(self, step: int) -> None:
         self._write(0, step)

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
-from distributor.channel.lines import PIECE, Endpoint, connect, fill, pack, read
+from distributor.channel.connections import PIECE, Endpoint, connect, fill, pack, read
 from distributor.values.files import make_way
 from distributor.values.messages import (
     AllFacts,
-    Deposit,
+    Delete,
     Fetch,
     Message,
     Offer,
@@ -33,8 +33,8 @@ from distributor.values.messages import (
     Sent,
     Stop,
     TaskFacts,
+    Upload,
     Value,
-    Withdraw,
 )
 
 #: Seconds before a task uses ``allGather``, and no sooner: the driver assumes that tasks which have not reached it do
@@ -50,7 +50,7 @@ class StoppedError(Exception):
     """The run was stopped: the task must not begin, or its value is no longer needed."""
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """The driver refuses a file, for example because of its size."""
 
 
@@ -109,7 +109,7 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
     return Sent(value.size, digest.digest())
 
 
-def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, patience: float) -> None:
+def send_file(endpoint: Endpoint, told: Upload | Delete, source: str | None, patience: float) -> None:
     """Tell the driver about a new or removed file, and send the bytes that it asks for.
 
     RefusedError if it refuses the file; OSError if the connection breaks or the file becomes shorter meanwhile.
@@ -118,12 +118,12 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
         line.settimeout(patience)
         line.sendall(pack(told))
         answer = read(line)
-        if isinstance(answer, Proceed) and isinstance(told, Deposit) and source is not None:
+        if isinstance(answer, Proceed) and isinstance(told, Upload) and source is not None:
             with open(source, "rb") as file:
                 _send_exactly(file, told.entry.size, line)
             answer = read(line)
         if isinstance(answer, Refused):
-            raise RefusedError(answer.why)
+            raise RequestRefusedError(answer.why)
         if not isinstance(answer, Received):
             raise ConnectionError(f"unexpected answer from the driver: {answer}")
 

@@ -48,7 +48,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Claim:
+class LeaseRecord:
     """Which run holds a name, and what it trains."""
 
     sequence: int  # grows with every renewal
@@ -61,31 +61,31 @@ class Claim:
     holder: Holder | None  # None: no run holds the name
     attempt: int = 0  # the first of the holder's current job: ranks of its earlier jobs may not commit
 
-    def renewed(self) -> Claim:
+    def renewed(self) -> LeaseRecord:
         return replace(self, sequence=self.sequence + 1)
 
-    def advanced(self, attempt: int) -> Claim:
+    def advanced(self, attempt: int) -> LeaseRecord:
         """Return the next version, for another job of the same run."""
         return replace(self, sequence=self.sequence + 1, attempt=attempt)
 
-    def released(self, *, finished: bool) -> Claim:
+    def released(self, *, finished: bool) -> LeaseRecord:
         return replace(self, sequence=self.sequence + 1, finished=finished, holder=None)
 
 
-def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
+def find(fetch: Callable[[str], bytes | None]) -> LeaseRecord | None:
     """Return the newest version of a claim, whose files ``fetch`` reads; ``None`` if there is none."""
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
-def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
+def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
     """Return the newest version in the contents of a claim's two files; ``None`` stands for a missing file."""
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
     return max(found, key=lambda claim: claim.sequence, default=None)
 
 
-def _build(told: dict[str, Any]) -> Claim:
+def _build(told: dict[str, Any]) -> LeaseRecord:
     holder = told["holder"]
-    return Claim(**{**told, "holder": None if holder is None else Holder(**holder)})
+    return LeaseRecord(**{**told, "holder": None if holder is None else Holder(**holder)})
 
 
 def folder_of(where: str, name: str) -> str:
@@ -98,7 +98,7 @@ def folder_of(where: str, name: str) -> str:
     return f"{where.rstrip('/')}/{fitted(f'%2E{safe[1:]}' if safe.startswith('.') else safe)}"
 
 
-def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
+def following(found: LeaseRecord | None, identity: Identity, holder: Holder) -> LeaseRecord:
     """Return the claim of a new run after that of the last; ConfigurationError if they, or ``resume``, do not fit."""
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training
@@ -117,12 +117,12 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
             f"the run named {name!r} trains with {found.target!r}, and not with {identity.target!r}: {again}"
         )
     sequence = 1 if found is None else found.sequence + 1
-    return Claim(
+    return LeaseRecord(
         sequence, training, identity.target, identity.code, dict(identity.arguments), False, holder.run, holder
     )
 
 
-def changes(found: Claim, identity: Identity) -> list[str]:
+def changes(found: LeaseRecord, identity: Identity) -> list[str]:
     """Return, in words, how a run differs from the last one of its name.
 
     >>> old = Claim(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
@@ -137,7 +137,7 @@ def changes(found: Claim, identity: Identity) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Fence:
+class FencingToken:
     """The condition under which ranks may commit checkpoints: their run holds its claim, for their job."""
 
     place: str  # of the claim

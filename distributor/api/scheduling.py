@@ -27,7 +27,7 @@ def choose_session(
     if local_mode is None and "pyspark" not in sys.modules:
         return None, True  # without pyspark there is no active session
     try:
-        from distributor.schedulers.spark import session as spark_session
+        from distributor.schedulers.spark import sessions as spark_session
 
         session = spark_session.active_session()
     except ImportError as error:
@@ -68,7 +68,7 @@ def driver_gpus() -> tuple[str, ...] | None:
     """Return the GPUs that Spark found for the driver, if any. Does not import pyspark."""
     if sys.modules.get("pyspark") is None:
         return None
-    from distributor.schedulers.spark import session as spark_session
+    from distributor.schedulers.spark import sessions as spark_session
 
     return spark_session.driver_gpus()
 
@@ -94,6 +94,6 @@ def active_session() -> SparkSession | None:
     """Return the active Spark session, if any. Does not import pyspark."""
     if sys.modules.get("pyspark") is None:
         return None
-    from distributor.schedulers.spark import session as spark_session
+    from distributor.schedulers.spark import sessions as spark_session
 
     return spark_session.active_session()

@@ -6,10 +6,10 @@ from typing import Any
 
 import rich_click as click
 
-from distributor.cli.options import own
+from distributor.cli.flags import own
 from distributor.errors import ConfigurationError
 from distributor.launch import by_name
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 from distributor.values.options import WHAT
 
 #: Options that each belong to one launch path. They follow ``--launch`` in the help.

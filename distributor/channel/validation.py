@@ -47,7 +47,7 @@ _STREAMS = range(1, REPORTS + 1)
 _SUCCEEDED = ("finished", "unreturned")
 
 
-class Guard:
+class Validation:
     """Checks messages against what is known about the run's nodes, in the channel's thread only; raises ProtocolError.
 
     Made without arguments, it cannot check whether the run has the nodes and ranks that messages name. ``received``
@@ -131,7 +131,7 @@ class Guard:
             )
         self._check_rank(value.node, value.rank)
 
-    def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch | messages.Holding) -> int:
+    def check_node(self, told: messages.Upload | messages.Delete | messages.Fetch | messages.HeldStates) -> int:
         """Check that an agent of this run has sent a message, and return its node rank."""
         nodes = self._nodes()[1]
         if told.node not in nodes or not self._proves(told.node, told.secret):
@@ -141,14 +141,14 @@ class Guard:
             )
         return nodes[told.node].node_rank
 
-    def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
+    def check_deposit(self, told: messages.Upload | messages.Delete) -> int:
         """Check a message about a file that ranks have written or removed, and return the sender's node rank."""
         node = self.check_node(told)
-        path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
+        path = told.path if isinstance(told, messages.Delete) else told.entry.path
         _check_path(path)
-        if isinstance(told, messages.Deposit) and told.uploaded is not None:
+        if isinstance(told, messages.Upload) and told.uploaded is not None:
             _check_path(told.uploaded)
-        if isinstance(told, messages.Deposit):
+        if isinstance(told, messages.Upload):
             _check_number("the size that a node reports for a new file", told.entry.size)
             _check_number("the modification time that a node reports for a new file", told.entry.mtime_ns)
             if told.entry.mode & ~0o777:
@@ -186,7 +186,7 @@ class Guard:
                 self._check_beat(node, message)
             case messages.Skipped():
                 self._check_skipped(node, message)
-            case messages.Stacks():
+            case messages.StackDump():
                 _check_number("the request number in a node's message with stacks", message.number)
                 _check_length("the text with the stacks of a rank", message.text, _LONGEST_STACKS)
                 self._check_rank(node, message.rank)
@@ -197,7 +197,7 @@ class Guard:
                 self._check_stopped(node, message)
             case messages.Finished():
                 self._check_finished(node, message)
-            case messages.Reached() | messages.Preempted() | messages.Halted():
+            case messages.Reached() | messages.RankPreempted() | messages.Halted():
                 self._check_halting(node, message)
             case messages.Importing():
                 if message.node != node:
@@ -208,7 +208,7 @@ class Guard:
                 self.check_importing(message)
             case messages.Warnings():
                 return self._is_new(node, message)
-            case messages.Unfit():
+            case messages.UnfitNode():
                 _check_length("the host name that the node reports", message.host, _LONGEST_NAME)
                 _check_length("the reason why the node cannot start", message.why, _LONGEST_WARNING)
             case messages.Started() | messages.Keeping() | messages.Dead() | messages.Orphaned() | messages.Bye():

@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from distributor.api.options import OPTIONS
+from distributor.api.parameters import OPTIONS
 from distributor.values.options import PANELS, Flag, Kind, Option
 
 Decorator = Callable[[Any], Any]

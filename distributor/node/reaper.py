@@ -52,7 +52,7 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
         for descriptor in close:
             os.close(descriptor)
         bootstrap.overwrite_argument(shown, instead)
-        _Guard(charge, owner, folder).run()
+        _Reaper(charge, owner, folder).run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -68,7 +68,7 @@ def strays(children: Iterable[int], charge: int | None, spared: Collection[int])
     return [pid for pid in children if pid != charge and pid not in spared]
 
 
-class _Guard:
+class _Reaper:
     """The guard of one process."""
 
     def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from distributor.machine.open_files import State, regular
+from distributor.machine.open_files import FileState, regular
 
 _LOOK = 0.05  # seconds between checks of open files
 
@@ -22,7 +22,7 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
     Files in the node's private ``folder`` do not count. After the grace period, the launcher kills ranks that still
     write.
     """
-    before: dict[int, dict[str, State]] = {}
+    before: dict[int, dict[str, FileState]] = {}
     while pids := alive():
         for local_rank, pid in pids.items():
             now = regular(pid, folder)
@@ -39,7 +39,7 @@ def kill(local_rank: int, pid: int, killed: set[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def is_writing(before: Mapping[str, State] | None, now: Mapping[str, State], clock: float) -> bool:
+def is_writing(before: Mapping[str, FileState] | None, now: Mapping[str, FileState], clock: float) -> bool:
     """Return whether a process seems to be writing a file; ``before`` is ``None`` at the first check.
 
     >>> is_writing(None, {"/data/log": State(10, 95 * 10**9)}, 100.0)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributor.channel import task as exchange
+from distributor.channel import requests as exchange
 from distributor.node.driver_link import DriverLink
 from distributor.values import messages
 from distributor.values.messages import Finished, Sent
@@ -23,7 +23,7 @@ from distributor.values.plan import AgentOrder
 _INLINE = 5 << 19  # bytes of return values in the node's final message
 
 
-class Handover:
+class ResultSender:
     """Sends the driver what a node's ranks have returned; ``silence`` is seconds without progress."""
 
     def __init__(self, order: AgentOrder, link: DriverLink, silence: float) -> None:

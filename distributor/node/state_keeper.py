@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from distributor.channel import lines
+from distributor.channel import connections
 from distributor.channel.peers import PeerServer
 from distributor.machine import bootstrap, folders, processes, state_folders
 from distributor.node import copies
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job
-from distributor.values.messages import Holding
+from distributor.values.messages import HeldStates
 from distributor.values.plan import AgentOrder
 
 _LOOK = 0.5  # seconds between checks of whether a later job has saved states
@@ -35,7 +35,7 @@ _LOADING = 60.0  # seconds to load a state, once ranks of the next job have star
 
 async def begin(
     job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
-) -> Keeper | None:
+) -> StateKeeper | None:
     """Begin to exchange states with other nodes' ranks; ``None`` if this job's nodes do not.
 
     If the driver is not ``reached``, no states are kept after the agent.
@@ -44,7 +44,7 @@ async def begin(
         return None
     server = copies.serve(job.run_id, job.peers, memory, address)
     line = await asyncio.get_running_loop().run_in_executor(None, _hold, order) if reached else None
-    return Keeper(job, order.folder, memory.folder, server, line)
+    return StateKeeper(job, order.folder, memory.folder, server, line)
 
 
 def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
@@ -52,14 +52,14 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
     if order.endpoint is None:
         return None
     try:
-        line = lines.connect(order.endpoint)
-        line.sendall(lines.pack(Holding(order.executor, order.secret)))
+        line = connections.connect(order.endpoint)
+        line.sendall(connections.pack(HeldStates(order.executor, order.secret)))
     except OSError:
         return None
     return line
 
 
-class Keeper:
+class StateKeeper:
     """Exchanges states while the agent lives, and can then leave a process that keeps them."""
 
     def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from distributor.channel import peers
-from distributor.channel.lines import Endpoint
+from distributor.channel.connections import Endpoint
+from distributor.checkpoint.context import Session
 from distributor.checkpoint.memory.generations import Holding, Source, extract, read
 from distributor.checkpoint.memory.seats import Seat
 from distributor.checkpoint.memory.views import Room, views_in
-from distributor.checkpoint.session import Session
 from distributor.machine import state_folders
 from distributor.values.checkpoints import PEERS
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from distributor.channel.task import RefusedError
+from distributor.channel.requests import RequestRefusedError
 from distributor.errors import StartError
 from distributor.machine import open_files, processes
 from distributor.machine.urls import is_url
@@ -85,7 +85,7 @@ class _Books:
         self.unsettled.pop(path, None)
 
 
-class Files:
+class NewFiles:
     """Copies new files to ``output_dir``; a thread does what blocks.
 
     Without a carrier there is no ``output_dir``, and new files are removed at the end of the run, of which the user is
@@ -113,7 +113,7 @@ class Files:
         self._loop = asyncio.get_running_loop()
         self.left: tuple[FileLeft, ...] = ()  # what the node's Spark task must send through Spark
 
-    def watch(self) -> Files:
+    def watch(self) -> NewFiles:
         self._watching = asyncio.ensure_future(self._watch())
         return self
 
@@ -222,7 +222,7 @@ class Files:
             raise ChangedError(f"{path} is being written")
         try:
             name = self._carrier.carry(entry, source, unchanged)
-        except RefusedError:  # the driver warns the user, and may accept the file later
+        except RequestRefusedError:  # the driver warns the user, and may accept the file later
             books.wait(path, began, _REFUSED)
             return
         books.known[path] = stamp
@@ -239,7 +239,7 @@ class Files:
         for path, (entry, name) in list(self._books.unsettled.items()):
             try:
                 settled = self._carrier.settle(entry, name)
-            except RefusedError:
+            except RequestRefusedError:
                 settled = True
             if settled:
                 self._books.unsettled.pop(path)
@@ -331,7 +331,7 @@ async def begin_files(
     link: DriverLink,
     pids: Callable[[], Mapping[int, int]],
     tell: Callable[[str], None],
-) -> Files | None:
+) -> NewFiles | None:
     """Restore the files of earlier runs, and begin to watch; ``None`` if new files stay where ranks write them.
 
     StartError if this node cannot use ``output_dir``, or it contains the ranks' current directory.
@@ -358,7 +358,7 @@ async def begin_files(
         watched = Watched(folder, apart, node_id(job.job_id, node.leader), node.first_rank, node.local_world_size)
         through_spark = THROUGH_SPARK // max(1, len(link.nodes))
         known = await loop.run_in_executor(None, tree.stamps, folder, apart)
-        return Files(watched, known, carrier, tell, pids, through_spark).watch()
+        return NewFiles(watched, known, carrier, tell, pids, through_spark).watch()
     except BaseException:
         if carrier is not None:
             carrier.close()

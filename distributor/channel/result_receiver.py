@@ -36,7 +36,7 @@ class Arrived:
     digest: bytes
 
 
-class Intake:
+class ResultReceiver:
     """The return values of a run, at most one for each rank.
 
     Other threads may use ``coming``, ``expect`` and ``get`` only. All values together have at most ``limit`` bytes, by

@@ -15,7 +15,7 @@ from distributor.rank.imports import on_import
 _FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")
 
 
-class Company:
+class GroupCheck:
     """Whether this rank trains, and whether it trains together with all others."""
 
     def __init__(self, world_size: int) -> None:

@@ -27,7 +27,7 @@ from torch.distributed.elastic.events.api import Event
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from distributor.node.watch import Watch
+from distributor.node.rank_supervisor import RankSupervisor
 from distributor.rank import lookups, process
 from distributor.values import messages
 from distributor.values.plan import NodeOrder
@@ -58,10 +58,10 @@ _DRIVER_FIRST = 10.0
 Tell = Callable[[messages.Message], None]  # sends the agent a message
 
 
-class Meeting(threading.Thread):
+class Rendezvous(threading.Thread):
     """Runs torch's elastic agent until the ranks of all nodes have succeeded, or this node's must end."""
 
-    def __init__(self, order: NodeOrder, watch: Watch, tell: Tell) -> None:
+    def __init__(self, order: NodeOrder, watch: RankSupervisor, tell: Tell) -> None:
         super().__init__(name="distributor-meeting", daemon=True)
         self._watch = watch
         self._tell = tell
@@ -144,7 +144,7 @@ class _PlacedRendezvous(RendezvousHandler):
 class _RankAgent(SimpleElasticAgent):
     """Torch's elastic agent, whose workers are the ranks that the main thread has started."""
 
-    def __init__(self, spec: WorkerSpec, order: NodeOrder, watch: Watch) -> None:
+    def __init__(self, spec: WorkerSpec, order: NodeOrder, watch: RankSupervisor) -> None:
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
         self._order = order
         self._watch = watch

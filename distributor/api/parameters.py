@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import distributor.launch as paths
 from distributor.errors import ConfigurationError
 from distributor.values.checks import check_choice, check_title, optional
-from distributor.values.launch import Launch
+from distributor.values.launch_path import Launch
 from distributor.values.options import (
     WHAT,
     Deadlines,
@@ -135,7 +135,7 @@ class Options:
         unknown = arguments.keys() - OPTIONS.keys()
         if unknown:
             raise TypeError(
-                f"unknown options: {', '.join(sorted(unknown))}. Declare each in values/options.py or api/options.py"
+                f"unknown options: {', '.join(sorted(unknown))}. Declare each in values/options.py or api/parameters.py"
             )
         groups: dict[str, Any] = {
             group: kind(**{name: arguments[name] for name in declared(kind) if name in arguments})

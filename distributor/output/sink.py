@@ -15,13 +15,13 @@ from typing import TypeVar
 from distributor.channel import frames
 from distributor.errors import StartError
 from distributor.machine.urls import Remote, is_url
-from distributor.output.store import Folder, Store, Url
-from distributor.output.versions import Put, Version, Versions
+from distributor.output.file_versions import Put, Version, Versions
+from distributor.output.store import OutputFolder, OutputStore, OutputUrl
 from distributor.shipping import project
 from distributor.text.wording import count
 from distributor.values.files import WITH_THE_JOB, Brought, Entry, beyond_limit, incoming, mark, own
 from distributor.values.job import Job, OutputDir
-from distributor.values.messages import Deposit, Message, Offer, Proceed, Received, Refused, Withdraw
+from distributor.values.messages import Delete, Message, Offer, Proceed, Received, Refused, Upload
 
 _PIECE = 1 << 20  # bytes to read at a time
 
@@ -30,14 +30,14 @@ _NAMED = 3  # files that a warning names
 T = TypeVar("T")
 
 
-class Deposits:
+class OutputSink:
     """Receives the new files of ranks that nodes send for ``output_dir``.
 
     Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, and ``settle`` only once nodes can send no more
     files over the channel.
     """
 
-    def __init__(self, store: Store, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
+    def __init__(self, store: OutputStore, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
         self._store = store
         self._limit = limit  # bytes of all files together
         self._silence = silence  # seconds within which a node must send or take the next piece of a file
@@ -57,7 +57,7 @@ class Deposits:
         return self._progress
 
     async def receive(
-        self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, deposit: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Keep a file that a node has announced. If the driver needs its bytes, receive them over the same connection.
 
@@ -86,7 +86,7 @@ class Deposits:
 
     async def _accept(
         self,
-        deposit: Deposit,
+        deposit: Upload,
         node: int,
         version: Version,
         reader: asyncio.StreamReader,
@@ -116,7 +116,7 @@ class Deposits:
 
         OSError if a file cannot be read or has become shorter, or if the connection has ended or stalled.
         """
-        assert isinstance(self._store, Folder)
+        assert isinstance(self._store, OutputFolder)
         folder = str(self._store.path)
         for path in await _in_thread(self._store.sizes):
             with open(os.path.join(folder, path), "rb", buffering=0) as file:
@@ -132,14 +132,14 @@ class Deposits:
                     left -= len(piece)
         _answer(writer, Received())
 
-    async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
+    async def withdraw(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Stop keeping a node's version of a file, because its ranks have removed the file."""
         await self._change(told.path, node, None, None)
         self._refused.pop(told.path, None)
         _answer(writer, Received())
 
     async def _take(self, entry: Entry, name: str, reader: asyncio.StreamReader) -> None:
-        assert isinstance(self._store, Folder)
+        assert isinstance(self._store, OutputFolder)
         descriptor: int | None = None
         try:
             descriptor = await _in_thread(self._store.open, name)
@@ -205,7 +205,7 @@ class Deposits:
                 self._refused[entry.path] = error.strerror or str(error)
 
     def _write_pieces(self, entry: Entry, name: str, pieces: Sequence[bytes]) -> None:
-        assert isinstance(self._store, Folder)
+        assert isinstance(self._store, OutputFolder)
         found = hashlib.sha256()
         try:
             with open(self._store.open(name), "wb") as file:
@@ -284,7 +284,7 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
     if kept is None or is_url(kept.where):
         return kept
     folder = Path(kept.where)
-    sizes = Folder(folder).sizes()
+    sizes = OutputFolder(folder).sizes()
     held = sum(sizes.values())
     with_the_job = kept.archive is not None and held <= WITH_THE_JOB
     archive = project.pack_files(folder, [folder / name for name in sizes]) if with_the_job else None
@@ -292,7 +292,7 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
 
 @contextmanager
-def keep(job: Job) -> Iterator[Deposits | None]:
+def keep(job: Job) -> Iterator[OutputSink | None]:
     """Make ``output_dir`` ready for the new files of all jobs of a run, of which ``job`` is the first.
 
     At a URL, nodes check by a marker file that they write to the same place as the driver. StartError if the driver
@@ -303,8 +303,8 @@ def keep(job: Job) -> Iterator[Deposits | None]:
         return
     where, silence = job.output_dir.where, job.deadlines.heartbeat_timeout
     if not is_url(where):
-        folder = Folder(Path(where))
-        yield Deposits(folder, job.output_dir.limit, silence, folder.sizes())
+        folder = OutputFolder(Path(where))
+        yield OutputSink(folder, job.output_dir.limit, silence, folder.sizes())
         return
     name = mark(job.run_id)
     try:
@@ -314,7 +314,7 @@ def keep(job: Job) -> Iterator[Deposits | None]:
     except OSError as error:
         raise StartError(f"output_dir {where!r} cannot be used: {error}") from None
     try:
-        yield Deposits(Url(remote), job.output_dir.limit, silence, before)
+        yield OutputSink(OutputUrl(remote), job.output_dir.limit, silence, before)
     finally:
         with suppress(OSError):
             remote.remove(name)

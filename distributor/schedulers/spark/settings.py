@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from distributor.errors import ConfigurationError
 from distributor.schedulers.spark import hazards
 from distributor.schedulers.spark.hazards import Answer, Found, Where, is_true
-from distributor.schedulers.spark.session import conf, is_cluster, is_connect
+from distributor.schedulers.spark.sessions import conf, is_cluster, is_connect
 from distributor.text import notices
 from distributor.values.job import Job
 

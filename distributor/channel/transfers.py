@@ -11,14 +11,14 @@ import base64
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from distributor.channel.intake import Intake
-from distributor.values.messages import Deposit, Finished, Withdraw
+from distributor.channel.result_receiver import ResultReceiver
+from distributor.values.messages import Delete, Finished, Upload
 from distributor.values.outcome import Collected
 
 _LOOK = 0.05  # seconds between checks of what has arrived
 
 
-class Depository(Protocol):
+class FileSink(Protocol):
     """Keeps the ranks' new files in ``output_dir``; called in the channel's thread."""
 
     @property
@@ -26,21 +26,21 @@ class Depository(Protocol):
         """Grows as files arrive."""
 
     async def receive(
-        self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, deposit: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Receive a file over the connection that announced it, and answer."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
         """Send a node the files in the driver's ``output_dir``."""
 
-    async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
+    async def withdraw(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that ranks have removed a file, and answer."""
 
 
-class Returns:
+class Transfers:
     """The results that have come over the channel, for use in its thread only."""
 
-    def __init__(self, intake: Intake, depository: Depository | None = None) -> None:
+    def __init__(self, intake: ResultReceiver, depository: FileSink | None = None) -> None:
         self.intake = intake
         self.depository = depository
         self._finished: dict[str, Finished] = {}

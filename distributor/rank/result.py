@@ -43,7 +43,7 @@ _PIECE = 16 << 20  # bytes that are written to a file at a time; each piece is p
 _exit, _wall, _monotonic = os._exit, time.time, time.monotonic
 
 
-class Account:
+class RankResult:
     """Reports to the agent how this rank ends. In a fork of the rank, it reports nothing."""
 
     def __init__(self, order: NodeOrder, local_rank: int, slot: Slot) -> None:

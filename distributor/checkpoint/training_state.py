@@ -34,7 +34,7 @@ _NAMED = 3  # names in an error, at most
 
 
 @dataclass
-class State:
+class TrainingState:
     """The state of training in one rank."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # of modules and optimizers; some are DTensors
@@ -60,9 +60,9 @@ def check(call: str, state: Any) -> None:
         )
 
 
-def collect(entries: Mapping[str, Any]) -> State:
+def collect(entries: Mapping[str, Any]) -> TrainingState:
     """Return the state of the entries that a user saves, such as models and optimizers. Tensors are not copied."""
-    state = State()
+    state = TrainingState()
     for entry, value in entries.items():
         if not isinstance(entry, str) or not entry or entry.startswith("#"):
             raise ConfigurationError(
@@ -98,7 +98,7 @@ def _has_state(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
+def _add_module(state: TrainingState, entry: str, module: torch.nn.Module) -> None:
     _refuse_flat_parameters(entry, module)
     plain, others = _plain(module), {}
     for name, value in module.state_dict().items():
@@ -150,7 +150,7 @@ def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> l
     return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
 
 
-def _add_optimizer(state: State, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
+def _add_optimizer(state: TrainingState, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
     told = optimizer.state_dict()
     by_number = [name for group in names for name in group]
     others: dict[str, Any] = {}
@@ -289,7 +289,7 @@ def _for_optimizer(
             )
 
 
-def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
+def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: TrainingState) -> None:
     """Put the state from a checkpoint into the user's entries, where saved plain values replace the present ones."""
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):
@@ -304,7 +304,7 @@ def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) 
         _set_random_states(read.objects[_RANDOM])
 
 
-def _restore_object(entry: str, value: Any, read: State) -> None:
+def _restore_object(entry: str, value: Any, read: TrainingState) -> None:
     saved: Any = read.objects.get(entry)
     if entry not in read.objects:
         raise ConfigurationError(f"load_checkpoint: the checkpoint has no {entry!r}: leave it out of state")
@@ -317,7 +317,7 @@ def _restore_object(entry: str, value: Any, read: State) -> None:
     value.load_state_dict(saved)
 
 
-def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
+def _restore_module(entry: str, module: torch.nn.Module, read: TrainingState) -> None:
     plain, others = _plain(module), read.objects.get(entry, {})
     module.load_state_dict(
         {
@@ -329,7 +329,9 @@ def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
     )
 
 
-def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: State) -> None:
+def _restore_optimizer(
+    entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: TrainingState
+) -> None:
     told = read.objects.get(entry)
     if told is None:
         raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}: leave it out of state")

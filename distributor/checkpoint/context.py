@@ -18,7 +18,7 @@ from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
 from distributor.machine.places import Place, open_place
 from distributor.text import notices
-from distributor.values import claims
+from distributor.values import lease_record
 from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
 
@@ -87,7 +87,7 @@ class Session:
         fence = self.settings.fence
         if fence is None:
             return
-        found = claims.find(open_place(fence.place).read)
+        found = lease_record.find(open_place(fence.place).read)
         if found is None:
             raise OSError(
                 f"{fence.place!r} has no record of this run's name, although the driver has written one there: the "

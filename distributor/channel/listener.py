@@ -26,7 +26,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, An
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
-class Door:
+class TlsListener:
     """The listening socket of one job.
 
     ``serve`` gets each connection that has shown the token, and calls :meth:`admit` once its first message is valid.
