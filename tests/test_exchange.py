@@ -189,8 +189,8 @@ def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, 
     assert sorted(answer.facts, key=str) == [{"new": 0}, {"new": 1}]
 
 
-def told(wave: str, partition: int, attempt: int, facts: dict[str, Any]) -> TaskFacts:
-    return TaskFacts(wave, attempt, partition, facts)
+def told(stage_attempt: str, partition: int, attempt: int, facts: dict[str, Any]) -> TaskFacts:
+    return TaskFacts(stage_attempt, attempt, partition, facts)
 
 
 def test_tasks_of_a_wave_before_are_not_answered() -> None:
@@ -239,7 +239,7 @@ def test_a_driver_that_goes_is_given_up() -> None:
     it = ChannelServer(Listener(), tasks=2)
 
     async def vanish() -> None:
-        it._door.close()
+        it._tls_listener.close()
         for writer in it._facts.waiting():
             writer.transport.abort()
 

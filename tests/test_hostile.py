@@ -146,7 +146,7 @@ def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
     """A driver that expects the values of ranks 0 and 1, up to a mebibyte together."""
     with ChannelServer(Listener()) as server:
         server.returns = Transfers(ResultReceiver(limit=1 << 20))
-        server.intake.expect(range(2))
+        server.receiver.expect(range(2))
         yield server, server.listen("127.0.0.1", "127.0.0.1")
 
 
@@ -171,7 +171,7 @@ def test_a_value_that_nobody_expects_is_refused(expecting: tuple[ChannelServer, 
     with trusted(endpoint) as connection:
         connection.sendall(said)
         assert answer(connection) is None
-    assert server.intake.coming == set()
+    assert server.receiver.coming == set()
     assert bring(endpoint, 1, b"as expected") == messages.Received()
 
 
@@ -189,13 +189,13 @@ def test_who_has_no_token_brings_no_value(expecting: tuple[ChannelServer, Endpoi
     with stranger(endpoint) as connection:
         connection.sendall(bytes(32) + frames.pack(messages.Value(0, 10)) + bytes(10))
         assert refused(connection)
-    assert server.intake.get(0) is None
+    assert server.receiver.get(0) is None
 
 
 def test_what_follows_a_value_is_not_part_of_it(expecting: tuple[ChannelServer, Endpoint]) -> None:
     server, endpoint = expecting
     assert bring(endpoint, 0, b"value" + bytes(100), size=5) == messages.Received()
-    arrived = server.intake.get(0)
+    arrived = server.receiver.get(0)
     assert arrived is not None
     assert (bytes(arrived.data), arrived.digest) == (b"value", hashlib.sha256(b"value").digest())
 
@@ -206,8 +206,8 @@ def test_a_value_that_ends_early_is_none(expecting: tuple[ChannelServer, Endpoin
         connection.sendall(frames.pack(messages.Value(0, 1 << 20)))
         assert answer(connection) == messages.Proceed()
         connection.sendall(bytes((1 << 20) - 1))
-    watch.until(lambda: not server.intake.coming)
-    assert server.intake.get(0) is None
+    watch.until(lambda: not server.receiver.coming)
+    assert server.receiver.get(0) is None
 
 
 def test_values_together_are_bounded(expecting: tuple[ChannelServer, Endpoint]) -> None:
@@ -222,8 +222,8 @@ def test_values_together_are_bounded(expecting: tuple[ChannelServer, Endpoint]) 
         assert answer(slow) == messages.Proceed()
         other.sendall(frames.pack(messages.Value(1, 600 << 10)))
         assert answer(other) is None
-        assert server.intake.coming == {0}
-    watch.until(lambda: not server.intake.coming)
+        assert server.receiver.coming == {0}
+    watch.until(lambda: not server.receiver.coming)
 
 
 def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoint]) -> None:
@@ -237,16 +237,16 @@ def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoin
         assert all(answer(connection) is None for connection in connections[:-1])
         connections[-1].sendall(bytes(1 << 20))
         assert answer(connections[-1]) == messages.Received()
-    arrived = server.intake.get(0)
+    arrived = server.receiver.get(0)
     assert arrived is not None and len(arrived.data) == 1 << 20
     server.forget_returned()
-    assert server.intake.get(0) is None
+    assert server.receiver.get(0) is None
 
 
 def test_memory_is_used_as_a_value_arrives(expecting: tuple[ChannelServer, Endpoint]) -> None:
     server, endpoint = expecting
     server.returns = Transfers(ResultReceiver(limit=64 << 30))
-    server.intake.expect(range(2))
+    server.receiver.expect(range(2))
     before = psutil.Process().memory_info().rss
     with trusted(endpoint) as connection:
         connection.sendall(frames.pack(messages.Value(0, 8 << 30)))
@@ -265,7 +265,7 @@ def test_a_value_holds_nobody_up(expecting: tuple[ChannelServer, Endpoint]) -> N
         node.sendall(frames.pack(hello()) + frames.pack(messages.Beat(1)))
         assert isinstance(answer(node), messages.Welcome)
         assert isinstance(answer(node), messages.BeatHeard)
-        assert server.intake.coming == {0}
+        assert server.receiver.coming == {0}
         bringing.sendall(bytes(1 << 19))
         assert answer(bringing) == messages.Received()
 

@@ -99,7 +99,7 @@ def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
     served: Served, said: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     listener, it, endpoint = served
-    it.intake.expect(range(4))
+    it.receiver.expect(range(4))
     known = len(listener.events)
     assert all(isinstance(each, (messages.Welcome, messages.BeatHeard)) for each in say(endpoint, *said))
     told = "run 3f2a: the driver ended a connection from 127.0.0.1, which sent an invalid message ("
@@ -134,12 +134,12 @@ def test_who_has_not_said_who_it_is_counts_as_a_stranger(served: Served) -> None
     listener, _, endpoint = served
     before = watch.open_descriptors()
     with ExitStack() as stack:
-        for _ in range(3 * door._MAX_STRANGERS):
+        for _ in range(3 * door._MAX_UNAUTHENTICATED):
             connection = stack.enter_context(trusted(endpoint))
             with suppress(OSError):
                 connection.sendall(struct.pack("!IB", frames.MAX_BODY, 1) + bytes(1 << 16))
-        ours = 3 * door._MAX_STRANGERS
-        watch.until(lambda: watch.open_descriptors() - before <= ours + door._MAX_STRANGERS + 2, deadline=30)
+        ours = 3 * door._MAX_UNAUTHENTICATED
+        watch.until(lambda: watch.open_descriptors() - before <= ours + door._MAX_UNAUTHENTICATED + 2, deadline=30)
         stack.enter_context(member(endpoint, "b")).sendall(frames.pack(messages.Bye()))
         watch.until(lambda: listener.heard(messages.Bye))
 
@@ -230,7 +230,7 @@ def test_tasks_that_cannot_be_are_refused() -> None:
 def test_only_the_task_of_its_node_brings_a_value(served: Served) -> None:
     _, it, endpoint = served
     it.returns = Transfers(ResultReceiver(limit=1 << 20))
-    it.intake.expect(range(4))
+    it.receiver.expect(range(4))
     for value in (
         messages.Value(0, 5),
         messages.Value(0, 5, "b", "secret of b"),
@@ -242,7 +242,7 @@ def test_only_the_task_of_its_node_brings_a_value(served: Served) -> None:
         assert answer(connection) == messages.Proceed()
         connection.sendall(b"value")
         assert answer(connection) == messages.Received()
-    arrived = it.intake.get(0)
+    arrived = it.receiver.get(0)
     assert arrived is not None and bytes(arrived.data) == b"value"
 
 

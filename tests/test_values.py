@@ -146,13 +146,13 @@ def test_a_run_that_is_stopped_while_a_value_travels_ends(one_jvm: Any, wire: Pr
     run = submit(value, grace_period=10 * watch.DEADLINE)
     watch.until(lambda: wire.stopped)
     server = run._supervisor.server
-    assert server is not None and server.intake.coming == {0}
+    assert server is not None and server.receiver.coming == {0}
     stopped = time.monotonic()
     getattr(run, how)()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
     assert time.monotonic() - stopped < watch.DEADLINE
-    assert server.intake.coming == set()
+    assert server.receiver.coming == set()
     watch.gone(run.id)
     assert watch.folders() == set()
     assert submit(value, 1000).result(timeout=watch.DEADLINE) == content(0, 1000)

@@ -317,7 +317,7 @@ class Distributor:
     def _stop(self, run: Run, error: BaseException) -> None:
         """Stop a run whose start, or the wait for it, was interrupted by Ctrl-C or by a signal handler's exception."""
         try:
-            if not run.withdraw():
+            if not run.delete():
                 if isinstance(error, KeyboardInterrupt):
                     run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
                 else:

@@ -61,7 +61,11 @@ class Facts:
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
         """Return the facts of the newest wave."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
-        return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
+        return {
+            writer: told
+            for writer, told in self.here.items()
+            if newest is not None and told.stage_attempt == newest.stage_attempt
+        }
 
     @property
     def told(self) -> int:

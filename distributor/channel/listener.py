@@ -17,7 +17,7 @@ _HELLO_TIMEOUT = 10.0  # seconds for the TLS handshake, and again for the token
 
 #: Maximum number of *strangers*, connections without a valid first message; twice the number of tasks if that is more.
 #: A further connection ends the oldest stranger, so that a flood of connections keeps no node out for long.
-_MAX_STRANGERS = 128
+_MAX_UNAUTHENTICATED = 128
 
 #: Serves a connection until it ends.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -34,9 +34,9 @@ class TlsListener:
 
     def __init__(self, serve: Serve, tasks: int) -> None:
         self._serve = serve
-        self._most = max(_MAX_STRANGERS, 2 * tasks)
+        self._most = max(_MAX_UNAUTHENTICATED, 2 * tasks)
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._unauthenticated: dict[asyncio.Task[None], None] = {}
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self.address: str | None = None  # host:port for nodes, once the socket listens
@@ -61,16 +61,16 @@ class TlsListener:
                 await asyncio.sleep(0.1)
                 continue
             task = await start(self._meet(sock))
-            self._strangers[task] = None
-            task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
-            if len(self._strangers) > self._most:
-                next(iter(self._strangers)).cancel()
+            self._unauthenticated[task] = None
+            task.add_done_callback(lambda ended: self._unauthenticated.pop(ended, None))
+            if len(self._unauthenticated) > self._most:
+                next(iter(self._unauthenticated)).cancel()
 
     def admit(self) -> None:
         """Count the current asyncio task's connection no longer as a stranger."""
         task = asyncio.current_task()
         if task is not None:
-            self._strangers.pop(task, None)
+            self._unauthenticated.pop(task, None)
 
     def close(self) -> None:
         if self._listening is not None:

@@ -66,8 +66,8 @@ def exchange(
     ``attempt`` is what all tasks of a wave share, and the task attempt's number. ``gather`` is ``allGather``.
     StoppedError if the run must not begin, or the driver, once reached, is silent for ``patience`` seconds.
     """
-    wave, number = attempt
-    told = _over_channel(TaskFacts(wave, number, mine["partition"], dict(mine)), endpoint, patience)
+    stage_attempt, number = attempt
+    told = _over_channel(TaskFacts(stage_attempt, number, mine["partition"], dict(mine)), endpoint, patience)
     everyone = told if told is not None else [json.loads(text) for text in gather(json.dumps(mine))]
     return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
 

@@ -97,7 +97,7 @@ class ChannelServer:
         timeout: float = 30.0,
         tasks: int = 0,
         guard: Validation | None = None,
-        depository: FileSink | None = None,
+        file_sink: FileSink | None = None,
     ) -> None:
         self._listener = listener
         self._guard = Validation(tasks=tasks) if guard is None else guard
@@ -108,18 +108,18 @@ class ChannelServer:
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
-        self._door = TlsListener(partial(self._serve, window=RETURN_WINDOW), tasks)
-        self.returns = Transfers(ResultReceiver(), depository)  # reports and return values
+        self._tls_listener = TlsListener(partial(self._serve, window=RETURN_WINDOW), tasks)
+        self.returns = Transfers(ResultReceiver(), file_sink)  # reports and return values
         self.reached = False  # a task or a node has reached the driver at some time
 
     @property
     def address(self) -> str | None:
-        return self._door.address
+        return self._tls_listener.address
 
     @property
-    def intake(self) -> ResultReceiver:
+    def receiver(self) -> ResultReceiver:
         """Receives return values that are too large for a node's final message."""
-        return self.returns.intake
+        return self.returns.receiver
 
     @property
     def begun(self) -> bool:
@@ -162,8 +162,8 @@ class ChannelServer:
 
         OSError if the address is not this machine's, no port is free, or the TLS key cannot be written to a file.
         """
-        endpoint = self._door.listen(bind, advertise, ports)
-        self._call(self._start(self._door.accept(self._start))).result()
+        endpoint = self._tls_listener.listen(bind, advertise, ports)
+        self._call(self._start(self._tls_listener.accept(self._start))).result()
         return endpoint
 
     def seal(self) -> bytes:
@@ -297,25 +297,25 @@ class ChannelServer:
                 self._send(writer, self._standing.stop)
             case messages.Value():
                 self._guard.check_value(message)
-                self._door.admit()
-                await self.intake.receive(message, writer)
-            case messages.Upload() if (depository := self.returns.depository) is not None:
-                node = self._guard.check_deposit(message)
-                self._door.admit()
-                await depository.receive(message, node, reader, writer)
-            case messages.Fetch() if (depository := self.returns.depository) is not None:
+                self._tls_listener.admit()
+                await self.receiver.receive(message, writer)
+            case messages.Upload() if (file_sink := self.returns.file_sink) is not None:
+                node = self._guard.check_upload(message)
+                self._tls_listener.admit()
+                await file_sink.receive(message, node, reader, writer)
+            case messages.Fetch() if (file_sink := self.returns.file_sink) is not None:
                 self._guard.check_node(message)
-                self._door.admit()
-                await depository.give(writer)
+                self._tls_listener.admit()
+                await file_sink.give(writer)
             case messages.HeldStates():
                 self._guard.check_node(message)
-                self._door.admit()
+                self._tls_listener.admit()
                 cast("asyncio.Task[None]", asyncio.current_task()).set_name(_HOLDING)
                 await reader.read(1)  # wait until the node has ended
-            case messages.Delete() if (depository := self.returns.depository) is not None:
-                node = self._guard.check_deposit(message)
-                self._door.admit()
-                await depository.withdraw(message, node, writer)
+            case messages.Delete() if (file_sink := self.returns.file_sink) is not None:
+                node = self._guard.check_upload(message)
+                self._tls_listener.admit()
+                await file_sink.delete(message, node, writer)
             case _:
                 raise frames.ProtocolError(f"no connection of this run begins with a {type(message).__name__} message")
 
@@ -368,7 +368,7 @@ class ChannelServer:
         if self._standing.stop is not None:
             self._send(writer, self._standing.stop)
         facts.take(writer, message)
-        self._door.admit()
+        self._tls_listener.admit()
         if facts.fallback is not None and facts.settled:
             facts.fallback.cancel()
             facts.fallback = None
@@ -408,7 +408,7 @@ class ChannelServer:
                 self._send(writer, self._standing.stop)
                 self._send(writer, messages.Farewell((), True))
             raise
-        self._door.admit()
+        self._tls_listener.admit()
         self.reached = True
         self._facts.over = self._facts.over or bool(message.placement)
         before = self._peers.get(node)
@@ -452,7 +452,7 @@ class ChannelServer:
         if stop is None or (stop.grace and (not order.grace or (order.hasty and not stop.hasty))):
             self._standing.stop = order
             self._send_all(order)
-            self.intake.abort()  # the agents connect again, and then get the order to stop
+            self.receiver.abort()  # the agents connect again, and then get the order to stop
             for writer in self._facts.waiting():
                 self._send(writer, order)
 
@@ -498,7 +498,7 @@ class ChannelServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._door.close()
+        self._tls_listener.close()
         await asyncio.sleep(0)  # transports close in the next round of the event loop
 
 

@@ -26,23 +26,23 @@ class FileSink(Protocol):
         """Grows as files arrive."""
 
     async def receive(
-        self, deposit: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, upload: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Receive a file over the connection that announced it, and answer."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
         """Send a node the files in the driver's ``output_dir``."""
 
-    async def withdraw(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
+    async def delete(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that ranks have removed a file, and answer."""
 
 
 class Transfers:
     """The results that have come over the channel, for use in its thread only."""
 
-    def __init__(self, intake: ResultReceiver, depository: FileSink | None = None) -> None:
-        self.intake = intake
-        self.depository = depository
+    def __init__(self, receiver: ResultReceiver, file_sink: FileSink | None = None) -> None:
+        self.receiver = receiver
+        self.file_sink = file_sink
         self._finished: dict[str, Finished] = {}
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ class Transfers:
 
     async def clear(self) -> None:
         self._finished.clear()
-        self.intake.clear()
+        self.receiver.clear()
 
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
@@ -65,8 +65,8 @@ class Transfers:
         loop = asyncio.get_running_loop()
         seen, since = (-1, -1, -1), loop.time()
         while not self._complete(nodes()):
-            kept = 0 if self.depository is None else self.depository.progress
-            now = len(self._finished), self.intake.received, kept
+            kept = 0 if self.file_sink is None else self.file_sink.progress
+            now = len(self._finished), self.receiver.received, kept
             if now != seen:
                 seen, since = now, loop.time()
             if hopeless() or loop.time() - since > patience:
@@ -77,7 +77,7 @@ class Transfers:
     def _complete(self, nodes: Collection[str] | None) -> bool:
         if nodes is None or not set(nodes) <= set(self._finished):
             return False
-        return all(self.intake.has(rank) for finished in self._finished.values() for rank in finished.following)
+        return all(self.receiver.has(rank) for finished in self._finished.values() for rank in finished.following)
 
     def _collected(self) -> Collected:
         values: dict[int, list[bytes | memoryview]] = {}
@@ -85,7 +85,7 @@ class Transfers:
             for rank, text in finished.values:
                 values[rank] = [base64.b64decode(text)]
             for rank in finished.following:
-                if (arrived := self.intake.get(rank)) is not None:
+                if (arrived := self.receiver.get(rank)) is not None:
                     values[rank] = [arrived.data]
         reports = sorted((each.report for each in self._finished.values()), key=lambda report: report.node_rank)
         return Collected(tuple(reports), values)

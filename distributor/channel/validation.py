@@ -101,7 +101,9 @@ class Validation:
             raise ProtocolError(f"a task reports that it runs partition {told.partition}, which the run does not have")
         _check_number("the task attempt ID that a task reports", told.attempt)
         _check_length(
-            "the identifier that a task reports for the tasks that Spark started together", told.wave, _LONGEST_NAME
+            "the identifier that a task reports for the tasks that Spark started together",
+            told.stage_attempt,
+            _LONGEST_NAME,
         )
 
     def check_importing(self, told: messages.Importing) -> None:
@@ -141,7 +143,7 @@ class Validation:
             )
         return nodes[told.node].node_rank
 
-    def check_deposit(self, told: messages.Upload | messages.Delete) -> int:
+    def check_upload(self, told: messages.Upload | messages.Delete) -> int:
         """Check a message about a file that ranks have written or removed, and return the sender's node rank."""
         node = self.check_node(told)
         path = told.path if isinstance(told, messages.Delete) else told.entry.path
@@ -198,7 +200,7 @@ class Validation:
             case messages.Finished():
                 self._check_finished(node, message)
             case messages.Reached() | messages.RankPreempted() | messages.Halted():
-                self._check_halting(node, message)
+                self._check_node_stop(node, message)
             case messages.Importing():
                 if message.node != node:
                     raise ProtocolError(
@@ -306,7 +308,7 @@ class Validation:
                 f"the node reports that its ranks have been idle for {beat.idle} s, which is negative or not finite"
             )
 
-    def _check_halting(self, node: str, told: messages.Halting) -> None:
+    def _check_node_stop(self, node: str, told: messages.Halting) -> None:
         if isinstance(told, messages.Reached):
             _check_number("the number of the proposal to which the node replies", told.number)
             _check_number("the highest step that the node reports", max(told.step, 0))

@@ -248,13 +248,13 @@ class _Agent:
             **{rank: str(path) for rank, path in files.items() if path.exists()},
             **{rank: small[rank] for rank in finished if rank in small},
         }
-        handover = ResultSender(self._order, self._link, self._job.deadlines.heartbeat_timeout)
+        sender = ResultSender(self._order, self._link, self._job.deadlines.heartbeat_timeout)
         if not failed:
-            handover.announce(replace(report, passed=True), values)
+            sender.announce(replace(report, passed=True), values)
         failed = await self._link.close() or failed
         left: dict[int, bytes | str | messages.Sent] = {**values}
         if not failed:
-            left, failed = await handover.send(values)
+            left, failed = await sender.send(values)
         rest = self._logs.rest() if self._logs is not None else ()
         try:
             told = pickle.dumps(replace(report, passed=not failed))

@@ -49,7 +49,7 @@ class Carrier(Protocol):
     def settle(self, entry: Entry, name: str) -> bool:
         """Ask the driver to give an uploaded file its final name; return whether it has. RefusedError if it refuses."""
 
-    def withdraw(self, path: str) -> None:
+    def delete(self, path: str) -> None:
         """Remove the copy of a file that ranks have removed; OSError if that fails now.
 
         Do nothing if only the driver may remove it, and cannot be reached.
@@ -107,7 +107,7 @@ class ToDriver:
             return False
         return True
 
-    def withdraw(self, path: str) -> None:
+    def delete(self, path: str) -> None:
         if self.is_live:
             self._send(Delete(path, self._order.executor, self._order.secret), None)
 
@@ -147,8 +147,8 @@ class ToUrl:
             self.place.remove(name)
             raise
 
-    def withdraw(self, path: str) -> None:
-        self._driver.withdraw(path)
+    def delete(self, path: str) -> None:
+        self._driver.delete(path)
 
     def close(self) -> None:
         self.place.close()
@@ -224,7 +224,7 @@ class Direct:
     def settle(self, entry: Entry, name: str) -> bool:
         return True
 
-    def withdraw(self, path: str) -> None:
+    def delete(self, path: str) -> None:
         self.place.remove(path)
         if self._sizes is not None:
             self._sizes.pop(path, None)

@@ -175,7 +175,7 @@ class NewFiles:
         if not self._carrier.is_live:
             return took
         if not failed:
-            self._withdraw(there)
+            self._delete(there)
         self._settle()
         due = [path for path in new if began >= self._books.again.get(path, began)]
         if due:
@@ -244,12 +244,12 @@ class NewFiles:
             if settled:
                 self._books.unsettled.pop(path)
 
-    def _withdraw(self, there: Collection[str]) -> None:
+    def _delete(self, there: Collection[str]) -> None:
         """Remove the copies of files that ranks have removed."""
         assert self._carrier is not None
         for path in [path for path in self._books.brought if path not in there]:
             try:
-                self._carrier.withdraw(path)
+                self._carrier.delete(path)
             except OSError:
                 continue
             self._books.forget(path)
@@ -265,7 +265,7 @@ class NewFiles:
         failed = new
         if self._carrier.is_live:
             if not missed:
-                self._withdraw(there)
+                self._delete(there)
             failed = self._bring(self._bring(new))  # try failed files once more
             self._settle()
         for error in missed[:1]:

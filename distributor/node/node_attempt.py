@@ -88,10 +88,10 @@ class NodeAttempt:
         self._logs = logs
         self._notes = notes
         node = order.plan.node
-        halting = NodeStop(
-            StopVotes(layout.board(order.folder)), node.first_rank, assignment.number, link.tell, link.send
+        node_stop = NodeStop(
+            StopVotes(layout.vote_file(order.folder)), node.first_rank, assignment.number, link.tell, link.send
         )
-        self._ranks = Ranks(RankSlots(node.local_world_size), halting)
+        self._ranks = Ranks(RankSlots(node.local_world_size), node_stop)
         self._activity: activity.Activity | None = None
         self._dumps = activity.StackRequests(order.folder, node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
@@ -119,9 +119,9 @@ class NodeAttempt:
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
         votes.create(
-            layout.board(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
+            layout.vote_file(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
         )
-        following = asyncio.gather(self._logs.follow(), self._ranks.halting.follow())
+        following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow())
         successor = await self._run_processes()
         stopped = self._stopping  # read before a failure is reported: the driver then orders a stop
         error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
@@ -134,12 +134,12 @@ class NodeAttempt:
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        self._ranks.halting.look()
+        self._ranks.node_stop.look()
         await self._link.unless_orphaned(self._logs.drain())
         self._warn_of_killed()
         ended, values = self._endings(stopped, processes.oom_kills() > oom_before)
         self._ranks.slots.close()
-        self._ranks.halting.close()
+        self._ranks.node_stop.close()
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
         return AttemptEnded(ended, values, error, failed_here or not self._ranks.passed, successor)
 
@@ -233,7 +233,7 @@ class NodeAttempt:
                 folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
                 self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
         elif isinstance(order, messages.Propose | messages.Agree):
-            self._ranks.halting.on_order(order)
+            self._ranks.node_stop.on_order(order)
         elif isinstance(order, messages.Dump):
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
@@ -255,12 +255,12 @@ class NodeAttempt:
         """
         if self._ranks.passed:
             return True
-        stops = self.terminated or self._ranks.halting.begun
+        stops = self.terminated or self._ranks.node_stop.begun
         if self._has_ended or self._stopping or not (stops or self._ranks.succeeded):
             self.stop()
             return False
         if stops and self._is_alone and self._link.is_private:  # the owner was the driver
-            self._ranks.halting.agree_alone()
+            self._ranks.node_stop.agree_alone()
         patience = self._order.grace_period if stops else _OTHERS_PATIENCE
         asyncio.get_running_loop().call_later(patience, self._lose_patience)
         return True
@@ -275,10 +275,10 @@ class NodeAttempt:
         self.terminated = True
         if self._stopping:
             return
-        if self._ranks.halting.asks and (self._link.is_open or self._is_alone):
+        if self._ranks.node_stop.asks and (self._link.is_open or self._is_alone):
             self._link.tell(messages.RankPreempted())
             if not self._link.is_open:
-                self._ranks.halting.agree_alone()
+                self._ranks.node_stop.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
         else:
             self._notes.gave_up = "got SIGTERM"
@@ -292,7 +292,7 @@ class NodeAttempt:
     @property
     def awaits_sigterm(self) -> bool:
         """Whether it matters if this node is about to get SIGTERM: ranks would stop together."""
-        return not (self.terminated or self._stopping or self._has_ended) and self._ranks.halting.asks
+        return not (self.terminated or self._stopping or self._has_ended) and self._ranks.node_stop.asks
 
     @property
     def _has_ended(self) -> bool:
@@ -330,14 +330,16 @@ class NodeAttempt:
             return
         self._stopping = True
         self._ranks.segments.look(processes.processes_of(self.node_id))
-        unhandled = self._ranks.halting.stop(self._ranks.alive_pids)
+        unhandled = self._ranks.node_stop.stop(self._ranks.alive_pids)
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
         if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
             serves_others = self._has_no_ranks and self._ranks.started and self._error is None
             if not serves_others:
-                self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL)
+                self._launcher.send_signal(
+                    layout.FAST_KILL_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL
+                )
                 for local_rank, pid in () if hasty else unhandled.items():
                     fast_kill.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()
@@ -398,7 +400,7 @@ class NodeAttempt:
         slots = self._ranks.slots.descriptor
         said = [outcomes.read(slots, local_rank) for local_rank in range(node.local_world_size)]
         ended = [outcomes.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
-        halted = self._ranks.halting.halted()
+        halted = self._ranks.node_stop.halted()
         ended = [replace(each, halted=halted.get(local_rank)) for local_rank, each in enumerate(ended)]
         values = {node.first_rank + at: each.value for at, each in enumerate(said) if each and each.value is not None}
         return outcomes.within(ended, _MOST_EXCEPTIONS), values

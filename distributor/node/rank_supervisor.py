@@ -24,7 +24,7 @@ from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
 #: Signals at which the launcher stops its ranks.
-_ORDERS = (layout.STOP_SIGNAL, layout.HURRY_SIGNAL)
+_ORDERS = (layout.STOP_SIGNAL, layout.FAST_KILL_SIGNAL)
 
 HANDLED = (*_ORDERS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # at the others, the agent decides what to do
 
@@ -59,7 +59,7 @@ class _Wishes:
     release: bool = False  # end ranks that only serve others, such as parameter servers
     stop: bool = False
     ordered: bool = False  # the agent wants the stop, not torch's thread
-    hurry: bool = False  # the agent ends the ranks itself: send no SIGTERM
+    fast_kill: bool = False  # the agent ends the ranks itself: send no SIGTERM
     terminated: bool = False  # the launcher itself got SIGTERM
     over: threading.Event = field(default_factory=threading.Event)  # Watch.run returns
 
@@ -100,7 +100,7 @@ class RankSupervisor:
         if number not in _ORDERS:
             self._wishes.terminated = True
             return
-        self._wishes.hurry = self._wishes.hurry or number == layout.HURRY_SIGNAL
+        self._wishes.fast_kill = self._wishes.fast_kill or number == layout.FAST_KILL_SIGNAL
         self._wishes.stop = self._wishes.ordered = True
 
     def fork_ranks(self) -> None:
@@ -280,7 +280,7 @@ class RankSupervisor:
         if self._end is None:
             if self._waits():
                 return
-            self._signal_running(None if self._wishes.hurry else signal.SIGTERM)
+            self._signal_running(None if self._wishes.fast_kill else signal.SIGTERM)
             self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
             with self._changed:
                 self._changed.notify_all()

@@ -24,7 +24,7 @@ class Ranks:
     """What the launcher has reported about the ranks."""
 
     slots: RankSlots
-    halting: NodeStop
+    node_stop: NodeStop
     segments: Segments = field(default_factory=Segments)  # files in /dev/shm of libraries, removed after the attempt
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)  # by local rank

@@ -33,7 +33,7 @@ T = TypeVar("T")
 class OutputSink:
     """Receives the new files of ranks that nodes send for ``output_dir``.
 
-    Call ``receive``, ``give`` and ``withdraw`` in the channel's thread, and ``settle`` only once nodes can send no more
+    Call ``receive``, ``give`` and ``delete`` in the channel's thread, and ``settle`` only once nodes can send no more
     files over the channel.
     """
 
@@ -57,20 +57,20 @@ class OutputSink:
         return self._progress
 
     async def receive(
-        self, deposit: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, upload: Upload, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Keep a file that a node has announced. If the driver needs its bytes, receive them over the same connection.
 
         OSError if the connection ended or stalled, if the content is not as announced, or if the driver had the bytes
         already, but another node's change has just removed them.
         """
-        entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
+        entry, version = upload.entry, Version(upload.entry.digest, upload.entry.size)
         growth = self._versions.growth(entry.path, node, version)
         why: str | None = beyond_limit(self._limit)
         if self._versions.size + self._coming + growth <= self._limit:
             self._coming += max(0, growth)
             try:
-                why = await self._accept(deposit, node, version, reader, writer)
+                why = await self._accept(upload, node, version, reader, writer)
             except BaseException as error:
                 self._refused[entry.path] = str(error) or "the run ended before the file arrived"
                 raise
@@ -86,24 +86,24 @@ class OutputSink:
 
     async def _accept(
         self,
-        deposit: Upload,
+        upload: Upload,
         node: int,
         version: Version,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> str | None:
         """Keep a file, after receiving its bytes if needed. Return why it cannot be kept."""
-        path = deposit.entry.path
+        path = upload.entry.path
         try:
-            if deposit.uploaded is None and self._versions.knows(path, version):
+            if upload.uploaded is None and self._versions.knows(path, version):
                 await self._change(path, node, version, None)
                 return None
-            came = deposit.uploaded
+            came = upload.uploaded
             if came is None:
                 self._number += 1
                 came = incoming(path, node, self._number)
                 _answer(writer, Proceed())
-                await self._take(deposit.entry, came, reader)
+                await self._take(upload.entry, came, reader)
             await self._change(path, node, version, came)
         except (ConnectionError, TimeoutError):
             raise
@@ -132,7 +132,7 @@ class OutputSink:
                     left -= len(piece)
         _answer(writer, Received())
 
-    async def withdraw(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
+    async def delete(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Stop keeping a node's version of a file, because its ranks have removed the file."""
         await self._change(told.path, node, None, None)
         self._refused.pop(told.path, None)

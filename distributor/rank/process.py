@@ -91,7 +91,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
     """Drop what this process has inherited from the launcher, and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
-    for number in (signal.SIGTERM, signal.SIGHUP, layout.STOP_SIGNAL, layout.HURRY_SIGNAL):
+    for number in (signal.SIGTERM, signal.SIGHUP, layout.STOP_SIGNAL, layout.FAST_KILL_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # since Spark's JVM blocks SIGQUIT in its child processes
@@ -111,7 +111,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if local_rank not in order.plan.serving_here:  # a parameter server ends after the other ranks
-        stopping.begin(layout.board(order.folder), local_rank)
+        stopping.begin(layout.vote_file(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:

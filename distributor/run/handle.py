@@ -92,7 +92,7 @@ class Run:
             thread.daemon = True
             thread.start()
         except BaseException as error:  # such as Ctrl-C, when the thread may have started
-            if not self.withdraw():
+            if not self.delete():
                 self.cancel()
             if isinstance(error, Exception) and not isinstance(error, DistributorError):
                 raise typed(error) from error
@@ -100,7 +100,7 @@ class Run:
         self._display.follow()
         return self
 
-    def withdraw(self) -> bool:
+    def delete(self) -> bool:
         """End the run before its thread executes it. If the thread has already begun, do nothing and return ``False``.
 
         If the thread that executes the run begins only after this call, the thread does nothing.

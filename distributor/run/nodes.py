@@ -22,7 +22,7 @@ class _State:
     ended: bool = False
     lost: bool = False
     keeping: bool = False  # the node's ranks have ended, and it is copying their last files to output_dir
-    widowed: bool = False  # the node's Spark task has ended, but the ranks have succeeded
+    task_lost: bool = False  # the node's Spark task has ended, but the ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once the node has stopped its ranks
     unable: bool = False  # the node could not start its ranks
 
@@ -95,13 +95,13 @@ class Nodes:
         self.first_lost = self.first_lost or name
         return not before
 
-    def widowed(self, name: str) -> None:
-        self._states[name].widowed = True
+    def task_lost(self, name: str) -> None:
+        self._states[name].task_lost = True
 
     @property
-    def widows(self) -> list[str]:
+    def lost_tasks(self) -> list[str]:
         """Nodes whose ranks have succeeded, and whose agents outlive their Spark tasks."""
-        return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
+        return [name for name, state in self._states.items() if state.task_lost and not (state.ended or state.lost)]
 
     @property
     def step(self) -> StatusDetail | None:

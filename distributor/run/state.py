@@ -136,7 +136,7 @@ class AttemptState:
         #: The request to end the run, kept even if it stops for another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
         self.terminated = False  # the driver got SIGTERM
-        self.agreement = StopVote(number)
+        self.stop_vote = StopVote(number)
         self.unreached = False  # the user was warned that no node reaches the driver, and none has since
         self.failures: list[Failure] = []  # those that nodes report at the attempt's end
         self._job = job
@@ -231,13 +231,13 @@ class AttemptState:
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
             case messages.Orphaned(lives=True):
-                nodes.widowed(node)
+                nodes.task_lost(node)
             case messages.Orphaned():
                 return self._on_lost(Lost(node, _TASK_ENDED), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
             case messages.RankPreempted() | messages.Reached() | messages.Halted():
-                return self._on_halting(node, message, now)
+                return self._on_node_stop(node, message, now)
             case messages.Keeping():
                 nodes.keeps(node, message.bringing)
             case messages.Stopped():
@@ -264,23 +264,23 @@ class AttemptState:
     def _look_for_room(self) -> list[Action]:
         widths = self._job.widths
         may = widths is not None and self._job.resources.num_processes < widths.most
-        return [Arm(Deadline.WIDEN, self._margins.widen)] if may and not self.agreement.begun else []
+        return [Arm(Deadline.WIDEN, self._margins.widen)] if may and not self.stop_vote.begun else []
 
     def _look_for_leaving(self) -> list[Action]:
-        return [] if self.agreement.begun else [Arm(Deadline.LEAVE, self._margins.look)]
+        return [] if self.stop_vote.begun else [Arm(Deadline.LEAVE, self._margins.look)]
 
     def _on_leaving(self, host: str | None) -> list[Action]:
         if host is None:
             return self._look_for_leaving()
-        self.agreement.preempt(f"Spark is about to end the executor on {host}")
+        self.stop_vote.preempt(f"Spark is about to end the executor on {host}")
         return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
         """Ask all ranks to stop together if a new job of this run could have more ranks."""
         now = self._job.resources.num_processes
-        if not ranks or self.agreement.begun or self.wish is not None:
+        if not ranks or self.stop_vote.begun or self.wish is not None:
             return self._look_for_room()
-        self.agreement.preempt(f"there are slots for {now + ranks} ranks instead of {now}", widens=True)
+        self.stop_vote.preempt(f"there are slots for {now + ranks} ranks instead of {now}", widens=True)
         return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
@@ -320,7 +320,7 @@ class AttemptState:
         if not nodes.lost(lost.node):
             return []
         # Spark ends all tasks when it loses one. So a node that lost its task earlier may be the cause: name it too.
-        before = [f"{nodes.describe(name)}: {_TASK_ENDED}" for name in nodes.widows]
+        before = [f"{nodes.describe(name)}: {_TASK_ENDED}" for name in nodes.lost_tasks]
         last_known = nodes.last_known(lost.node, now)
         wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
         if last_known and wrote is not None:
@@ -358,24 +358,24 @@ class AttemptState:
 
     def _agree(self) -> list[Action]:
         """Ask all ranks to stop together, if this is wanted and all are up."""
-        agreement, placement = self.agreement, self.nodes.placement
-        wanted = agreement.preempted or isinstance(self.wish, Halt)
-        if not wanted or agreement.begun or placement is None or not isinstance(self.phase, Running):
+        stop_vote, placement = self.stop_vote, self.nodes.placement
+        wanted = stop_vote.preempted or isinstance(self.wish, Halt)
+        if not wanted or stop_vote.begun or placement is None or not isinstance(self.phase, Running):
             return []
-        agreement.begin(node.executor for node in placement.nodes)
-        return [TellNodes(agreement.order), Arm(Deadline.HALT, self._margins.repeat)]
+        stop_vote.begin(node.executor for node in placement.nodes)
+        return [TellNodes(stop_vote.order), Arm(Deadline.HALT, self._margins.repeat)]
 
-    def _on_halting(self, node: str, told: messages.Halting, now: float) -> list[Action]:
-        agreement = self.agreement
+    def _on_node_stop(self, node: str, told: messages.Halting, now: float) -> list[Action]:
+        stop_vote = self.stop_vote
         match told:
             case messages.RankPreempted():
                 at, rank = f"the node on {self.nodes.describe(node)}", told.rank
-                agreement.preempt(f"{at if rank is None else f'rank {rank} on {self.nodes.host_of(rank)}'} got SIGTERM")
+                stop_vote.preempt(f"{at if rank is None else f'rank {rank} on {self.nodes.host_of(rank)}'} got SIGTERM")
                 return self._agree()
             case messages.Reached():
-                return [TellNodes(agreement.order)] if agreement.on_reached(node, told) else []
+                return [TellNodes(stop_vote.order)] if stop_vote.on_reached(node, told) else []
             case messages.Halted():
-                wrong = agreement.on_halted(told)
+                wrong = stop_vote.on_halted(told)
                 return [] if wrong is None else self._stop(Disagreed(wrong), wrong, now)
 
     def _on_cancel(self, event: Cancel, now: float) -> list[Action]:
@@ -417,7 +417,7 @@ class AttemptState:
             if isinstance(self.phase, Waiting | Starting):
                 return self._cannot_halt("not all nodes reach")
             going = isinstance(self.phase, Running)
-            return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []
+            return [TellNodes(self.stop_vote.order), Arm(deadline, self._margins.repeat)] if going else []
         if self.nodes.delayed:
             return self._late(self.nodes.step or StatusDetail("starting ranks"), now)
         if self.nodes.known:
@@ -463,19 +463,19 @@ class AttemptState:
         if self.nodes.placement is None:  # no node has reached the driver during the run
             self.nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
         warnings: dict[str, list[str]] = {}
-        self.agreement.note_outcomes(collected.halted)
+        self.stop_vote.note_outcomes(collected.halted)
         for report in collected.reports:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)
-        return [*self._warn(warnings), *self._warn_of_loners(collected)]
+        return [*self._warn(warnings), *self._warn_of_ungrouped(collected)]
 
-    def _warn_of_loners(self, collected: Collected) -> list[Action]:
+    def _warn_of_ungrouped(self, collected: Collected) -> list[Action]:
         """Warn of ranks that have trained separately from each other."""
-        loners = {o.rank: o.alone for report in collected.reports for o in report.outcomes if o.alone is not None}
-        if not loners:
+        ungrouped = {o.rank: o.alone for report in collected.reports for o in report.outcomes if o.alone is not None}
+        if not ungrouped:
             return []
-        framework = loners[min(loners)]
-        told = f"{who(sorted(loners))} {alone(framework, self._job.world_size)}"
+        framework = ungrouped[min(ungrouped)]
+        told = f"{who(sorted(ungrouped))} {alone(framework, self._job.world_size)}"
         return [Warn(f"run {self._job.label}: {told}; require_group=True makes this an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:

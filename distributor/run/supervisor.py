@@ -55,7 +55,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
-        self._tenure: Lease | None = None  # the run's claim to its name; None until the run has claimed it
+        self._held_lease: Lease | None = None  # the run's claim to its name; None until the run has claimed it
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
@@ -93,11 +93,11 @@ class Supervisor:
         """Run the job, and further ones while they may succeed. ``submitted`` is in seconds since the epoch."""
         try:
             self._alarm.start()
-            with hold(self._job, self._waits_for_name, self._displace) as tenure:
-                self._tenure, self.submission.job = tenure, _with_peers(tenure.job)
-                with keep(self._job) as deposits:
-                    result = self._run_jobs(submitted, deposits)
-                tenure.settle(finished=result.error is None and not self.state.agreement.halted)
+            with hold(self._job, self._waits_for_name, self._displace) as held_lease:
+                self._held_lease, self.submission.job = held_lease, _with_peers(held_lease.job)
+                with keep(self._job) as output_sink:
+                    result = self._run_jobs(submitted, output_sink)
+                held_lease.settle(finished=result.error is None and not self.state.stop_vote.halted)
         except BaseException as error:
             result = self._judge(None, error)
         if result.error is not None:
@@ -112,41 +112,41 @@ class Supervisor:
         """End the run, because another run has taken its name."""
         self.on(events.Cancel(by, by))
 
-    def _run_jobs(self, submitted: float, deposits: OutputSink | None) -> Verdict:
+    def _run_jobs(self, submitted: float, output_sink: OutputSink | None) -> Verdict:
         channels = ExitStack()  # of ended jobs, whose nodes keep ranks' states in memory for the next job
         try:
             while True:
-                result = self._run_job(submitted, deposits, channels)
+                result = self._run_job(submitted, output_sink, channels)
                 if not self._submits_again(result.error):
                     wished = isinstance(result.error, PreemptionError) and isinstance(self.state.wish, events.Halt)
                     return Verdict(result.values) if wished else result
                 submitted = time.time()
         finally:
             channels.close()
-            for warning in () if deposits is None else deposits.warnings:
+            for warning in () if output_sink is None else output_sink.warnings:
                 _log.warning("run %s: %s", self._job.label, warning)
 
-    def _run_job(self, submitted: float, deposits: OutputSink | None, channels: ExitStack) -> Verdict:
+    def _run_job(self, submitted: float, output_sink: OutputSink | None, channels: ExitStack) -> Verdict:
         submission = self.submission
-        if deposits is not None:
-            deposits.begin()
+        if output_sink is not None:
+            output_sink.begin()
         try:
             self.attempt.begin()
             submission.fit(lambda: self.state.cause is None)
             self.state.fit(submission.job)
-            with self._channel(deposits, channels) as submission.server:
+            with self._channel(output_sink, channels) as submission.server:
                 over = isinstance(self.state.cause, Cancelled | StartTimeout)
                 collected = Collected() if over else submission.run(submission.server)
                 result = self._judge(collected, None)
                 self._note(collected, submitted)
-            if deposits is not None:
-                deposits.settle(collected.files)
+            if output_sink is not None:
+                output_sink.settle(collected.files)
             return result
         except BaseException as error:
             return self._judge(None, error)
 
     @contextmanager
-    def _channel(self, deposits: OutputSink | None, channels: ExitStack) -> Iterator[ChannelServer]:
+    def _channel(self, output_sink: OutputSink | None, channels: ExitStack) -> Iterator[ChannelServer]:
         """Open the channel to the nodes of the current job, until the job ends.
 
         If nodes keep states of their ranks in memory for the next job, they remove these when the channel closes. Then
@@ -154,7 +154,7 @@ class Supervisor:
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
-            server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), deposits))
+            server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), output_sink))
             try:
                 yield server
             finally:
@@ -167,7 +167,7 @@ class Supervisor:
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
-        widens, excused = about.agreement.widens, self._job.excused
+        widens, excused = about.stop_vote.widens, self._job.excused
         follows = error is not None and again_in_new_job(error, about.number, recovery, widens=widens, excused=excused)
         if about.wish is not None or not follows or self._gives_up():
             return False
@@ -182,7 +182,7 @@ class Supervisor:
             job = replace(
                 self._job, attempt=number, recovery=recovery, excused=excused, output_dir=held, avoided=avoided
             )
-            job = job if self._tenure is None else self._tenure.advance(job)
+            job = job if self._held_lease is None else self._held_lease.advance(job)
             submission = self.submission.following(job, wider=widens)
         except Exception as failed:  # for example, Spark's context has just been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
@@ -279,7 +279,7 @@ class Supervisor:
             if last is None
             else f"The last checkpoint is of step {last.step}, in {last.path}"
         )
-        return Preempted(about.agreement.preempted, kept, about.agreement.widens)
+        return Preempted(about.stop_vote.preempted, kept, about.stop_vote.widens)
 
     def _advise(self, failure: Failure) -> str:
         try:

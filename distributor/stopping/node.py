@@ -21,13 +21,13 @@ class NodeStop:
 
     def __init__(
         self,
-        board: StopVotes,
+        vote_file: StopVotes,
         first_rank: int,
         attempt: int,
         tell: Callable[[Message], None],
         send: Callable[[Message], None],
     ) -> None:
-        self._board = board
+        self._vote_file = vote_file
         self._first_rank = first_rank
         self._attempt = attempt
         self._tell = tell
@@ -47,7 +47,7 @@ class NodeStop:
     def _write(self, write: Callable[[], Message | None]) -> None:
         """Call ``write`` as soon as no rank has locked the board, and send the driver what it returns."""
         try:
-            with self._board.locked(wait=False):
+            with self._vote_file.locked(wait=False):
                 answer = write()
         except BlockingIOError:
             asyncio.get_running_loop().call_later(_BUSY, self._write, write)
@@ -58,29 +58,29 @@ class NodeStop:
             self._send(answer)
 
     def _decide(self) -> None:
-        step = self._board.head().proposed
+        step = self._vote_file.head().proposed
         if step == NONE:
             step = self._highest() + 1
-            self._board.propose(step)
-        self._board.agree(step)
+            self._vote_file.propose(step)
+        self._vote_file.agree(step)
 
     def _highest(self) -> int:
-        return max((seat.step for seat in self._board.seats()), default=NONE)
+        return max((seat.step for seat in self._vote_file.seats()), default=NONE)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
         """Write the driver's order to the board, which must be locked. Return an answer if one is due."""
         if order.number < self._number:
             return None
         self._number = order.number
-        head = self._board.head()
+        head = self._vote_file.head()
         if isinstance(order, messages.Agree):
             if head.proposed == order.step:
-                self._board.agree(order.step)
+                self._vote_file.agree(order.step)
             return None
         highest = self._highest()
         accepted = highest < order.step or head.proposed == order.step
         if accepted:
-            self._board.propose(order.step)
+            self._vote_file.propose(order.step)
         return messages.Reached(order.number, accepted, highest)
 
     async def follow(self) -> None:
@@ -100,7 +100,7 @@ class NodeStop:
     def _seats(self) -> list[Vote]:
         """Return the ranks' entries; none if the node is ending, and its folder gone."""
         with suppress(OSError):
-            return self._board.seats()
+            return self._vote_file.seats()
         return []
 
     def _tell_once(self, message: Message) -> None:
@@ -117,7 +117,7 @@ class NodeStop:
     def begun(self) -> bool:
         """Whether the driver has proposed a step at which all ranks stop, or will, since a rank got SIGTERM."""
         with suppress(OSError):
-            return self._board.head().proposed != NONE or any(seat.preempted for seat in self._seats())
+            return self._vote_file.head().proposed != NONE or any(seat.preempted for seat in self._seats())
         return False
 
     def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
@@ -126,12 +126,12 @@ class NodeStop:
         There, this package handles SIGTERM and user code does not: without our handler, SIGTERM would end them.
         """
         with suppress(OSError):
-            self._board.end()
+            self._vote_file.end()
         handling = {local_rank for local_rank, seat in enumerate(self._seats()) if seat.handles}
         return {local_rank: pid for local_rank, pid in alive.items() if local_rank in handling}
 
     def close(self) -> None:
-        self._board.close()
+        self._vote_file.close()
 
     def halted(self) -> dict[int, int]:
         return {local_rank: seat.halted for local_rank, seat in enumerate(self._seats()) if seat.halted != NONE}

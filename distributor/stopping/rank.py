@@ -40,8 +40,8 @@ def answer(step: int, head: Head) -> bool | None:
 class Stopper:
     """Tells a rank whether it must stop."""
 
-    def __init__(self, board: StopVotes, local_rank: int, patience: float = PATIENCE) -> None:
-        self._board = board
+    def __init__(self, vote_file: StopVotes, local_rank: int, patience: float = PATIENCE) -> None:
+        self._vote_file = vote_file
         self._local_rank = local_rank
         self._patience = patience
         self._owner = os.getpid()
@@ -69,11 +69,11 @@ class Stopper:
         return stops
 
     def _ask(self, step: int) -> bool | None:
-        with self._lock, self._board.locked():
-            self._board.name_step(self._local_rank, step)
-            stops = answer(step, self._board.head())
+        with self._lock, self._vote_file.locked():
+            self._vote_file.name_step(self._local_rank, step)
+            stops = answer(step, self._vote_file.head())
             if stops and not self._halted:
-                self._board.halt(self._local_rank, step)
+                self._vote_file.halt(self._local_rank, step)
                 self._halted = True
             return stops
 
@@ -81,20 +81,20 @@ class Stopper:
         """From now on, let SIGTERM ask all ranks to stop together, unless user code handles it."""
         handler = signal.getsignal(signal.SIGTERM)
         is_main = threading.current_thread() is threading.main_thread()
-        if handler is signal.SIG_DFL and is_main and self._board.head().linked:
+        if handler is signal.SIG_DFL and is_main and self._vote_file.head().linked:
             signal.signal(signal.SIGTERM, self._on_signal)
             handler = self._on_signal
         handles = handler == self._on_signal
         if handles != self._handles:
             self._handles = handles
-            self._board.handle(self._local_rank, handles)
+            self._vote_file.handle(self._local_rank, handles)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
             if dataloaders.is_worker():
                 return
-        elif (head := self._board.head()).linked and not head.ending:
-            self._board.preempt(self._local_rank)
+        elif (head := self._vote_file.head()).linked and not head.ending:
+            self._vote_file.preempt(self._local_rank)
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

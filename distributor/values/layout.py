@@ -22,7 +22,7 @@ MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 STOP_SIGNAL = signal.SIGRTMIN + 13
 
 
-HURRY_SIGNAL = signal.SIGRTMIN + 12
+FAST_KILL_SIGNAL = signal.SIGRTMIN + 12
 
 
 #: A rank's streams, numbered from 1; "uncaught" is what Python prints for an uncaught exception.
@@ -64,7 +64,7 @@ def stacks(folder: Folder, local_rank: int) -> Path:
     return Path(folder, f"rank-{local_rank}.stacks")
 
 
-def board(folder: Folder) -> Path:
+def vote_file(folder: Folder) -> Path:
     """Return the path of the :class:`~distributor.stopping.votes.Board` of the node's ranks and agent."""
     return Path(folder, "board")
 

@@ -40,7 +40,7 @@ class Message:
 class TaskFacts(Message):
     """A barrier task's facts, such as its address and GPUs."""
 
-    wave: str  # the tasks that Spark started together
+    stage_attempt: str  # the tasks that Spark started together
     attempt: int  # Spark's number of this task attempt
     partition: int
     facts: dict[str, Any]

@@ -105,7 +105,7 @@ class ClassicSession:
                 continue
             is_crowded = CROWDED in rows[:1]
             if not (server.start_again() or is_crowded):
-                return replace(sort(rows, server.intake.get), times=status.times(self._session, self._tag))
+                return replace(sort(rows, server.receiver.get), times=status.times(self._session, self._tag))
             refused += 1
             refuse(job, crowded(job) if is_crowded else placing.why, refused, time.monotonic() > deadline)
             pause(self._cancelled, _SLOT_POLL, job)

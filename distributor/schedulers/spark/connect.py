@@ -98,7 +98,7 @@ class ConnectSession:
             self._query, self._held_up = None, StatusDetail("waiting for slots on other executors")
             pause(self._cancelled, _PLACE_AGAIN, job)
             self._held_up = None
-        return sort(rows, server.intake.get)
+        return sort(rows, server.receiver.get)
 
     def waiting_for(self, job: Job) -> StatusDetail | None:
         if self._held_up is not None:

@@ -146,7 +146,7 @@ class SparkScheduler:
         key = None if settings.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
-        server.intake.expect(range(job.world_size if job.collect == "all" else 1))
+        server.receiver.expect(range(job.world_size if job.collect == "all" else 1))
         return self._barrier.collect(job, task, server)
 
 

@@ -86,7 +86,7 @@ def _begin(
         try:
             everyone, reached = exchange.exchange(
                 {"partition": mine["partition"], "held": held, "facts": mine},
-                (_wave(context.stageId(), executors), context.taskAttemptId()),
+                (_stage_attempt(context.stageId(), executors), context.taskAttemptId()),
                 shipment["endpoint"] if shipment["exchange"] else None,
                 context.allGather,
                 shipment["silence"],
@@ -153,7 +153,7 @@ def _facts(
     }
 
 
-def _wave(stage: int, executors: list[str]) -> str:
+def _stage_attempt(stage: int, executors: list[str]) -> str:
     """Return an identifier that tasks share if Spark started them together, on the same executors."""
     return hashlib.sha256(f"{stage} {executors}".encode()).hexdigest()
 

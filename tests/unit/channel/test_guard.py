@@ -402,7 +402,7 @@ FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
 def deposited(told: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
     judge = guard(placement)
     judge.admit(Hello("b", (A, B), "secret"))
-    return judge.check_deposit(told)
+    return judge.check_upload(told)
 
 
 def test_a_node_brings_files_with_its_secret() -> None:

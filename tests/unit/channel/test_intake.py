@@ -24,11 +24,11 @@ def returned(
     finished: dict[str, Finished], nodes: tuple[str, ...] | None = ("a", "b"), hopeless: bool = False, **arrived: bytes
 ) -> Collected | None:
     """What a driver gets that expects the values of three ranks on two nodes, and waits for 0.1 s."""
-    intake = ResultReceiver()
-    intake.expect(range(3))
+    receiver = ResultReceiver()
+    receiver.expect(range(3))
     for rank, data in arrived.items():
-        intake._arrived[int(rank.removeprefix("rank_"))] = Arrived(memoryview(data), hashlib.sha256(data).digest())
-    returns = Transfers(intake)
+        receiver._arrived[int(rank.removeprefix("rank_"))] = Arrived(memoryview(data), hashlib.sha256(data).digest())
+    returns = Transfers(receiver)
     for node, message in finished.items():
         returns.note(node, message)
     return asyncio.run(returns.wait(lambda: nodes, lambda: hopeless, 0.1))
@@ -44,14 +44,14 @@ def test_all_that_nodes_bring_back_is_there() -> None:
 
 
 def test_what_was_brought_is_forgotten() -> None:
-    intake = ResultReceiver()
-    intake.expect(range(1))
-    intake._arrived[0] = Arrived(memoryview(b"value"), b"")
-    returns = Transfers(intake)
+    receiver = ResultReceiver()
+    receiver.expect(range(1))
+    receiver._arrived[0] = Arrived(memoryview(b"value"), b"")
+    returns = Transfers(receiver)
     returns.note("a", Finished(A))
-    assert intake.get(0) is not None and returns
+    assert receiver.get(0) is not None and returns
     asyncio.run(returns.clear())
-    assert (intake.get(0), intake.received, bool(returns)) == (None, 0, False)
+    assert (receiver.get(0), receiver.received, bool(returns)) == (None, 0, False)
 
 
 def test_what_does_not_come_is_not_waited_for() -> None:
@@ -71,9 +71,9 @@ def test_a_value_whose_connection_ends_before_its_last_byte_is_forgotten(arrived
     writer: Any = SimpleNamespace(transport=SimpleNamespace(set_protocol=protocols.append), write=lambda _: None)
 
     async def lose() -> ResultReceiver:
-        intake = ResultReceiver()
-        intake.expect(range(1))
-        received = asyncio.create_task(intake.receive(Value(0, module._STEP + 1), writer))
+        receiver = ResultReceiver()
+        receiver.expect(range(1))
+        received = asyncio.create_task(receiver.receive(Value(0, module._STEP + 1), writer))
         while not protocols:
             await asyncio.sleep(0)
         if arrived:
@@ -81,7 +81,7 @@ def test_a_value_whose_connection_ends_before_its_last_byte_is_forgotten(arrived
         protocols[0].connection_lost(None)
         with pytest.raises(ConnectionError, match="ended before all bytes of a rank's return value had arrived"):
             await asyncio.wait_for(received, watch.DEADLINE)
-        return intake
+        return receiver
 
-    intake = asyncio.run(lose())
-    assert (intake.coming, intake.received) == (set(), 0)
+    receiver = asyncio.run(lose())
+    assert (receiver.coming, receiver.received) == (set(), 0)

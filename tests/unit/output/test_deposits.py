@@ -27,7 +27,7 @@ def entry(path: str, content: bytes, **about: Any) -> Entry:
     return Entry(**{"path": path, "size": len(content), "mode": 0o640, "mtime_ns": 10**18, "digest": digest, **about})
 
 
-async def answers(deposits: OutputSink, node: int, told: Upload | Delete, content: bytes = b"") -> list[Message]:
+async def answers(output_sink: OutputSink, node: int, told: Upload | Delete, content: bytes = b"") -> list[Message]:
     """What the driver answers to a node that says this and sends these bytes."""
     sent = bytearray()
     reader = asyncio.StreamReader()
@@ -36,9 +36,9 @@ async def answers(deposits: OutputSink, node: int, told: Upload | Delete, conten
     writer: Any = type("Writer", (), {"write": staticmethod(sent.extend)})
     try:
         if isinstance(told, Upload):
-            await deposits.receive(told, node, reader, writer)
+            await output_sink.receive(told, node, reader, writer)
         else:
-            await deposits.withdraw(told, node, writer)
+            await output_sink.delete(told, node, writer)
     finally:
         back = asyncio.StreamReader()
         back.feed_data(bytes(sent))
@@ -49,8 +49,8 @@ async def answers(deposits: OutputSink, node: int, told: Upload | Delete, conten
     return found  # type: ignore[return-value]
 
 
-def bring(deposits: OutputSink, node: int, path: str, content: bytes, **about: Any) -> list[Message]:
-    return asyncio.run(answers(deposits, node, Upload(entry(path, content, **about)), content))
+def bring(output_sink: OutputSink, node: int, path: str, content: bytes, **about: Any) -> list[Message]:
+    return asyncio.run(answers(output_sink, node, Upload(entry(path, content, **about)), content))
 
 
 def there(folder: Path) -> dict[str, bytes]:
@@ -58,12 +58,12 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_arrives_with_its_mode_and_time(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
-    assert bring(deposits, 0, "a/b.txt", b"content") == [Proceed(), Received()]
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    assert bring(output_sink, 0, "a/b.txt", b"content") == [Proceed(), Received()]
     about = (tmp_path / "a/b.txt").stat()
     assert (about.st_mode & 0o777, about.st_mtime_ns) == (0o640, 10**18)
     assert there(tmp_path) == {"a/b.txt": b"content"}
-    assert deposits.warnings == []
+    assert output_sink.warnings == []
 
 
 def test_a_file_that_becomes_shorter_as_it_is_sent_ends_the_connection(
@@ -85,9 +85,9 @@ def test_a_file_that_becomes_shorter_as_it_is_sent_ends_the_connection(
 
 
 def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
-    bring(deposits, 1, "a", b"same")
-    assert bring(deposits, 0, "a", b"same") == [Received()]
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    bring(output_sink, 1, "a", b"same")
+    assert bring(output_sink, 0, "a", b"same") == [Received()]
     assert there(tmp_path) == {"a": b"same"}
 
 
@@ -96,20 +96,20 @@ def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
     [(b"short", {"size": 9}), (b"other", {"digest": "0" * 64})],
 )
 def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: dict[str, Any], tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
     with pytest.raises(OSError):
-        bring(deposits, 0, "a/b", content, **about)
+        bring(output_sink, 0, "a/b", content, **about)
     assert list(tmp_path.iterdir()) == []
-    assert bring(deposits, 0, "a/b", b"again")[-1] == Received()
-    assert deposits.warnings == []
+    assert bring(output_sink, 0, "a/b", b"again")[-1] == Received()
+    assert output_sink.warnings == []
 
 
 def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 0.05)
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 0.05)
 
     async def wait() -> None:
         writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None)})
-        await deposits.receive(Upload(entry("a", b"x")), 0, asyncio.StreamReader(), writer)
+        await output_sink.receive(Upload(entry("a", b"x")), 0, asyncio.StreamReader(), writer)
 
     with pytest.raises(TimeoutError):
         asyncio.run(wait())
@@ -117,76 +117,80 @@ def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 10, 5)
-    bring(deposits, 0, "a", b"123456")
-    (refused,) = bring(deposits, 0, "b", b"12345")
+    output_sink = OutputSink(OutputFolder(tmp_path), 10, 5)
+    bring(output_sink, 0, "a", b"123456")
+    (refused,) = bring(output_sink, 0, "b", b"12345")
     assert isinstance(refused, Refused) and "would exceed output_limit (10 bytes)" in refused.why
-    assert bring(deposits, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
-    assert deposits.warnings == [f"1 new file could not be kept in output_dir (the first: 'b'): {refused.why}"]
-    assert asyncio.run(answers(deposits, 0, Delete("a"))) == [Received()]
-    assert bring(deposits, 0, "b", b"12345")[-1] == Received()
-    assert (there(tmp_path), deposits.warnings) == ({"b": b"12345"}, [])
+    assert bring(output_sink, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
+    assert output_sink.warnings == [f"1 new file could not be kept in output_dir (the first: 'b'): {refused.why}"]
+    assert asyncio.run(answers(output_sink, 0, Delete("a"))) == [Received()]
+    assert bring(output_sink, 0, "b", b"12345")[-1] == Received()
+    assert (there(tmp_path), output_sink.warnings) == ({"b": b"12345"}, [])
 
 
 def test_the_limit_counts_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123456")
     (tmp_path / "b.node-1.part").write_bytes(b"123456")
-    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as deposits:
-        assert deposits is not None
-        assert isinstance(bring(deposits, 0, "c", b"12345")[0], Refused)
-        assert bring(deposits, 0, "a", b"1234567")[-1] == Received()
-        assert isinstance(bring(deposits, 0, "c", b"1234")[0], Refused)
-        assert bring(deposits, 0, "c", b"123")[-1] == Received()
+    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as output_sink:
+        assert output_sink is not None
+        assert isinstance(bring(output_sink, 0, "c", b"12345")[0], Refused)
+        assert bring(output_sink, 0, "a", b"1234567")[-1] == Received()
+        assert isinstance(bring(output_sink, 0, "c", b"1234")[0], Refused)
+        assert bring(output_sink, 0, "c", b"123")[-1] == Received()
 
 
 def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 10, 5)
-    bring(deposits, 0, "a", b"123456")
-    (refused,) = bring(deposits, 1, "a", b"654321")
+    output_sink = OutputSink(OutputFolder(tmp_path), 10, 5)
+    bring(output_sink, 0, "a", b"123456")
+    (refused,) = bring(output_sink, 1, "a", b"654321")
     assert isinstance(refused, Refused)
     assert there(tmp_path) == {"a": b"123456"}
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
 
     def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.write", full)
-    assert bring(deposits, 0, "a", b"x") == [Proceed(), Refused("No space left on device")]
-    assert deposits.warnings == ["1 new file could not be kept in output_dir (the first: 'a'): No space left on device"]
+    assert bring(output_sink, 0, "a", b"x") == [Proceed(), Refused("No space left on device")]
+    assert output_sink.warnings == [
+        "1 new file could not be kept in output_dir (the first: 'a'): No space left on device"
+    ]
 
 
 def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 12, 5)
+    output_sink = OutputSink(OutputFolder(tmp_path), 12, 5)
     brought = [Brought(node, entry("a", content), [content]) for node, content in ((1, b"one"), (0, b"zero"))]
-    deposits.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
+    output_sink.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
     assert there(tmp_path) == {"a": b"zero", "a.node-1": b"one"}
-    assert [warning.partition(":")[0] for warning in deposits.warnings] == [
+    assert [warning.partition(":")[0] for warning in output_sink.warnings] == [
         "nodes wrote different bytes to 'a'",
         "1 new file could not be kept in output_dir (the first",
     ]
 
 
 def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path) -> None:
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
-    deposits.settle([Brought(0, entry("a", b"announced"), [b"something"])])
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
-    assert "the file's SHA-256 differs from the one that its node announced: the file changed" in deposits.warnings[0]
+    assert (
+        "the file's SHA-256 differs from the one that its node announced: the file changed" in output_sink.warnings[0]
+    )
 
 
 def test_a_full_disk_keeps_no_part_of_what_comes_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deposits, create = OutputSink(OutputFolder(tmp_path), 100, 5), OutputFolder.open
+    output_sink, create = OutputSink(OutputFolder(tmp_path), 100, 5), OutputFolder.open
 
     def full(store: OutputFolder, name: str) -> int:
         os.close(create(store, name))
         return os.open("/dev/full", os.O_WRONLY)
 
     monkeypatch.setattr(OutputFolder, "open", full)
-    deposits.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
+    output_sink.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
     assert list(tmp_path.iterdir()) == []
-    assert deposits.warnings == [
+    assert output_sink.warnings == [
         "1 new file could not be kept in output_dir (the first: 'a/b'): No space left on device"
     ]
 
@@ -195,11 +199,11 @@ def test_an_upload_beyond_the_limit_does_not_stay_at_the_url(tmp_path: Path) -> 
     uploaded = {"a": "a.node-0.part.1", "b": "b.node-0.part.2"}
     for path, name in uploaded.items():
         (tmp_path / name).write_text(path * 6)
-    with keep(make_job(output_dir=OutputDir(tmp_path.as_uri(), 10))) as deposits:
-        assert deposits is not None
-        deposits.settle([Brought(0, entry(path, path.encode() * 6), [], name) for path, name in uploaded.items()])
+    with keep(make_job(output_dir=OutputDir(tmp_path.as_uri(), 10))) as output_sink:
+        assert output_sink is not None
+        output_sink.settle([Brought(0, entry(path, path.encode() * 6), [], name) for path, name in uploaded.items()])
     assert there(tmp_path) == {"a": b"aaaaaa"}
-    assert "(the first: 'b'): with this file, the files in output_dir would exceed" in deposits.warnings[0]
+    assert "(the first: 'b'): with this file, the files in output_dir would exceed" in output_sink.warnings[0]
 
 
 def test_a_url_that_fails_as_the_run_starts() -> None:
@@ -210,38 +214,38 @@ def test_a_url_that_fails_as_the_run_starts() -> None:
 
 def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) -> None:
     """A node that has the version that was kept when it said so need not have it when its turn comes."""
-    deposits = OutputSink(OutputFolder(tmp_path), 100, 5)
-    bring(deposits, 0, "a", b"first")
+    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    bring(output_sink, 0, "a", b"first")
     first = Version(entry("a", b"first").digest, 5)
-    bring(deposits, 0, "a", b"second")
+    bring(output_sink, 0, "a", b"second")
     with pytest.raises(ConnectionError, match="the driver no longer has the bytes of a"):
-        deposits._change_now("a", 1, first, None)
-    assert bring(deposits, 1, "a", b"first") == [Proceed(), Received()]
+        output_sink._change_now("a", 1, first, None)
+    assert bring(output_sink, 1, "a", b"first") == [Proceed(), Received()]
     assert there(tmp_path) == {"a": b"second", "a.node-1": b"first"}
 
 
 def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"123456")
-    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as deposits:
-        assert deposits is not None
+    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as output_sink:
+        assert output_sink is not None
         with monkeypatch.context() as patch:
             patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-            assert bring(deposits, 0, "a", b"12345678") == [Proceed(), Refused("Permission denied")]
+            assert bring(output_sink, 0, "a", b"12345678") == [Proceed(), Refused("Permission denied")]
         assert there(tmp_path) == {"a": b"123456"}
-        assert bring(deposits, 0, "b", b"1234")[-1] == Received()
-        assert isinstance(bring(deposits, 0, "c", b"1")[0], Refused)
+        assert bring(output_sink, 0, "b", b"1234")[-1] == Received()
+        assert isinstance(bring(output_sink, 0, "c", b"1")[0], Refused)
 
 
 def test_each_job_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
     """Nodes bring files at the same time, in one job and in the next."""
-    deposits = OutputSink(OutputFolder(tmp_path), 1 << 20, 5.0)
+    output_sink = OutputSink(OutputFolder(tmp_path), 1 << 20, 5.0)
 
     async def bring_all(job: int) -> list[list[Message]]:
         content = b"x" * 1000
         told = [Upload(entry(f"{job}-{number}", content)) for number in range(8)]
-        return await asyncio.gather(*(answers(deposits, 0, each, content) for each in told))
+        return await asyncio.gather(*(answers(output_sink, 0, each, content) for each in told))
 
     for job in range(2):
-        deposits.begin()
+        output_sink.begin()
         found = asyncio.run(bring_all(job))
         assert all(isinstance(each[-1], Received) for each in found)

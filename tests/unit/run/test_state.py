@@ -375,7 +375,7 @@ def test_what_nodes_tell_at_the_end_of_an_attempt_counts() -> None:
 
 def test_ranks_are_asked_to_stop_once_they_are_up() -> None:
     made = after(HELLO_A, HELLO_B, STARTED_A, Halt())
-    assert not made.agreement.begun
+    assert not made.stop_vote.begun
     assert made.on(STARTED_B, 2.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
     assert made.on(Halt(), 3.0) == [], "it was asked already"
     assert made.on(Due(Deadline.HALT), 3.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
@@ -391,7 +391,7 @@ def test_a_rank_that_gets_sigterm_makes_all_stop() -> None:
     made = after(*UP)
     assert made.on(Heard("b", RankPreempted(2)), 2.0)[0] == TellNodes(Propose(1, 0))
     assert made.on(Heard("b", RankPreempted(3)), 2.0) == []
-    assert made.agreement.preempted == "rank 2 on host-b got SIGTERM"
+    assert made.stop_vote.preempted == "rank 2 on host-b got SIGTERM"
     assert made.wish is None
 
 
@@ -410,8 +410,8 @@ def test_a_run_goes_on_wider_when_there_is_room() -> None:
     assert made.on(Due(Deadline.WIDEN), 3.0) == [AskRoom()]
     assert made.on(Room(0), 3.0) == [look]
     assert made.on(Room(2), 5.0)[0] == TellNodes(Propose(1, 0))
-    assert made.agreement.preempted == "there are slots for 6 ranks instead of 4"
-    assert made.agreement.widens
+    assert made.stop_vote.preempted == "there are slots for 6 ranks instead of 4"
+    assert made.stop_vote.widens
     assert made.on(Room(2), 6.0) == []
 
 
@@ -436,10 +436,10 @@ def test_a_stop_says_that_not_all_nodes_are_reached() -> None:
 
 def test_where_ranks_have_stopped_comes_with_their_outcomes_too() -> None:
     made = after(*UP)
-    assert not made.agreement.halted
+    assert not made.stop_vote.halted
     ended = NodeReport(0, "host-a", (Outcome(0, "host-a", "finished", halted=7),))
     made.on(Returned(Collected((ended,))), 2.0)
-    assert made.agreement.halted
+    assert made.stop_vote.halted
 
 
 def test_an_executor_that_is_about_to_end_makes_all_stop() -> None:
@@ -447,14 +447,14 @@ def test_an_executor_that_is_about_to_end_makes_all_stop() -> None:
     assert made.on(Due(Deadline.LEAVE), 2.0) == [AskLeaving()]
     assert made.on(Leaving(None), 2.0) == [Arm(Deadline.LEAVE, MARGINS.look)]
     assert made.on(Leaving("host-b"), 3.0)[0] == TellNodes(Propose(1, 0))
-    assert made.agreement.preempted == "Spark is about to end the executor on host-b"
+    assert made.stop_vote.preempted == "Spark is about to end the executor on host-b"
     assert made.on(Leaving("host-b"), 4.0) == made.on(Leaving(None), 4.0) == []
 
 
 def test_a_run_that_is_asked_to_stop_does_not_widen() -> None:
     made = after(HELLO_A, HELLO_B, STARTED_A, Halt(), STARTED_B, widths=Widths(2, 8))
     made.on(Room(4), 5.0)
-    assert not made.agreement.widens
+    assert not made.stop_vote.widens
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_a_lost_node_explains_a_broken_connection() -> None:
 def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
     made = after(*UP)
     assert made.on(Heard("b", RankPreempted()), 2.0)[0] == TellNodes(Propose(1, 0))
-    assert made.agreement.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
+    assert made.stop_vote.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
 
 
 def test_a_driver_that_gets_sigterm_lets_ranks_save_for_the_grace_period() -> None:

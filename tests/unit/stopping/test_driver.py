@@ -37,7 +37,7 @@ class World:
         self.loss = self.random.choice([0.0, 0.1, 0.6])
         self.delay = self.random.choice([0.001, 0.1, 3.0])
         self.pace = self.delay * self.random.choice([0.1, 1.0, 20.0])
-        self.agreement = StopVote()
+        self.stop_vote = StopVote()
         self.nodes = [Node(self, number) for number in range(self.random.randint(1, 4))]
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
@@ -51,19 +51,19 @@ class World:
 
     def order(self) -> None:
         for node in self.nodes:
-            self.travel(lambda node=node, order=self.agreement.order: node.halting.on_order(order))  # type: ignore[misc]
+            self.travel(lambda node=node, order=self.stop_vote.order: node.node_stop.on_order(order))  # type: ignore[misc]
 
     def repeat(self) -> None:
         self.order()
         self.after(3 * self.delay, self.repeat)
 
     def begin(self) -> None:
-        self.agreement.begin(node.name for node in self.nodes)
+        self.stop_vote.begin(node.name for node in self.nodes)
         self.repeat()
 
     def hear(self, node: str, told: messages.Message) -> None:
         assert isinstance(told, Reached)
-        if self.agreement.on_reached(node, told):
+        if self.stop_vote.on_reached(node, told):
             self.order()
 
     def run(self) -> list[int]:
@@ -109,8 +109,8 @@ class Node:
     def __init__(self, world: World, number: int) -> None:
         ranks = world.random.randint(1, 3)
         self.world, self.name = world, str(number)
-        self.board = Memory(ranks)
-        self.halting = NodeStop(self.board, 0, 0, self._told, self._answered)
+        self.vote_file = Memory(ranks)
+        self.node_stop = NodeStop(self.vote_file, 0, 0, self._told, self._answered)
         self.halted = [NONE] * ranks
         for rank in range(ranks):
             world.after(world.random.uniform(0.0, 5 * world.pace), lambda rank=rank: self.step(rank, 1))  # type: ignore[misc]
@@ -122,9 +122,9 @@ class Node:
         self.world.travel(lambda: self.world.hear(self.name, message))
 
     def step(self, rank: int, step: int) -> None:
-        with self.board.locked():
-            self.board.name_step(rank, step)
-            stops = answer(step, self.board.head())
+        with self.vote_file.locked():
+            self.vote_file.name_step(rank, step)
+            stops = answer(step, self.vote_file.head())
         if stops:
             self.halted[rank] = step
         elif stops is None:  # looks again
@@ -141,36 +141,36 @@ def test_all_ranks_stop_at_the_same_step(begin: int) -> None:
 
 
 def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
-    agreement = StopVote()
-    assert not agreement.begun
-    agreement.begin(["a", "b"])
-    assert agreement.begun
-    assert agreement.order == Propose(1, 0)
-    assert not agreement.on_reached("a", Reached(1, True, NONE))
-    assert agreement.on_reached("b", Reached(1, True, NONE))
-    assert agreement.order == Agree(1, 0)
+    stop_vote = StopVote()
+    assert not stop_vote.begun
+    stop_vote.begin(["a", "b"])
+    assert stop_vote.begun
+    assert stop_vote.order == Propose(1, 0)
+    assert not stop_vote.on_reached("a", Reached(1, True, NONE))
+    assert stop_vote.on_reached("b", Reached(1, True, NONE))
+    assert stop_vote.order == Agree(1, 0)
 
 
 def test_each_proposal_is_further_ahead() -> None:
-    agreement = StopVote()
-    agreement.begin(["a", "b"])
-    assert agreement.on_reached("a", Reached(1, False, 10))
-    assert agreement.order == Propose(2, 11)
-    assert not agreement.on_reached("b", Reached(1, False, 12)), "it is an answer to an earlier proposal"
-    assert not agreement.on_reached("a", Reached(2, True, 10))
-    assert agreement.on_reached("b", Reached(2, False, 12))
-    assert agreement.order == Propose(3, 14)
-    assert not agreement.on_reached("a", Reached(3, True, 12))
-    assert not agreement.on_reached("c", Reached(3, True, 12)), "there is no such node"
-    assert agreement.on_reached("b", Reached(3, True, 12))
-    assert agreement.order == Agree(3, 14)
-    assert not agreement.on_reached("b", Reached(3, False, 20)), "what all have accepted holds"
+    stop_vote = StopVote()
+    stop_vote.begin(["a", "b"])
+    assert stop_vote.on_reached("a", Reached(1, False, 10))
+    assert stop_vote.order == Propose(2, 11)
+    assert not stop_vote.on_reached("b", Reached(1, False, 12)), "it is an answer to an earlier proposal"
+    assert not stop_vote.on_reached("a", Reached(2, True, 10))
+    assert stop_vote.on_reached("b", Reached(2, False, 12))
+    assert stop_vote.order == Propose(3, 14)
+    assert not stop_vote.on_reached("a", Reached(3, True, 12))
+    assert not stop_vote.on_reached("c", Reached(3, True, 12)), "there is no such node"
+    assert stop_vote.on_reached("b", Reached(3, True, 12))
+    assert stop_vote.order == Agree(3, 14)
+    assert not stop_vote.on_reached("b", Reached(3, False, 20)), "what all have accepted holds"
 
 
 def test_ranks_that_stop_elsewhere_are_named() -> None:
-    agreement = StopVote()
-    assert agreement.on_halted(Halted(0, 7)) is None
-    assert agreement.on_halted(Halted(2, 7)) is None
-    told = agreement.on_halted(Halted(1, 9))
+    stop_vote = StopVote()
+    assert stop_vote.on_halted(Halted(0, 7)) is None
+    assert stop_vote.on_halted(Halted(2, 7)) is None
+    told = stop_vote.on_halted(Halted(1, 9))
     assert told is not None
     assert told.startswith("ranks 0, 2 were told to stop at step 7, and rank 1 at step 9: ")

@@ -41,60 +41,60 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self.told: list[Message] = []
         self.answers: list[Message] = []
-        self.halting = NodeStop(StopVotes(path), 10, 0, self.told.append, self.answers.append)
+        self.node_stop = NodeStop(StopVotes(path), 10, 0, self.told.append, self.answers.append)
 
 
 def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:
     agent, ranks = Agent(path), [Stopper(StopVotes(path), local_rank) for local_rank in range(2)]
     assert not ranks[0].should_stop(5)
-    agent.halting.on_order(Propose(1, 5))
-    agent.halting.on_order(Propose(2, 7))
+    agent.node_stop.on_order(Propose(1, 5))
+    agent.node_stop.on_order(Propose(2, 7))
     assert agent.answers == [Reached(1, False, 5), Reached(2, True, 5)]
     assert not ranks[0].should_stop(6)
-    agent.halting.on_order(Agree(2, 7))
+    agent.node_stop.on_order(Agree(2, 7))
     assert not ranks[1].should_stop(6)
     assert [rank.should_stop(7) for rank in ranks] == [True, True]
     assert ranks[0].should_stop(8), "it goes on, and is told again"
-    agent.halting.look()
-    agent.halting.look()
+    agent.node_stop.look()
+    agent.node_stop.look()
     assert agent.told == [Halted(10, 7), Halted(11, 7)]
-    assert agent.halting.halted() == {0: 7, 1: 7}
+    assert agent.node_stop.halted() == {0: 7, 1: 7}
 
 
 def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
     agent, rank = Agent(path), Stopper(StopVotes(path), 0)
-    agent.halting.on_order(Propose(2, 7))
-    agent.halting.on_order(Propose(1, 3))
-    agent.halting.on_order(Propose(2, 7))
+    agent.node_stop.on_order(Propose(2, 7))
+    agent.node_stop.on_order(Propose(1, 3))
+    agent.node_stop.on_order(Propose(2, 7))
     assert agent.answers == [Reached(2, True, NONE)] * 2
-    agent.halting.on_order(Agree(1, 3))
+    agent.node_stop.on_order(Agree(1, 3))
     assert not rank.should_stop(3)
     waiting = threading.Thread(target=rank.should_stop, args=(7,), daemon=True)
     waiting.start()
     while StopVotes(path).seats()[0].step != 7:
         time.sleep(0.001)
-    agent.halting.on_order(Propose(2, 7))
+    agent.node_stop.on_order(Propose(2, 7))
     assert agent.answers[-1] == Reached(2, True, 7), "its rank waits there"
-    agent.halting.on_order(Agree(2, 7))
+    agent.node_stop.on_order(Agree(2, 7))
     waiting.join(60)
     assert not waiting.is_alive()
 
 
 def test_a_rank_that_hears_nothing_does_not_wait_for_ever(path: Path) -> None:
     rank = Stopper(StopVotes(path), 0, patience=0.05)
-    Agent(path).halting.on_order(Propose(1, 4))
+    Agent(path).node_stop.on_order(Propose(1, 4))
     with pytest.raises(StopError, match=r"stop at step 4 or before, but the driver did not say within 0\.05 s"):
         rank.should_stop(4)
 
 
 def test_a_waiting_rank_goes_on_if_the_step_is_moved(path: Path) -> None:
     agent, rank, answers = Agent(path), Stopper(StopVotes(path), 0), []
-    agent.halting.on_order(Propose(1, 4))
+    agent.node_stop.on_order(Propose(1, 4))
     waiting = threading.Thread(target=lambda: answers.append(rank.should_stop(4)), daemon=True)
     waiting.start()
     while StopVotes(path).seats()[0].step != 4:
         time.sleep(0.001)
-    agent.halting.on_order(Propose(2, 6))
+    agent.node_stop.on_order(Propose(2, 6))
     waiting.join(60)
     assert answers == [False]
 
@@ -104,9 +104,9 @@ def test_sigterm_is_a_request_from_the_first_call_on(path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not rank.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
-    agent.halting.look()
+    agent.node_stop.look()
     assert agent.told == [RankPreempted(11)]
-    assert agent.halting.stop({0: 4711, 1: 4712}) == {1: 4712}
+    assert agent.node_stop.stop({0: 4711, 1: 4712}) == {1: 4712}
 
 
 def test_a_handler_of_the_user_stays(path: Path) -> None:
@@ -115,8 +115,8 @@ def test_a_handler_of_the_user_stays(path: Path) -> None:
     agent, rank = Agent(path), Stopper(StopVotes(path), 0)
     rank.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
-    agent.halting.look()
-    assert (got, agent.told, agent.halting.stop({0: 4711})) == ([signal.SIGTERM], [], {})
+    agent.node_stop.look()
+    assert (got, agent.told, agent.node_stop.stop({0: 4711})) == ([signal.SIGTERM], [], {})
 
 
 def test_a_handler_that_the_user_sets_later_is_noticed(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_handler_that_the_user_sets_later_is_noticed(path: Path) -> None:
     rank.should_stop(1)
     signal.signal(signal.SIGTERM, lambda *_: None)
     rank.should_stop(2)
-    assert agent.halting.stop({0: 4711}) == {}
+    assert agent.node_stop.stop({0: 4711}) == {}
 
 
 @pytest.mark.parametrize("how", ["ending", "unreachable", "forked"])
@@ -150,7 +150,7 @@ def test_sigterm_ends_what_need_not_wait(how: str, tmp_path: Path) -> None:
 def test_a_fork_of_a_rank_never_stops(path: Path) -> None:
     rank = Stopper(StopVotes(path), 0)
     rank._owner = -1
-    Agent(path).halting.on_order(Propose(1, 0))
+    Agent(path).node_stop.on_order(Propose(1, 0))
     assert not rank.should_stop(1)
     assert StopVotes(path).seats()[0] == Vote()
 
@@ -158,7 +158,7 @@ def test_a_fork_of_a_rank_never_stops(path: Path) -> None:
 def test_closed_descriptors_do_not_matter(path: Path) -> None:
     rank = Stopper(StopVotes(path), 0)
     rank.should_stop(1)
-    descriptor = rank._board._file._descriptor
+    descriptor = rank._vote_file._file._descriptor
     os.close(descriptor)
     with open(os.devnull, "wb"):  # has its number now
         rank.should_stop(2)

@@ -18,7 +18,7 @@ from distributor.schedulers.spark.rows import CROWDED
 from distributor.values.job import StatusDetail
 
 JOB = make_job("3f2a", node_limit=1)
-SERVER: Any = SimpleNamespace(intake=ResultReceiver(limit=0), reached=False)
+SERVER: Any = SimpleNamespace(receiver=ResultReceiver(limit=0), reached=False)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class Server:
     """A channel that knows what it is told to know of the tasks; ``refused`` placements, then good ones."""
 
     stop_reason = "a word from the user"
-    intake = ResultReceiver(limit=0)
+    receiver = ResultReceiver(limit=0)
 
     def __init__(
         self, begun: bool = False, reached: bool = True, refused: int = 0, address: str | None = "127.0.0.1:1"
