@@ -78,7 +78,7 @@ test-long: test-all
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
 LAUNCHERS = jax mpi ray tensorflow compat_launchers launcher_restarts
-NOTED = FRAMEWORKS_OUT=docs/frameworks.json
+NOTED = FRAMEWORKS_OUT=benchmarks/frameworks.json
 
 test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
 	$(PYTHON) tools/frameworks.py
@@ -120,7 +120,7 @@ docs: $(VENVS)/main/docs.ok
 
 pictures: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
-	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
+	$(BIN)/python benchmarks/launch.py local executors plot table --points benchmarks/launch.json --plot docs/launch.png
 
 # SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default.
 SPARK ?= 3.5 4.0 4.1 4.2

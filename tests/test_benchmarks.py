@@ -38,9 +38,9 @@ def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
 
 
 def test_the_readmes_table_is_that_of_the_picture() -> None:
-    """``docs/launch.json`` holds what docs/launch.png was drawn from."""
+    """``benchmarks/launch.json`` holds what docs/launch.png was drawn from."""
     root = Path(__file__).parent.parent
-    points = json.loads((root / "docs" / "launch.json").read_text())
+    points = json.loads((BENCHMARKS / "launch.json").read_text())
     text = (root / "README.md").read_text()
     table = re.findall(r"^\| (.*) \|$", text[text.index("| processes |") :].partition("\n\n")[0], re.MULTILINE)
     counts = table[0].split(" | ")[1:]

@@ -10,17 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import horovod_trainings
 import pytest
 import watch
-from sessions import LOCAL, Sessions
+from sessions import Sessions
 
 from distributor import ConfigurationError, TrainingError
-from distributor.compat import azureml, horovod, trial
+from distributor.compat import azureml, trial
 from distributor.compat.databricks import air, serverless_gpu
 from distributor.compat.databricks.serverless_gpu import runtime
 from distributor.compat.places import Place, look
-from distributor.machine import processes
 from distributor.schedulers.spark.slots import Executor
 from distributor.values.environment import CHECK_GPUS
 
@@ -132,137 +130,20 @@ def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.Monke
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     pytest.importorskip("pyspark")
     monkeypatch.setattr("distributor.schedulers.spark.sessions.active_session", lambda: None)
-    with pytest.raises(
-        ConfigurationError, match=r"HorovodRunner\(np=2\) trains on the executors .*pass np=-2 to train"
-    ):
-        horovod.HorovodRunner(np=2).run(who)
     with pytest.raises(ConfigurationError, match="none is active: .*leave out remote=True to train on this machine"):
         serverless_gpu.distributed(gpus=1, remote=True)(who).distributed()
-
-
-def test_collectives_of_horovod(anywhere: None) -> None:
-    first, second = horovod.run(horovod_trainings.collectives, num_proc=2)
-    places = [each.pop("places") for each in (first, second)]
-    assert places == [[2, 2, 0], [2, 2, 1]]
-    own = [(each.pop("unchanged"), each.pop("gradient")) for each in (first, second)]
-    assert own == [(1.0, 3.0), (2.0, 3.0)]
-    assert first == second
-    assert first == {
-        "average": 1.5,
-        "older": 3.0,
-        "scaled": 3.0,
-        "min": 1.0,
-        "max": 2.0,
-        "done": True,
-        "product": 2.0,
-        "integers": [0],
-        "fp16": True,
-        "inplace": 3.0,
-        "grouped": [1.5, 3.0],
-        "transposed": [[0.5, 0.5]] * 3,
-        "gathered": [[0, 0], [1, 1], [1, 1]],
-        "numbers": [0, 1],
-        "broadcast": 2.0,
-        "broadcast later": [[1, 1]] * 3,
-        "gathered later": [0, 1, 1],
-        "object": {"from": 1},
-        "objects": ["a", "b"],
-        "barrier": None,
-    }
-
-
-@pytest.mark.slow_on_executors
-def test_ranks_train_as_one_process_with_the_whole_batch(anywhere: None) -> None:
-    ranks = horovod.run(horovod_trainings.in_ranks, num_proc=2)
-    for name, way in horovod_trainings.WAYS.items():
-        alone = horovod_trainings.in_one_process(way)
-        assert ranks[0][name] == ranks[1][name], name
-        exact = 2e-3 if name == "fp16" else 1e-5
-        for found, expected in zip(ranks[0][name], alone, strict=True):
-            assert found == pytest.approx(expected, abs=exact), name
-    assert len({str(way) for way in ranks[0].values()}) >= 5  # they are not all the same training
-
-
-@pytest.mark.slow_on_executors
-def test_the_state_of_an_optimizer_comes_from_one_rank(anywhere: None) -> None:
-    first, second = horovod.run(horovod_trainings.restored, num_proc=2)
-    assert first == second
-    rate, steps, moments = first
-    assert (rate, steps) == (0.5, [1.0] * 4)
-    assert sum(moments) > 0
-
-
-@pytest.mark.slow_on_executors
-def test_a_scheduler_sets_the_rate_of_all_ranks_after_a_broadcast(anywhere: None) -> None:
-    assert horovod.run(horovod_trainings.scheduled, num_proc=2) == [[0.025, 0.025]] * 2
-
-
-@pytest.mark.slow_on_executors
-def test_a_parameter_that_a_rank_does_not_use(anywhere: None) -> None:
-    assert horovod.run(horovod_trainings.unused, num_proc=2) == [[0.5, 0.5], [0.5, 0.5]]
-
-
-@pytest.mark.slow_on_executors
-def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        values = horovod.run(
-            seen_as,
-            args=("SEED",),
-            kwargs={"name": "seed"},
-            np=2,
-            stdout=sys.stdout,
-            env={"SEED": "3"},
-            start_timeout=300,
-            use_mpi=True,
-            verbose=0,
-            prefix_output_with_timestamp=True,
-        )
-    assert values == [{"seed": "3"}] * 2
-    assert "use_mpi=True does not start MPI" in caplog.text
-    assert "prefix_output_with_timestamp is not used" in caplog.text
-    assert horovod.spark.interfaces(None) == {}
-
-
-@pytest.mark.slow_on_executors
-def test_options_of_horovods_run_say_where_to_train(anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 3)
-    assert len(horovod.run(who, options={"local_mode": True, "use_gpu": False})) == 3
-
-
-@pytest.mark.slow_on_executors
-def test_horovods_run_takes_all_slots(anywhere: None, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 3)
-    count = len(horovod.run(who))
-    assert count == (3 if mode == LOCAL else 4)
-
-
-def test_a_runner_on_this_machine_returns_rank_0s_value(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(trial.VARIABLE, raising=False)
-
-    def main(offset: int) -> list[int]:
-        print(f"I am {runtime.get_global_rank()}")
-        return who(offset)
-
-    assert horovod.HorovodRunner(np=-2).run(main, offset=5) == [5, 2, 0]
-    assert capfd.readouterr().out.count("I am") == 1
-    assert horovod.HorovodRunner(np=-2, driver_log_verbosity="all").run(main, offset=5) == [5, 2, 0]
-    assert capfd.readouterr().out.count("I am") == 2
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
-def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_where_a_run_would_train(sessions: Sessions) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
     sessions.get("local[2]")
-    assert look(None, gpus) == look(False, gpus) == Place(gpus=3, cpus=2)
-    assert look(True, gpus) == Place(gpus=3, cpus=processes.cpu_count())
-    sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
-    watch.until(lambda: look(None, gpus) == Place(executors=True, gpus=0, cpus=2))
-    monkeypatch.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([Executor("", 0, 0)]))
-    assert look(None, gpus) == Place(executors=True, gpus=0, cpus=None)
+    assert look(None, gpus) == look(False, gpus) == Place(gpus=3)
+    assert look(True, gpus) == Place(gpus=3)
+    sessions.get("local-cluster[2,1,1024]")
+    assert look(None, gpus) == Place(executors=True, gpus=0)
     sessions.stop()
     assert look(False, gpus).exists is False
 
@@ -289,32 +170,22 @@ def test_all_gpus_of_the_executors_are_taken_and_checked(
     }
     settings |= {"spark.task.resource.gpu.amount": "1", f"spark.executorEnv.{CHECK_GPUS}": "0"}
     sessions.get("local-cluster[2,1,1024]", **settings)
-    watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2, cpus=2))
+    watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2))
+    with monkeypatch.context() as patched:
+        patched.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([Executor("", 0, 0)]))
+        assert look(None, {}) == Place(executors=True, gpus=None)
     assert len(serverless_gpu.distributed()(who).distributed()) == 2
     with pytest.raises(TrainingError, match="ranks? [01].* on .*GPU type 'H100' was asked for, but torch finds no GPU"):
         air.distributed(accelerator_type="GPU_1xH100", num_accelerators=2)(who).distributed()
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_runner_takes_all_slots_of_the_executors(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv(trial.VARIABLE, raising=False)
-    sessions.get("local-cluster[2,1,1024]")
-    with caplog.at_level(logging.WARNING):
-        told = horovod.HorovodRunner(np=0).run(nodes)
-    assert told == [[0, 0], [1, 1]]
-    assert "HorovodRunner(np=0) is deprecated: pass the number of ranks" in caplog.text
-    assert horovod.HorovodRunner(np=1).run(who) == [0, 1, 0]
-
-
 def nodes() -> list[list[int]]:
     """The rank and the node of each rank."""
-    from distributor.compat.horovod import torch as hvd
+    import torch.distributed as dist
 
-    hvd.init()
-    gathered: list[list[int]] = hvd.allgather_object([hvd.rank(), hvd.cross_rank()])
+    dist.init_process_group()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, [dist.get_rank(), runtime.get_node_rank()])
     return gathered
 
 
@@ -366,11 +237,8 @@ def test_commands_of_azure_run(words: str, anywhere: None, tmp_path: Path) -> No
 
 
 @pytest.mark.slow_on_executors
-def test_a_trial_of_azure_and_horovod(on_cpus: None) -> None:
-    """Where there is one CPU rank for each of two, whatever is asked for."""
+def test_a_trial_of_azure(on_cpus: None) -> None:
     assert azureml.run(who, distribution=azureml.PyTorchDistribution(process_count_per_instance=8))[1] == 2
-    assert [value[1] for value in horovod.run(who, num_proc=5)] == [2, 2]
-    assert horovod.HorovodRunner(np=5).run(who)[1] == 2
 
 
 SCRIPT = """

@@ -390,10 +390,10 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
-    from distributor.launch.deepspeed.path import DeepspeedRanks
+    from distributor.launch import DeepSpeed
     from distributor.values.job import Script
 
-    job = make_job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())
+    job = make_job("run", 2, Script("train.py", b""), False, launch=DeepSpeed())
     settings = ENCRYPTED
     session = sessions.get("local[2]", **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     with pytest.raises(ConfigurationError, match=r"set deepspeed\.spark\.distributor\.ignoreSsl"):

@@ -11,10 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "frameworks"
-NOTED, PAGE = ROOT / "docs" / "frameworks.json", ROOT / "docs" / "frameworks.md"
+NOTED, PAGE = ROOT / "benchmarks" / "frameworks.json", ROOT / "docs" / "frameworks.md"
 
-#: Where a test may have run, and the name of its column.
-PLACES = {"local": "local", "executors": "executors", "GPU": "GPU"}
+#: Where a test may have run: the columns.
+PLACES = ("local", "executors", "GPU")
 
 
 def declared() -> dict[str, dict[str, Any]]:
@@ -53,21 +53,40 @@ def _marks(module: ast.Module) -> Iterator[tuple[str, str, str, str | None]]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table.
+    """Return the table: one line per framework.
 
-    >>> print(table({"a": {"system": "TRL", "row": "DPO", "version": "trl 1.16.0", "python": "3.11.7",
-    ...                    "local": "passed"}, "b": {"system": "TRL", "row": "FSDP", "version": "trl"}}))
-    | system | tested version | what | local | executors | GPU |
+    >>> dpo = {"system": "TRL", "row": "DPO", "version": "trl 1.16.0", "python": "3.11.7", "local": "passed"}
+    >>> print(table({"a": dpo, "b": {**dpo, "row": "GRPO", "executors": "failed"},
+    ...              "c": {"system": "TRL", "row": "FSDP", "version": "trl"}}))
+    | framework | tested version, Python 3.11.7 | what was shown | local | executors | GPU |
     |---|---|---|---|---|---|
-    | TRL | trl 1.16.0, Python 3.11.7 | DPO | passed | not run | not run |
-    | TRL | trl | FSDP | not run | not run | not run |
+    | TRL | trl 1.16.0 | DPO (local); FSDP (not run); GRPO | passed | failed: GRPO | not run |
     """
-    lines = ["system | tested version | what | " + " | ".join(PLACES.values()), "---|---|---" + "|---" * len(PLACES)]
-    for about in sorted(rows.values(), key=lambda about: (about["system"].lower(), about["row"])):
-        ran = [about.get(place, "not run") for place in PLACES]
-        version = f"{about['version']}, Python {about['python']}" if "python" in about else about["version"]
-        lines.append(" | ".join([about["system"], version, about["row"], *ran]))
+    systems: dict[str, list[Mapping[str, Any]]] = {}
+    for row in sorted(rows.values(), key=lambda row: (row["system"].lower(), row["row"])):
+        systems.setdefault(row["system"], []).append(row)
+    pythons = ", ".join(sorted({row["python"] for row in rows.values() if "python" in row}))
+    lines = [
+        " | ".join(["framework", f"tested version, Python {pythons}", "what was shown", *PLACES]),
+        "---|---|---" + "|---" * len(PLACES),
+        *(_line(system, of_system) for system, of_system in systems.items()),
+    ]
     return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
+
+
+def _line(system: str, rows: list[Mapping[str, Any]]) -> str:
+    """The cells of one framework; a test names its places if it did not run in all where the framework ran."""
+    used = [place for place in PLACES if any(place in row for row in rows)]
+    versions = sorted({row["version"] for row in rows if "python" in row}) or [rows[0]["version"]]
+    shown = []
+    for row in rows:
+        places = [place for place in used if place in row]
+        shown.append(row["row"] + (f" ({', '.join(places) or 'not run'})" if not places or places != used else ""))
+    results = []
+    for place in PLACES:
+        failed = [row["row"] for row in rows if row.get(place) == "failed"]
+        results.append(f"failed: {', '.join(failed)}" if failed else "passed" if place in used else "not run")
+    return " | ".join([system, ", ".join(versions), "; ".join(shown), *results])
 
 
 def page(text: str, noted: Mapping[str, Mapping[str, Any]]) -> str:

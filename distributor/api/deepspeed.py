@@ -10,8 +10,7 @@ from typing import Any
 
 from distributor.api.distributor import TorchDistributor
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed.launch import DeepSpeed
-from distributor.launch.deepspeed.path import ScriptArguments
+from distributor.launch.deepspeed.path import DeepSpeed, ScriptArguments
 from distributor.values.checks import check_count
 
 

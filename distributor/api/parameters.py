@@ -31,12 +31,11 @@ from distributor.values.options import (
 
 def check_launch(name: str, launch: Any) -> Launch:
     """Return the launch path that the user asks for, by its name or as an object with a method ``resolve``."""
-    if isinstance(launch, str) and launch in paths.NAMES:
-        found: Launch = getattr(paths, paths.NAMES[launch])()
-        return found
+    if isinstance(launch, str) and launch in paths.PATHS:
+        return paths.by_name(launch)
     if isinstance(launch, str) or not callable(getattr(launch, "resolve", None)) or isinstance(launch, type):
         raise ConfigurationError(
-            f"{name} must be {' or '.join(map(repr, paths.NAMES))} or a launch path such as "
+            f"{name} must be {' or '.join(map(repr, paths.PATHS))} or a launch path such as "
             f"distributor.launch.DeepSpeed(config), not {launch!r}"
         )
     valid: Launch = launch
@@ -78,7 +77,7 @@ class Request(Group):
         "torchrun",
         check_launch,
         "How ranks are launched; deepspeed is for a script with a DeepSpeed configuration of its own.",
-        Flag(panel=WHAT, kind=tuple(paths.NAMES)),
+        Flag(panel=WHAT, kind=tuple(paths.PATHS)),
     )
     name: str | None = option(
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.machine import devices
 from distributor.shipping.package import package_zip
 from distributor.text.wording import count, size, without_token
@@ -76,8 +75,8 @@ def describe(
             "",
             "Values that begin with $ are decided when the run starts.",
         ]
-    if isinstance(job.launch, DeepspeedRanks) and job.launch.config is not None:
-        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.launch.config), indent=2)]
+    if (config := job.launch.deepspeed_config) is not None:
+        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(config), indent=2)]
     if settings:
         lines += ["", "Spark's settings:", *_shown(settings)]
     return "\n".join(lines)

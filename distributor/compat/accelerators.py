@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from distributor.errors import ConfigurationError
 from distributor.rank.gpus import in_fork
-from distributor.values.job import Job
 from distributor.values.launch_path import Launch, LaunchPath
-from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-_SOLD_AS = {"A10": ("A10", "A10G")}  # AWS offers A10G where other clouds offer A10
+#: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.
+_SOLD_AS = {"A10": ("A10", "A10G")}
 
 
 def is_a(accelerator: str, device: str) -> bool:
-    """Return whether a device, by torch's name, is of a GPU type.
+    """Return whether a device is of a GPU type.
 
-    >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
-    (True, True, False)
+    Args:
+        accelerator: the GPU type to look for, such as ``"H100"``.
+        device: torch's name of the device, such as ``"NVIDIA A10G"``.
+
+    Example:
+        >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
+        (True, True, False)
     """
     wanted = accelerator.upper()
     words = re.split(r"[\s_-]+", device.upper())
@@ -28,7 +32,12 @@ def is_a(accelerator: str, device: str) -> bool:
 
 
 def mismatch(accelerator: str, device: str | None) -> str | None:
-    """Return the error text that says why a rank must not train on a device, or without one."""
+    """Return the error text that says why a rank must not train on a device; ``None`` if the rank may do so.
+
+    Args:
+        accelerator: the GPU type that the user asks for.
+        device: torch's name of the rank's GPU; ``None`` if the rank has no GPU.
+    """
     if device is None:
         return (
             f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train on "
@@ -43,9 +52,16 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 
 
 def check_here(accelerator: str, local_rank: int) -> None:
-    """Raise ConfigurationError unless this rank's GPU is of the requested type.
+    """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
 
     CUDA is asked in a fork of the rank, because it would otherwise be initialized in the rank.
+
+    Args:
+        accelerator: the requested GPU type, such as ``"H100"``.
+        local_rank: this process's local rank, which is the number of its GPU.
+
+    Raises:
+        ConfigurationError: the rank's GPU is of another type, or the rank has no GPU.
     """
     import torch
 
@@ -61,60 +77,38 @@ def check_here(accelerator: str, local_rank: int) -> None:
 class OnAccelerator:
     """A launch path whose ranks check the type of their GPU before the user's code begins.
 
-    >>> from distributor.launch import Torchrun
-    >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
-    'torchrun'
+    Args:
+        accelerator: the GPU type, such as ``"H100"``.
+        launch: the launch path that starts the ranks.
+
+    Example:
+        >>> from distributor.launch import Torchrun
+        >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
+        'torchrun'
     """
 
     accelerator: str
     launch: Launch
 
-    def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
+    def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
+        """Resolve ``launch``, and add the check of GPUs to its launch path. Raises the errors of ``launch.resolve``."""
+        return cast(LaunchPath, CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator))
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """Wraps another launch path. Each rank checks its GPU before the user's code."""
+    """Another launch path, with the check of GPUs in its plan."""
 
     path: LaunchPath
     accelerator: str
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        return self.path.preload
-
-    @property
-    def needs(self) -> Mapping[str, str]:
-        return self.path.needs
-
-    @property
-    def ports(self) -> int:
-        return self.path.ports
-
-    @property
-    def restarts(self) -> bool:
-        return self.path.restarts
-
-    @property
-    def uses_torch(self) -> bool:
-        return self.path.uses_torch
-
-    @property
-    def once(self) -> bool:
-        return self.path.once
-
-    def env(self, use_gpu: bool) -> Mapping[str, str]:
-        return self.path.env(use_gpu)
-
-    def advise(self, failure: Failure, job: Job) -> str:
-        return self.path.advise(failure, job)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle asks before ``path`` is there
+            raise AttributeError(name)
+        return getattr(self.path, name)
 
     def plan(self, site: Site) -> Plan:
+        """Return the plan of ``path``, which must not have a function of its own for ranks to call first."""
         plan = self.path.plan(site)
-        assert plan.first is None  # a plan names only one function to call before the user's code
+        assert plan.first is None
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

@@ -4,7 +4,7 @@
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
-One of Azure's instances (machines) is a Spark executor here. Without executors, the ranks of all instances train on
+One of Azure's instances is a Spark executor here. Without executors, the ranks of all instances train on
 this machine.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
@@ -28,31 +28,23 @@ from distributor.compat.descriptions import (
     instances,
     not_used,
 )
+from distributor.compat.refused import refusal
 from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi.env import MpiEnv
-from distributor.launch.ray.launch import Ray
+from distributor.launch.ray.path import Ray
 from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.text import notices
 from distributor.values.checks import check_choice, check_count, check_env, check_title
 from distributor.values.launch_path import Launch
 
-# Arguments of ``command`` about where Azure runs a job and how it labels the job. They have no effect.
+#: Arguments of Azure's ``command`` about where Azure runs a job and how it labels the job. They have no effect.
 NOT_USED = (
     *("compute", "description", "docker_args", "environment", "experiment_name", "identity", "instance_type"),
     *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
     *("shm_size", "tags", "timeout"),
 )
-
-#: Names of ``azure.ai.ml`` that this module lacks, each with what to use instead.
-INSTEAD = {
-    "MLClient": "run(job), which runs a job on the Spark session",
-    "Output": 'run(..., options={"output_dir": ...}), which keeps the files that ranks write',
-    "dsl": "one run() for each step of the pipeline",
-    "load_component": "command()",
-    "load_job": "command()",
-}
 
 
 class Distribution(Protocol):
@@ -60,17 +52,17 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance; ``None`` if it is not fixed."""
+        """The number of processes on each instance; ``None`` if this number is not fixed."""
 
     def processes(self, instance_count: int) -> int:
         """Return the number of processes of a job with ``instance_count`` instances."""
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path (a value for ``launch=``) that starts the job's processes."""
+        """Return the launch path that starts the job's processes."""
 
 
 class _Counts:
-    """Checks every number assigned to an attribute, both in the constructor and later."""
+    """A base class that checks every number assigned to an attribute, both in the constructor and later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -82,10 +74,16 @@ class _Counts:
 class PyTorchDistribution(_Counts):
     """Processes that find each other through torchrun's variables, such as ``RANK``, ``LOCAL_RANK`` and ``NODE_RANK``.
 
-    By default, each instance has one process. Other arguments than this number have no effect but a warning.
+    Args:
+        process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
+        others: further arguments, such as ``node_count``; accepted without effect, with a warning.
 
-    >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
-    8
+    Raises:
+        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
+
+    Example:
+        >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
+        8
     """
 
     process_count_per_instance: int | None = None
@@ -96,12 +94,15 @@ class PyTorchDistribution(_Counts):
 
     @property
     def per_instance(self) -> int:
+        """The number of processes on each instance."""
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:
+        """Return the total number of processes."""
         return instance_count * self.per_instance
 
     def launch(self, instance_count: int) -> Launch:
+        """Return torchrun's launch path."""
         return Torchrun()
 
 
@@ -110,13 +111,16 @@ class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's environment variables. MPI itself is not started.
 
     Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 in
-    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``.
+    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same
+    as for :class:`PyTorchDistribution`.
 
-    >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
-    8
+    Example:
+        >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
+        8
     """
 
     def launch(self, instance_count: int) -> Launch:
+        """Return the launch path that sets Open MPI's environment variables."""
         return MpiEnv()
 
 
@@ -124,11 +128,19 @@ class MpiDistribution(PyTorchDistribution):
 class TensorFlowDistribution(_Counts):
     """Tasks of a TensorFlow cluster, which find each other through ``TF_CONFIG``.
 
-    With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``. The default number of
-    workers, including the chief, is that of instances. Other arguments have no effect but a warning.
+    With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``.
 
-    >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
-    4
+    Args:
+        parameter_server_count: number of parameter servers.
+        worker_count: number of workers, including the chief; ``None`` (default): the number of instances.
+        others: further arguments; accepted without effect, with a warning.
+
+    Raises:
+        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
+
+    Example:
+        >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
+        4
     """
 
     parameter_server_count: int | None = 0
@@ -146,9 +158,15 @@ class TensorFlowDistribution(_Counts):
         """``None``: the number of tasks on each instance is not fixed."""
 
     def processes(self, instance_count: int) -> int:
+        """Return the total number of tasks."""
         return (self.parameter_server_count or 0) + (self.worker_count or instance_count)
 
     def launch(self, instance_count: int) -> Launch:
+        """Return TensorFlow's launch path.
+
+        Raises:
+            ConfigurationError: there are parameter servers, but no worker besides the chief.
+        """
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
             raise ConfigurationError(
@@ -162,10 +180,17 @@ class TensorFlowDistribution(_Counts):
 class RayDistribution:
     """A Ray cluster of all instances; the user's function runs on the first instance, as Ray's driver.
 
-    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU, unless options
-    change these amounts: ``run(..., options={"gpus_per_process": 4})``. Ports and a dashboard are accepted without
-    effect, with a warning. ``address`` and the additional arguments are refused, since the run starts a cluster of its
-    own.
+    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU. To change these
+    amounts, use options of the run, such as ``run(..., options={"gpus_per_process": 4})``.
+
+    Args:
+        port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
+        include_dashboard: accepted without effect, with a warning if it is ``True``, since there is no dashboard.
+        address: address of an existing Ray cluster; refused, since the run starts a cluster of its own.
+        head_node_additional_args, worker_node_additional_args: refused, since the run decides how Ray starts.
+
+    Raises:
+        ConfigurationError: a refused argument is given.
     """
 
     port: int | None = None
@@ -198,16 +223,20 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
+        """The number of Ray workers that each instance has room for: always 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
+        """Return the number of Ray workers that the cluster has room for: one for each instance."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
+        """Return Ray's launch path."""
         return Ray()
 
 
-_KINDS: Mapping[str, Callable[..., Distribution]] = {  # by ``type`` in a dict
+#: The class of each distribution, by the ``type`` that names this distribution in a dict.
+_KINDS: Mapping[str, Callable[..., Distribution]] = {
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
     "tensorflow": TensorFlowDistribution,
@@ -218,8 +247,15 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {  # by ``type`` in a dict
 def as_distribution(value: Any) -> Distribution:
     """Return the distribution that a user gives as an object, as a dict with a ``type``, or as ``None``.
 
-    >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
-    PyTorchDistribution(process_count_per_instance=4)
+    ``None`` means one process on each instance, started as with torchrun.
+
+    Raises:
+        ConfigurationError: ``value`` is neither a distribution, nor a dict with a known ``type``, nor ``None``; or an
+            argument of the distribution is wrong.
+
+    Example:
+        >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
+        PyTorchDistribution(process_count_per_instance=4)
     """
     if value is None:
         return PyTorchDistribution()
@@ -242,7 +278,11 @@ def as_distribution(value: Any) -> Distribution:
 class Command:
     """A job that ``command`` returns and ``run`` accepts. Users can change its attributes, as in Azure's jobs.
 
-    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning; others raise ConfigurationError.
+    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning.
+
+    Raises:
+        ConfigurationError: an attribute gets an invalid value, or the user sets any other attribute that a command
+            does not have.
     """
 
     program: Program
@@ -265,7 +305,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances in ``resources``, else ``instance_count``."""
+        """The number of instances in ``resources`` or, if ``resources`` states no number, ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -274,7 +314,8 @@ def _checked_resources(value: Any) -> Any:
     return value
 
 
-_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {  # what checks each attribute
+#: The attributes of a command, and the functions that check their values.
+_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "program": lambda value: value,
     "code": lambda value: None if value is None else str(value),
     "distribution": as_distribution,
@@ -299,14 +340,27 @@ def command(
 ) -> Command:
     """Describe a job, as ``azure.ai.ml.command`` does. ``run`` starts the job.
 
-    ``command`` is ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. ``code`` becomes the
-    ranks' current directory. Paths in ``inputs`` are taken as they are, and must exist on all nodes. The default
-    ``distribution`` is one process on each instance, started as with torchrun. The arguments that :data:`NOT_USED`
-    lists have no effect but a warning.
+    Args:
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. The value of an input
+            replaces ``${{inputs.NAME}}``.
+        code: the project folder, which becomes the ranks' current directory.
+        inputs: values of the command's inputs, by name: text, numbers, or objects with a ``path``, such as Azure's
+            ``Input``. Paths are taken as they are, and must exist on all nodes.
+        distribution: how many processes each instance has, and how they are started. Default: one process, started as
+            with torchrun. May be a dict with a ``type``, such as ``{"type": "pytorch"}``.
+        instance_count: number of instances.
+        environment_variables: environment variables for the ranks.
+        display_name: the run's name.
+        resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
+        others: the arguments that ``NOT_USED`` lists; accepted without effect, with a warning.
 
-    >>> job = command(command="python train.py --lr ${{inputs.lr}}", inputs={"lr": 0.1}, instance_count=2)
-    >>> job.program.arguments
-    ('--lr', '0.1')
+    Raises:
+        ConfigurationError: an argument is wrong, or the command needs a shell.
+
+    Example:
+        >>> job = command(command="python train.py --lr ${{inputs.lr}}", inputs={"lr": 0.1}, instance_count=2)
+        >>> job.program.arguments
+        ('--lr', '0.1')
     """
     unknown = [name for name in others if name not in NOT_USED]
     if unknown:
@@ -400,6 +454,4 @@ def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | No
 
 
 def __getattr__(name: str) -> Any:
-    if name not in INSTEAD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(f"azure.ai.ml.{name} is not supported: use {INSTEAD[name]}")
+    raise refusal("azure.ai.ml", name)

@@ -28,10 +28,16 @@ class AssetTypes:
 
 @dataclass(kw_only=True)
 class Input:
-    """An input of a job: a path on all nodes, which the command gets unchanged. ``type`` and ``mode`` have no effect.
+    """An input of one of Azure's jobs: a path, which the job's command gets unchanged.
 
-    >>> Input(type=AssetTypes.URI_FOLDER, path="/mnt/data").path
-    '/mnt/data'
+    Args:
+        type: kind of the input; accepted without effect.
+        path: path of the input on all nodes.
+        mode: how Azure mounts the input; accepted without effect.
+
+    Example:
+        >>> Input(type=AssetTypes.URI_FOLDER, path="/mnt/data").path
+        '/mnt/data'
     """
 
     type: str = AssetTypes.URI_FOLDER
@@ -41,10 +47,15 @@ class Input:
 
 @dataclass(init=False)
 class ResourceConfiguration:
-    """The number of instances of a job. Other arguments have no effect but a warning.
+    """The number of instances of a job.
 
-    >>> ResourceConfiguration(instance_count=2).instance_count
-    2
+    Args:
+        instance_count: number of instances; ``None`` (default): the job's own ``instance_count``.
+        others: further arguments, such as ``instance_type``; accepted without effect, with a warning.
+
+    Example:
+        >>> ResourceConfiguration(instance_count=2).instance_count
+        2
     """
 
     instance_count: int | None = None
@@ -54,14 +65,23 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-JobResourceConfiguration = ResourceConfiguration  # Azure has two classes
+#: Azure has a class of its own for the resources of jobs. Here it is the same as :class:`ResourceConfiguration`.
+JobResourceConfiguration = ResourceConfiguration
 
 
 def instances(resources: Any) -> int | None:
-    """Return the number of instances that a job's resources, a dict or an object, state.
+    """Return the number of instances that a job's resources state; ``None`` if they state none.
 
-    >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
-    (2, None)
+    Args:
+        resources: ``None``, a dict, or an object such as this module's or Azure's :class:`ResourceConfiguration`.
+
+    Raises:
+        ConfigurationError: ``resources`` is neither ``None`` nor a dict nor an object with an ``instance_count``, or
+            this count is not a positive integer.
+
+    Example:
+        >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
+        (2, None)
     """
     if resources is None:
         return None

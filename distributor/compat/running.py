@@ -1,4 +1,4 @@
-"""Turn calls such as Horovod's ``run`` into runs of ``Distributor``, on the task slots and GPUs that are available."""
+"""Turn calls such as Azure's ``run`` into runs of ``Distributor``, on the GPUs that are available."""
 
 from __future__ import annotations
 
@@ -23,27 +23,47 @@ from distributor.values.launch_path import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """What a call of another product's function asks for."""
+    """What a call of another product's function, such as Azure's ``run``, asks for: processes, GPUs and so on.
 
-    asked: str  # the call in the user's words, such as ``"@distributed(gpus=8)"``, for messages
-    parameter: str  # the call's parameter for the number of processes, for messages
-    processes: int | None = None  # None: one for each GPU or, without GPUs, for each task slot
+    Attributes:
+        asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
+        parameter: the name of the call's parameter that sets the number of processes; used in messages.
+        processes: number of processes; ``None``: one for each GPU.
+        local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
+        otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active. The
+            default fits calls that have no argument of their own for ``local_mode``.
+        use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
+        accelerator: the type of the ranks' GPUs; ``None`` for any.
+        per_node: maximum number of ranks on one executor. If the run trains on this machine, there is no maximum.
+        launch: how ranks are started.
+        options: further options of ``Distributor``.
+    """
+
+    asked: str
+    parameter: str
+    processes: int | None = None
     local_mode: bool | None = None
-    otherwise: str = "leave out local_mode=False to train on this machine"  # advice if there is no Spark session
-    use_gpu: bool | None = None  # None: if there are any
-    accelerator: str | None = None  # the GPU type; None: any
-    per_node: int | None = None  # maximum number of ranks on one executor; this machine has no maximum
+    otherwise: str = "leave out local_mode=False to train on this machine"
+    use_gpu: bool | None = None
+    accelerator: str | None = None
+    per_node: int | None = None
     launch: Launch = field(default_factory=Torchrun)
-    options: Mapping[str, Any] = field(default_factory=dict)  # further options of ``Distributor``
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def with_options(request: Request, options: Mapping[str, Any] | None) -> Request:
-    """Return a request with further options, which override its own, but must not set what the call itself sets.
+    """Return a request with further options of ``Distributor``, which the user gives by name.
 
-    ``local_mode`` and ``use_gpu`` may be among them, unless the request already has them.
+    ``local_mode`` and ``use_gpu`` may be among them, unless the request already says where to train or whether to use
+    GPUs. Of the other options, those that the user gives override those of the request.
 
-    >>> with_options(Request("run()", "num_proc"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
-    False
+    Raises:
+        ConfigurationError: an option sets what the call itself sets, or the value of ``local_mode`` or ``use_gpu`` is
+            wrong.
+
+    Example:
+        >>> with_options(Request("run()", "instance_count"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
+        False
     """
     others = dict(options or {})
     for name, advice in (("num_processes", f", and pass {request.parameter}= instead"), ("launch", "")):
@@ -64,7 +84,7 @@ def with_options(request: Request, options: Mapping[str, Any] | None) -> Request
 
 @dataclass(frozen=True)
 class Settled:
-    """The arguments of ``Distributor`` for a :class:`Request`."""
+    """The arguments of ``Distributor`` for a run that does what a :class:`Request` asks for."""
 
     processes: int
     local_mode: bool | None
@@ -74,14 +94,24 @@ class Settled:
 
 
 def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
-    """Return what ``request`` means at the place that ``look`` finds, or with ``trial`` ranks on CPUs instead.
+    """Return the arguments of ``Distributor`` for a run that does what ``request`` asks for.
 
-    Whether executors have enough GPUs is not checked here.
+    Args:
+        request: what the user's call asks for.
+        trial: the number of ranks to train with on CPUs, whatever the call asks for; ``None`` to follow the call.
+        look: a function that takes ``local_mode``, and returns where the run would train.
 
-    >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
-    4
-    >>> settle(Request("run()", "num_proc", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
-    False
+    Raises:
+        ConfigurationError: the request needs a Spark session, but none is active; or it needs all GPUs, whose
+            number is not known.
+        ResourceError: the request needs more GPUs than this machine has, needs GPUs of executors that have none, or
+            needs all GPUs, but there are none. Whether executors have enough GPUs is not checked here.
+
+    Example:
+        >>> settle(Request("run()", "gpus"), None, lambda mode: Place(gpus=4)).processes
+        4
+        >>> settle(Request("run()", "gpus", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
+        False
     """
     if trial is not None:
         here = True if request.local_mode else None  # None: on executors, if there are any
@@ -93,7 +123,7 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
             f"(SparkSession.builder.getOrCreate()), or {request.otherwise}"
         )
     use_gpu = place.gpus != 0 if request.use_gpu is None else request.use_gpu
-    processes = _all_slots(request, place, use_gpu) if request.processes is None else request.processes
+    processes = _all_gpus(request, place) if request.processes is None else request.processes
     if use_gpu and place.executors and place.gpus == 0:
         raise ResourceError(
             f"{request.asked} needs {count(processes, 'GPU')}, but executors have none: set "
@@ -115,33 +145,32 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
     )
 
 
-def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
-    slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
-    if slots is None:
+def _all_gpus(request: Request, place: Place) -> int:
+    where = "the executors" if place.executors else "this machine"
+    if place.gpus is None:
         raise ConfigurationError(
-            f"{request.asked} takes all slots of {where}, but the number of slots is not known (no executor is up "
-            f"yet, or this is a Spark Connect session): pass {request.parameter}="
+            f"{request.asked} takes all GPUs of {where}, but their number is not known (no executor is up yet, or this "
+            f"is a Spark Connect session): pass {request.parameter}="
         )
-    if slots == 0:
-        what = "GPUs" if use_gpu else "slots"
+    if place.gpus == 0:
         raise ResourceError(
-            f"{request.asked} takes all {what} of {where}, but there are none: start a Spark session "
-            f"whose executors have {what}, or use a machine that has {what}"
+            f"{request.asked} takes all GPUs of {where}, but there are none: start a Spark session whose executors "
+            "have GPUs, or use a machine that has GPUs"
         )
-    return slots
+    return place.gpus
 
 
 class EveryRank(Distributor):
     """A distributor whose run can also return the values of all ranks."""
 
     def run_all(self, train_object: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Train, and return every rank's value in rank order."""
+        """Train, and return every rank's value in rank order. Arguments and errors are the same as for :meth:`run`."""
         values: list[Any] = self._wait(*self._prepare(train_object, args, kwargs, "all"), Run.results)
         return values
 
 
 def run_first(request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Train as requested, and return rank 0's value."""
+    """Train as requested, and return rank 0's value. Raises the errors of ``Distributor.run``."""
     with _told_how_to_try(request):
         return _distributor(request).run(target, *args, **(kwargs or {}))
 
@@ -149,7 +178,7 @@ def run_first(request: Request, target: Any, args: Sequence[Any] = (), kwargs: M
 def run_all(
     request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> list[Any]:
-    """Train as requested, and return every rank's value, in rank order."""
+    """Train as requested, and return every rank's value, in rank order. Raises the errors of ``Distributor.run``."""
     with _told_how_to_try(request):
         return _distributor(request).run_all(target, *args, **(kwargs or {}))
 
@@ -172,9 +201,14 @@ def _distributor(request: Request) -> EveryRank:
 
 
 def check_trial(request: Request, trial: int) -> None:
-    """Raise ConfigurationError if the launch path cannot start ``trial`` ranks: a TensorFlow cluster may need more.
+    """Check that the launch path of a request can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
 
-    >>> check_trial(Request("run()", "num_proc"), 2)
+    Raises:
+        ConfigurationError: the launch path cannot start ``trial`` ranks, for instance because a TensorFlow cluster
+            needs more processes.
+
+    Example:
+        >>> check_trial(Request("run()", "gpus"), 2)
     """
     try:
         request.launch.resolve(trial, False)
@@ -185,7 +219,7 @@ def check_trial(request: Request, trial: int) -> None:
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """Add to each error about missing GPUs how to try the same call on CPUs."""
+    """Add a hint to each error about missing GPUs. The hint says how to try the same call on CPUs."""
     try:
         yield
     except ResourceError as error:

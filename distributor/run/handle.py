@@ -156,8 +156,7 @@ class Run:
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
         """The final DeepSpeed configuration, with "auto" filled in where possible; ``None`` for a run without one."""
-        launch = self._current.launch
-        config: str | None = getattr(launch, "config", None) if launch.name == "deepspeed" else None
+        config = self._current.launch.deepspeed_config
         return None if config is None else json.loads(config)
 
     @property

@@ -43,6 +43,14 @@ class LaunchPath(Protocol):
     def uses_torch(self) -> bool:
         """Whether ranks compute with torch. If not, nothing asks torch for GPUs, and torch may be built for CPUs."""
 
+    @property
+    def spark_prefix(self) -> str:
+        """The prefix of PySpark's setting ``….spark.distributor.ignoreSsl`` that applies to the run."""
+
+    @property
+    def deepspeed_config(self) -> str | None:
+        """The final DeepSpeed configuration as JSON, for the user; ``None`` without one."""
+
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get, unless the user's own variables override them.
 
@@ -64,6 +72,12 @@ class BasePath:
     once: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
     uses_torch: ClassVar[bool] = False
+    spark_prefix: ClassVar[str] = "pytorch"
+
+    @property
+    def deepspeed_config(self) -> str | None:
+        """The final DeepSpeed configuration as JSON: by default, none."""
+        return None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get: by default, none."""
@@ -93,4 +107,5 @@ def key(secret: str, *parts: str) -> str:
         secret: a secret that the nodes of a run share.
         parts: what the key is for. Different parts give a different key.
     """
+    assert secret, "a launch path has no secret until it is resolved"
     return hashlib.sha256(" ".join((secret, *parts)).encode()).hexdigest()

@@ -77,7 +77,7 @@ def look() -> tuple[int, str, str, Any]:
     return accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision, os.environ["WORLD_SIZE"]
 
 
-@pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file): the file's settings, on CPUs")
+@pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file)")
 def test_ranks_train_as_the_file_says(make: Make, mode: str, write: Any) -> None:
     run = make(2, launch=Accelerate(write(ON_CPUS)), **one_per_executor(mode)).submit(look)
     assert run.results() == [(2, "cpu", "bf16", "2")] * 2
@@ -106,7 +106,7 @@ def train(steps: int) -> dict[str, Any]:
     return {"ranks": accelerator.num_processes, "rank": rank, "losses": losses, "weights": weights}
 
 
-@pytest.mark.framework("Accelerate", "accelerate", "Accelerator(): each rank has its own data, and all train one model")
+@pytest.mark.framework("Accelerate", "accelerate", "Accelerator()")
 def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
     zero, one = make(2, require_group=True, **one_per_executor(mode)).submit(train, 10).results()
     assert [(each["ranks"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
@@ -182,7 +182,7 @@ def test_a_file_that_is_not_there() -> None:
 
 def test_an_answer_that_takes_too_long(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that Accelerate finds by itself has no path that the error could name."""
-    monkeypatch.setattr("distributor.launch.accelerate.launch._PATIENCE", 0.01)
+    monkeypatch.setattr("distributor.launch.accelerate.configuration._PATIENCE", 0.01)
     for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):
         told = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
         with pytest.raises(ConfigurationError, match=told):

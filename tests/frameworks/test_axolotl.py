@@ -152,7 +152,7 @@ def assert_saved(folder: Path) -> None:
     assert (folder / "back/out/tokenizer.json").exists()
 
 
-@pytest.mark.framework(*SYSTEM, "axolotl's train function: full fine-tuning of a Llama-style model")
+@pytest.mark.framework(*SYSTEM, "axolotl's train function")
 def test_its_function_trains(
     make: Make, options: dict[str, Any], work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +161,7 @@ def test_its_function_trains(
     assert_saved(work.parent)
 
 
-@pytest.mark.framework(*SYSTEM, "the axolotl command: full fine-tuning of a Llama-style model")
+@pytest.mark.framework(*SYSTEM, "the axolotl command")
 def test_its_command_trains(make: Make, options: dict[str, Any], work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     configure(work, ON_CPUS)
     make(2, **options).run_module("axolotl.cli.train", "tune.yaml")
@@ -169,7 +169,7 @@ def test_its_command_trains(make: Make, options: dict[str, Any], work: Path, cap
     assert_saved(work.parent)
 
 
-@pytest.mark.framework(*SYSTEM, "the axolotl command: LoRA")
+@pytest.mark.framework(*SYSTEM, "the axolotl command with LoRA")
 def test_its_command_trains_adapters(
     make: Make, options: dict[str, Any], work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +181,7 @@ def test_its_command_trains_adapters(
 
 @pytest.mark.framework(
     *SYSTEM,
-    "the axolotl command, without a GPU or settings for CPUs: the error says what to do (no training)",
+    "the error without a GPU",
     where="local",
 )
 def test_its_command_without_a_place_for_the_model_is_advised(make_local: Make, work: Path) -> None:
@@ -192,7 +192,7 @@ def test_its_command_without_a_place_for_the_model_is_advised(make_local: Make, 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(len(local_gpus(os.environ)) < 2, reason="fewer than two GPUs are visible on this machine")
-@pytest.mark.framework(*SYSTEM, "the axolotl command: full fine-tuning of a Llama-style model", where="GPU")
+@pytest.mark.framework(*SYSTEM, "the axolotl command", where="GPU")
 def test_its_command_trains_on_gpus(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     distributor = TorchDistributor(2, True, working_dir=work, output_dir=work.parent / "back", env=ENV)
     distributor.run_module("axolotl.cli.train", "tune.yaml")

@@ -159,16 +159,14 @@ def assert_together(told: list[dict[str, Any]], batches: int) -> None:
     [
         pytest.param(
             "load_path",
-            marks=pytest.mark.framework(
-                "Composer", "mosaicml", "Trainer with ddp, resumed from its checkpoint (load_path)"
-            ),
+            marks=pytest.mark.framework("Composer", "mosaicml", "resumed by load_path"),
         ),
         pytest.param(
             "autoresume",
             marks=pytest.mark.framework(
                 "Composer",
                 "mosaicml",
-                "Trainer with ddp, resumed from its checkpoint (autoresume; on executors, with local_ranks='host')",
+                "resumed by autoresume",
             ),
         ),
     ],
@@ -187,9 +185,7 @@ def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_pat
     assert second[0]["losses"][0] < first[0]["losses"][0] / 2
 
 
-@pytest.mark.framework(
-    "LLM Foundry", "llm-foundry", "train_from_yaml: an MPT model, with data in mosaicml-streaming's shards"
-)
+@pytest.mark.framework("LLM Foundry", "llm-foundry", "train_from_yaml with an MPT model")
 def test_llm_foundry_trains(make: Make, mode: str, corpus: str) -> None:
     pytest.importorskip("llmfoundry")
     options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}

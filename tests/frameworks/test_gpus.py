@@ -42,7 +42,7 @@ def sums() -> tuple[str, float]:
     return backends, one.item()
 
 
-@pytest.mark.framework("PyTorch", "torch", "an all-reduce over all GPUs with NCCL", where="GPU")
+@pytest.mark.framework("PyTorch", "torch", "all-reduce with NCCL", where="GPU")
 def test_nccl_starts() -> None:
     for backends, total in on_each(sums):
         assert "cuda:nccl" in backends.split(",")
@@ -62,7 +62,7 @@ def look() -> tuple[int, int, str]:
     )
 
 
-@pytest.mark.framework("PyTorch", "torch", "LOCAL_RANK is the number of the rank's own GPU", where="GPU")
+@pytest.mark.framework("PyTorch", "torch", "LOCAL_RANK is the rank's GPU", where="GPU")
 def test_local_rank_is_the_number_of_the_gpu() -> None:
     found = on_each(look)
     assert [each[:2] for each in found] == [(number, number) for number in range(len(GPUS))]
@@ -79,7 +79,7 @@ def use_the_gpu() -> tuple[int, bool, float]:
     return forked_by.pid, spoilt, torch.ones(2, device="cuda").sum().item()
 
 
-@pytest.mark.framework("PyTorch", "torch", "ranks are forked from a process that has not used CUDA", where="GPU")
+@pytest.mark.framework("PyTorch", "torch", "ranks forked without CUDA", where="GPU")
 def test_ranks_are_forked_before_cuda_is_used() -> None:
     first, second = (TorchDistributor(1, True).run(use_the_gpu) for _ in range(2))
     assert first == second
@@ -167,9 +167,7 @@ def test_the_trainer_trains_with_fsdp(tmp_path: Path) -> None:
         assert each["losses"][-1] < each["losses"][0]
 
 
-@pytest.mark.framework(
-    "DeepSpeed", "deepspeed", "ZeRO-3 with optimizer and parameters offloaded to the host", where="GPU"
-)
+@pytest.mark.framework("DeepSpeed", "deepspeed", "ZeRO-3 with offload", where="GPU")
 def test_zero_3_trains_with_offload() -> None:
     pytest.importorskip("deepspeed")
     config = zero(3, "cpu", "fp32", micro_batch_size=4, learning_rate=1e-2)

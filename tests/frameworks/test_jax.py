@@ -53,7 +53,7 @@ def meet_after_a_failure() -> None:
     multihost_utils.sync_global_devices("end")
 
 
-@pytest.mark.framework(*SYSTEM, "the error names the first rank that fails")
+@pytest.mark.framework(*SYSTEM, "the first rank that fails")
 @pytest.mark.parametrize("function", [fail_in_rank_1, meet_after_a_failure])
 def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
     with pytest.raises(TrainingError, match=r"rank 1 on \S+ failed: ValueError: bad batch") as caught:
@@ -65,7 +65,7 @@ def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
 KILLS = ["0", "1", "launcher", "agent", "executor"]
 
 
-@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
+@pytest.mark.framework(*SYSTEM, "the death of a process")
 @pytest.mark.parametrize(("mode", "victim"), victims.cases(KILLS, ["1", "agent"], ["0", "executor"]), indirect=["mode"])
 def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(2, launch="jax", grace_period=2).submit(launched.train_with_jax, str(tmp_path))
@@ -74,7 +74,7 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
+@pytest.mark.framework(*SYSTEM, "the death of the driver")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("jax", LOCAL, 2, tmp_path, leftovers)
 
@@ -118,7 +118,7 @@ def begin() -> list[Any]:
     return [imported, launched.started_by(), sorted(listening)]
 
 
-@pytest.mark.framework(*SYSTEM, "imported before ranks start, by the process from which they are forked")
+@pytest.mark.framework(*SYSTEM, "imported before the fork")
 def test_a_warm_process_has_imported_jax_and_the_coordinator_listens_on_the_nodes_address(make_local: Make) -> None:
     first, second = make_local(2, launch="jax").submit(begin).results(watch.DEADLINE)
     assert first[0] is second[0] is True

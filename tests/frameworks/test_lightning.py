@@ -15,7 +15,7 @@ pytest.importorskip("pytorch_lightning")
 pytestmark = pytest.mark.slow
 
 #: A row of the table in docs/frameworks.md.
-ROW = ("Lightning", "pytorch-lightning", "Trainer gets the numbers of devices and nodes from the run")
+ROW = ("Lightning", "pytorch-lightning", "Trainer")
 
 #: Number of samples: divisible by the numbers of ranks here.
 SAMPLES = 12
@@ -98,9 +98,7 @@ def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: di
     assert run.progress is not None and run.progress.total == steps
 
 
-@pytest.mark.framework(
-    "Lightning", "pytorch-lightning", "Trainer gets the numbers of devices and nodes from the run", where="executors"
-)
+@pytest.mark.framework("Lightning", "pytorch-lightning", "Trainer", where="executors")
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
 def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
@@ -168,7 +166,7 @@ def fabric(**options: Any) -> tuple[int, int, float]:
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"accelerator": "cpu"}, marks=pytest.mark.long), {"strategy": "ddp", "devices": 4}]
 )
-@pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric gets the numbers of devices and nodes from the run")
+@pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric")
 def test_numbers_of_fabric_are_those_of_the_run(make: Make, options: dict[str, Any]) -> None:
     zero, one = make(2, require_group=True).submit(fabric, **options).results()
     assert (zero[:2], one[:2]) == ((2, 0), (2, 1))
@@ -251,7 +249,7 @@ def two_towers(steps: int) -> dict[str, Any]:
     return {"ranks": trainer.world_size, "step": trainer.global_step, "from": last, "losses": model.losses}
 
 
-@pytest.mark.framework("Lightning", "pytorch-lightning", "two-tower recommender with ddp, resumed from its checkpoint")
+@pytest.mark.framework("Lightning", "pytorch-lightning", "two-tower recommender, resumed")
 def test_a_recommender_goes_on_from_its_checkpoint(make: Make, mode: str, tmp_path: Any) -> None:
     (tmp_path / "work").mkdir()
     spread = {} if mode == "local" else {"max_processes_per_node": 1}

@@ -40,7 +40,7 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     return Mpi(request.param)
 
 
-@pytest.mark.framework(*SYSTEM, "all-reduce by MPI and by torch in one program, with MPICH and Open MPI")
+@pytest.mark.framework(*SYSTEM, "all-reduce by MPI and by torch, with MPICH and Open MPI")
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(num_processes, launch=mpi).submit(launched.mpi_total)
@@ -102,7 +102,7 @@ def killed_by_the_kernel() -> None:
     world.barrier()
 
 
-@pytest.mark.framework(*SYSTEM, "the error names the first rank that fails")
+@pytest.mark.framework(*SYSTEM, "the first rank that fails")
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -118,7 +118,7 @@ def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, 
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "ranks start processes with MPI_Comm_spawn, whose output is shown")
+@pytest.mark.framework(*SYSTEM, "MPI_Comm_spawn")
 def test_ranks_spawn_processes(make: Make, mpi: Mpi, leftovers: Leftovers, capfd: pytest.CaptureFixture[str]) -> None:
     run = make(2, launch=mpi, env={"MARK": "x"}).submit(launched.add_with_spawned, 3, launched.SPAWNED, "spawn")
     (total, seen), *_ = run.results(2 * watch.DEADLINE)
@@ -190,7 +190,7 @@ def are_noted(run: str) -> bool:
     return all(any(name in each for each in lists) for name in found)
 
 
-@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, no process is left that ranks have spawned")
+@pytest.mark.framework(*SYSTEM, "the death of a process, with spawned ones")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(["none", "rank", "agent", "executor", "spawned"], ["none", "rank", "spawned"], ["rank"]),
@@ -232,7 +232,7 @@ def victims_of(implementation: str) -> list[str]:
     return [victim for victim in ["none", *KILLS] if victim != "proxy" or implementation == "mpich"]
 
 
-@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
+@pytest.mark.framework(*SYSTEM, "the death of a process")
 @pytest.mark.parametrize(
     ("mpi", "mode", "victim"),
     [
@@ -251,7 +251,7 @@ def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, left
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
+@pytest.mark.framework(*SYSTEM, "the death of the driver")
 @pytest.mark.parametrize("path", IMPLEMENTATIONS)
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 2, tmp_path, leftovers)

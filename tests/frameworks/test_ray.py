@@ -109,7 +109,7 @@ def fail_in_a_task() -> None:
     ray.get(task.remote())
 
 
-@pytest.mark.framework(*SYSTEM, "the run's error is that of the task or function that fails")
+@pytest.mark.framework(*SYSTEM, "the first failure of a task or function")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
 def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> None:
     run = make(2, launch=LAUNCH, grace_period=2).submit(function)
@@ -193,7 +193,7 @@ KILLS = victims.with_companions(
 )
 
 
-@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
+@pytest.mark.framework(*SYSTEM, "the death of a process")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(["none", *KILLS], ["none", "head", "rank", "agent"], ["raylet", "companion", "executor"]),
@@ -206,6 +206,6 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
+@pytest.mark.framework(*SYSTEM, "the death of the driver")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("ray", LOCAL, 2, tmp_path, leftovers)

@@ -57,7 +57,7 @@ def read(folder: str, kill: str = "") -> list[int]:
     return seen
 
 
-@pytest.mark.framework(*SYSTEM, "each sample once, on the ranks of one host (on executors, with local_ranks='host')")
+@pytest.mark.framework(*SYSTEM, "each sample once")
 def test_ranks_share_an_epoch(make: Make, mode: str, shards: str) -> None:
     options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}
     seen = make(2, **options).submit(read, shards).results(watch.DEADLINE)
@@ -65,7 +65,7 @@ def test_ranks_share_an_epoch(make: Make, mode: str, shards: str) -> None:
     assert {len(each) for each in seen} == {SAMPLES // 2}
 
 
-@pytest.mark.framework(*SYSTEM, "a run that run.kill() has ended leaves no shared memory")
+@pytest.mark.framework(*SYSTEM, "no shared memory after run.kill()")
 def test_a_run_that_is_killed_leaves_nothing_that_the_next_one_finds(make: Make, shards: str, tmp_path: Path) -> None:
     before = {path.name for path in Path("/dev/shm").iterdir()}
     run = make(2, local_ranks="host").submit(read, shards, str(tmp_path / "ready"))
@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_the_next_one_finds(make: Make,
 @pytest.mark.framework(
     "mosaicml-streaming",
     "mosaicml-streaming",
-    "executors that share a host, without local_ranks='host': a warning says that they share it",
+    "the warning without local_ranks='host'",
     where="executors",
 )
 def test_executors_that_number_their_own_ranks_collide_and_are_advised(

@@ -42,7 +42,7 @@ def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"chief 0", "worker 0", "ps 0", "evaluator 0", "trained"}
 
 
-@pytest.mark.framework(*SYSTEM, "the error names a parameter server that fails")
+@pytest.mark.framework(*SYSTEM, "a parameter server that fails")
 def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) -> None:
     run = make(3, launch=TensorFlow(parameter_servers=1), grace_period=2).submit(
         launched.serve_or_train, str(tmp_path), fail="ps 0"
@@ -54,7 +54,7 @@ def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) ->
 SERVERS = "parameter-servers"
 
 
-@pytest.mark.framework(*SYSTEM, "if a process of the run is killed, the error says what was lost; no process is left")
+@pytest.mark.framework(*SYSTEM, "the death of a process")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(
@@ -69,7 +69,7 @@ def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Le
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
+@pytest.mark.framework(*SYSTEM, "the death of the driver")
 @pytest.mark.parametrize("path", [SERVERS, pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 4, tmp_path, leftovers)
@@ -85,9 +85,7 @@ def fit_with_keras() -> None:
     model.fit(tf.ones((8, 2)), tf.ones((8, 1)), batch_size=4, verbose=0)
 
 
-@pytest.mark.framework(
-    *SYSTEM, "model.fit of Keras 3, which does not train on several processes: the error says what to do"
-)
+@pytest.mark.framework(*SYSTEM, "the error of Keras 3's model.fit")
 def test_keras_3_gets_advice(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="Keras 3 does not train with strategies of several processes"):
         make_local(2, launch="tensorflow", grace_period=2).submit(fit_with_keras).result(watch.DEADLINE)
@@ -97,7 +95,7 @@ def config() -> Any:
     return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
 
 
-@pytest.mark.framework(*SYSTEM, "imported before ranks start, by the process from which they are forked")
+@pytest.mark.framework(*SYSTEM, "imported before the fork")
 def test_all_processes_count_and_have_tensorflow_at_once(make_local: Make) -> None:
     values = make_local(2, launch=TensorFlow()).submit(config).results(watch.DEADLINE)
     assert values == [({"type": "worker", "index": index}, True, True) for index in (0, 1)]

@@ -96,7 +96,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
     ],
     indirect=["mode"],
 )
-@pytest.mark.framework("Transformers", "transformers", "Trainer with DeepSpeed, ZeRO-2: --deepspeed CONFIG")
+@pytest.mark.framework("Transformers", "transformers", "Trainer with ZeRO-2")
 def test_a_trainers_script(
     run: Any, kind: Any, cpu: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

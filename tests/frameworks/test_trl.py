@@ -150,20 +150,20 @@ ROWS = [
     pytest.param(
         (SFT, ["llama+full"], True),
         id="sft-llama",
-        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning, Llama-style model"),
+        marks=pytest.mark.framework("TRL", "trl", "SFT, Llama-style"),
     ),
     pytest.param(
         (SFT, ["gpt-oss+full"], True),
         id="sft-gpt-oss",
         marks=[
             pytest.mark.long,
-            pytest.mark.framework("TRL", "trl", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
+            pytest.mark.framework("TRL", "trl", "SFT, GPT-OSS-style"),
         ],
     ),
     pytest.param(
         (SFT, ["llama+lora"], True),
         id="sft-lora",
-        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning with LoRA (PEFT)"),
+        marks=pytest.mark.framework("TRL", "trl", "SFT with LoRA"),
     ),
     pytest.param((DPO, [], True), id="dpo", marks=[pytest.mark.long, pytest.mark.framework("TRL", "trl", "DPO")]),
     # The loss of GRPO begins at 0.
@@ -217,7 +217,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return {"working_dir": tmp_path / "work", "output_dir": tmp_path / "back"}
 
 
-@pytest.mark.framework("Transformers", "transformers", "Trainer, resumed from its own checkpoint")
+@pytest.mark.framework("Transformers", "transformers", "Trainer, resumed")
 def test_the_trainer_resumes_its_own_checkpoint(
     make: Make, mode: str, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,9 +252,7 @@ trainer.train(""",
 )
 
 
-@pytest.mark.framework(
-    "Transformers", "transformers", "Trainer with one rank, a checkpoint on SIGTERM (enable_jit_checkpoint)"
-)
+@pytest.mark.framework("Transformers", "transformers", "a checkpoint on SIGTERM, one rank")
 def test_a_checkpoint_on_sigterm_is_kept(
     make: Make, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,7 +295,7 @@ ZERO_3 = {
 
 
 @pytest.mark.usefixtures("deepspeed")
-@pytest.mark.framework("TRL", "trl", "supervised fine-tuning with DeepSpeed's ZeRO-3")
+@pytest.mark.framework("TRL", "trl", "SFT with ZeRO-3")
 def test_trl_trains_with_zero_3(
     make: Make, script: Any, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,9 +309,7 @@ def test_trl_trains_with_zero_3(
     assert out.count("with DeepSpeedEngine") == 2
 
 
-@pytest.mark.framework(
-    "Transformers", "transformers", "ranks that load a dataset at the same time share one copy in the cache"
-)
+@pytest.mark.framework("Transformers", "transformers", "one cached copy of a dataset")
 def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n' * 100)

@@ -106,8 +106,8 @@ def assert_together(told: list[dict[str, Any]], device: str) -> None:
 @pytest.mark.parametrize(
     "full",
     [
-        pytest.param(True, marks=pytest.mark.framework(*SYSTEM, "supervised fine-tuning, all parameters")),
-        pytest.param(False, marks=pytest.mark.framework(*SYSTEM, "supervised fine-tuning with LoRA")),
+        pytest.param(True, marks=pytest.mark.framework(*SYSTEM, "SFT")),
+        pytest.param(False, marks=pytest.mark.framework(*SYSTEM, "SFT with LoRA")),
     ],
     ids=["full", "lora"],
 )
@@ -118,7 +118,7 @@ def test_ranks_train_together(full: bool, make: Make, mode: str, options: dict[s
     assert (options["output_dir"] / "out" / saved).exists()
 
 
-@pytest.mark.framework(*SYSTEM, "imported before the packages that it patches", where="local")
+@pytest.mark.framework(*SYSTEM, "imported before what it patches", where="local")
 @pytest.mark.parametrize("preload", [["transformers"], []], ids=["transformers", "nothing"])
 def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], make_local: Make) -> None:
     def complains() -> bool:
@@ -134,7 +134,7 @@ def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], ma
 
 @pytest.mark.framework(
     *SYSTEM,
-    "without a GPU, and with training on CPUs switched off: the error says what to do (no training)",
+    "the error without a GPU",
     where="local",
 )
 def test_without_a_gpu_it_is_advised(make_local: Make, options: dict[str, Any]) -> None:
@@ -146,6 +146,6 @@ def test_without_a_gpu_it_is_advised(make_local: Make, options: dict[str, Any]) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(len(local_gpus(os.environ)) < 2, reason="fewer than two GPUs are visible on this machine")
-@pytest.mark.framework(*SYSTEM, "supervised fine-tuning with LoRA", where="GPU")
+@pytest.mark.framework(*SYSTEM, "SFT with LoRA", where="GPU")
 def test_ranks_train_together_on_gpus(options: dict[str, Any]) -> None:
     assert_together(TorchDistributor(2, True, **options).submit(tune, False).results(4 * watch.DEADLINE), "cuda")

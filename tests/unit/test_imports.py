@@ -57,13 +57,18 @@ def loaded_by(statement):
             "from distributor.compat.databricks import air, serverless_gpu",
             {"torch", "pyspark", "ray", "cryptography", "rich"},
         ),
-        ("from distributor.compat import azureml, horovod", {"torch", "pyspark", "ray", "tensorflow"}),
-        ("from distributor.compat.horovod import HorovodRunner, run", {"torch", "pyspark"}),
-        ("from distributor.compat.horovod import torch", {"pyspark", "cloudpickle", "distributor.api.distributor"}),
+        ("from distributor.compat import azureml", {"torch", "pyspark", "ray", "tensorflow"}),
     ],
 )
 def test_an_import_loads_only_what_it_needs(statement, absent):
     assert not absent & loaded_by(statement)
+
+
+def test_launch_paths_load_on_first_use():
+    assert not {name for name in loaded_by("import distributor") if name.startswith("distributor.launch")}
+    loaded = {name for name in loaded_by("import distributor.launch") if name.startswith("distributor.launch")}
+    assert loaded == {"distributor.launch"}
+    assert "distributor.launch.ray.path" in loaded_by("from distributor.launch import Ray")
 
 
 def test_names_of_the_package_load_on_first_use():
@@ -151,7 +156,8 @@ ROOMS = {
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
 PROGRAMS = {
-    "launch/accelerate/launch.py": {"shipping"},
+    "launch/accelerate/configuration.py": {"shipping"},
+    "launch/accelerate/path.py": {"shipping"},
     "launch/jax/cluster.py": {"rank.imports"},
     "launch/mpi/connector.py": {"channel.control"},
     "launch/mpi/rank.py": {"rank.imports"},
@@ -215,11 +221,6 @@ def test_a_room_says_where_it_runs(room):
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
-                "compat/horovod/collectives.py",
-                "compat/horovod/compression.py",
-                "compat/horovod/optimizer.py",
-                "compat/horovod/state.py",
-                "compat/horovod/world.py",
                 "launch/deepspeed/checkpoint.py",
                 "launch/deepspeed/extensions.py",
                 "runtime.py",

@@ -16,7 +16,8 @@ from distributor.text import notices
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Variables that choose a pool of GPUs: https://api-docs.databricks.com/python/serverless_gpu/overview.html
+#: Environment variables with which notebooks choose one of Databricks' pools of GPUs. Source:
+#: https://api-docs.databricks.com/python/serverless_gpu/overview.html
 POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
 
 
@@ -24,6 +25,11 @@ class DistributedFunction(Generic[P, T]):
     """A function that also runs in many processes: ``function.distributed(*args, **kwargs)``.
 
     A plain call runs the function once, in this process, as if it were not decorated.
+
+    Args:
+        function: the user's function.
+        request: what the decorator asks for, such as a number of processes.
+        target: the function that each process calls: ``function``, or a wrapper of it.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -59,19 +65,13 @@ class DistributedFunction(Generic[P, T]):
         return run_all(replace(self._request, options=options), self._target, args, kwargs)
 
 
-def as_it_is(function: T) -> T:
-    """Return the function unchanged.
-
-    >>> as_it_is(len) is len
-    True
-    """
-    return function
-
-
 def decorator(
-    request: Request, prepare: Callable[[Any], Any] = as_it_is
+    request: Request, prepare: Callable[[Any], Any] = lambda function: function
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return a decorator for ``request``; ``prepare`` makes the function that each process calls."""
+    """Return a decorator that makes a function run in the processes that ``request`` describes.
+
+    ``prepare`` gets the decorated function, and returns the function that each process calls.
+    """
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
@@ -82,16 +82,21 @@ def decorator(
 
 
 def bare(function: Any, name: str) -> None:
-    """Raise ConfigurationError if a decorator was used without parentheses, and so got the decorated function."""
+    """Raise an error if a decorator was used without parentheses: its first argument is then the decorated function.
+
+    Raises:
+        ConfigurationError: the decorator's first argument is a function, since the parentheses are missing.
+    """
     if callable(function) and not isinstance(function, type):
         raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return which of :data:`POOLS` are set.
+    """Return which of the environment variables in :data:`POOLS` are set. They choose one of Databricks' pools of GPUs.
 
-    >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
-    ['DATABRICKS_REMOTE_GPU_POOL_ID']
+    Example:
+        >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
+        ['DATABRICKS_REMOTE_GPU_POOL_ID']
     """
     return [name for name in POOLS if environ.get(name)]
 
@@ -99,8 +104,9 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the notebook's MLflow variables, which ranks get so that they log to the notebook's MLflow run.
 
-    >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
-    {'MLFLOW_RUN_ID': '7'}
+    Example:
+        >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
+        {'MLFLOW_RUN_ID': '7'}
     """
     return {name: value for name, value in environ.items() if name.startswith("MLFLOW_")}
 
@@ -108,7 +114,8 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 def in_words(name: str, **given: Any) -> str:
     """Return a decorator call as a user would write it.
 
-    >>> in_words("distributed", gpus=8, gpu_type=None)
-    '@distributed(gpus=8)'
+    Example:
+        >>> in_words("distributed", gpus=8, gpu_type=None)
+        '@distributed(gpus=8)'
     """
     return f"@{name}({', '.join(f'{key}={value!r}' for key, value in given.items() if value is not None)})"

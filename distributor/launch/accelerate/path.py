@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from distributor.errors import ConfigurationError
+from distributor.launch.accelerate import configuration
 from distributor.launch.torchrun import Torchrun
+from distributor.shipping import modules
 from distributor.values.launch_path import BasePath
 from distributor.values.plan import Plan, Site
 
 
 @dataclass(frozen=True)
-class AccelerateRanks(BasePath):
-    """The launch path for Accelerate. Ranks start as with torchrun, and get Accelerate's settings as variables.
+class Accelerate(BasePath):
+    """The launch path that starts ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
 
-    Attributes:
-        config: path of Accelerate's configuration file on the driver; "" if there is none.
-        variables: names and values of the environment variables that ``accelerate launch`` would set.
+    Ranks get the environment variables that ``accelerate launch`` would set. The run itself sets the number of ranks,
+    and the ports, threads and devices that they use; the file's values for these (such as ``num_processes`` and
+    ``gpu_ids``) are ignored. A file for a kind of training that the run cannot do is an error: for example, a file with
+    ``use_cpu: true`` for a run with GPUs, or a file for TPUs.
+
+    Args:
+        config: path of Accelerate's configuration file on the driver. ``None`` (default): the file
+            ``~/.cache/huggingface/accelerate/default_config.yaml``, which Accelerate finds by itself. If there is no
+            such file, Accelerate's default values apply.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> Distributor(8, launch=Accelerate("fsdp.yaml")).run("train.py")  # doctest: +SKIP
     """
 
     name: ClassVar[str] = "accelerate"
@@ -26,8 +42,27 @@ class AccelerateRanks(BasePath):
     uses_torch: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"accelerate": "launch=Accelerate()"})
 
-    config: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
+    config: str | os.PathLike[str] | None = None
+    variables: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)  # what resolve() has read
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> Accelerate:
+        """Read the Accelerate configuration, and return the launch path with the configuration's environment variables.
+
+        Raises:
+            ConfigurationError: the configuration file does not exist or does not suit the run, Accelerate rejects the
+                file or takes too long to read it, or Accelerate is not installed.
+        """
+        path = "" if self.config is None else os.fspath(self.config)
+        if path and not Path(path).is_file():
+            raise ConfigurationError(f"there is no Accelerate configuration {path!r}: pass the path of a file")
+        if modules.find("accelerate") is None:
+            raise ConfigurationError(
+                f"launch=Accelerate() needs accelerate, which is not installed for {sys.executable}: pip install "
+                "accelerate"
+            )
+        told = configuration.ask(path, num_processes, use_gpu)
+        configuration.check(told, use_gpu)
+        return Accelerate(told["config"] or None, variables=tuple(sorted(told["variables"].items())))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get. The user's own variables take precedence."""

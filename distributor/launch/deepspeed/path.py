@@ -5,13 +5,19 @@ Spark provides the nodes, so this launch path needs no ``deepspeed`` runner, no 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
+from distributor.errors import ConfigurationError
+from distributor.launch.deepspeed import reading
+from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
+from distributor.values.checks import check_seconds
 from distributor.values.job import Function, Job, Target
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
@@ -23,7 +29,7 @@ CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: Which arguments with the configuration's path are appended to ``sys.argv``; see :class:`DeepspeedRanks`.
+#: Which arguments with the configuration's path are appended to ``sys.argv``; see :class:`DeepSpeed`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
 #: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
@@ -36,39 +42,75 @@ _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (
 
 
 @dataclass(frozen=True)
-class DeepspeedRanks(BasePath):
-    """The launch path for DeepSpeed. Ranks start as with torchrun, and find DeepSpeed's configuration in a file.
+class DeepSpeed(BasePath):
+    """The launch path (way to start ranks) that trains with DeepSpeed.
 
-    Attributes:
-        config: the final configuration as JSON, for ``deepspeed.initialize``; ``None`` if there is no configuration.
-        given: the same configuration, with "auto" wherever Accelerate or Transformers may fill in a value from the
-            user's training settings.
-        stage: the ZeRO stage of the configuration.
-        precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-        extensions: names of the builders of the C++ or CUDA extensions that ranks load.
-        extensions_timeout: maximum number of seconds that ranks of a node wait while another rank builds extensions.
-        script_arguments: which arguments functions, scripts and modules get. ``"deepspeed"``: ``--deepspeed
-            --deepspeed_config PATH``, or only ``--deepspeed`` if there is no configuration. ``"trainer"``:
-            ``--deepspeed PATH``, which Hugging Face's Trainer takes. ``False``: none.
+    Args:
+        config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
+            :func:`distributor.zero` makes such a dict. ``"auto"`` values are filled in. A training function reads the
+            final configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
+            ``None`` (default): the training code has its own configuration.
+        auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
+            ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
+            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
+            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, if
+            they are given. Bucket sizes get DeepSpeed's defaults. Everything else gets the defaults of Hugging Face's
+            ``TrainingArguments``, except that ``warmup_steps`` defaults to 1 and ``total_steps`` has no default. For
+            Accelerate and Transformers, only the values given here are filled in, since these libraries fill in the
+            others from the model and their own settings.
+        script_arguments: what is appended to ``sys.argv`` of functions, scripts and modules. ``"deepspeed"``
+            (default): ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
+            configuration. ``"trainer"``: ``--deepspeed PATH``, for code that parses ``TrainingArguments`` of
+            Transformers or TRL. ``False``: nothing.
+        extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
+            compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in
+            ``~/.cache/distributor`` or in ``TORCH_EXTENSIONS_DIR``.
+
+    Example:
+        >>> from distributor import Distributor, zero
+        >>> Distributor(8, launch=DeepSpeed(zero(3))).run(train)  # doctest: +SKIP
     """
 
     name: ClassVar[str] = "deepspeed"
     restarts: ClassVar[bool] = True
     uses_torch: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    spark_prefix: ClassVar[str] = "deepspeed"
 
-    config: str | None = None
-    given: str | None = None
-    stage: int = 0
-    precision: str = "fp32"
-    extensions: tuple[str, ...] = ()
-    extensions_timeout: float = 600.0
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    auto: Mapping[str, Any] | None = None
     script_arguments: ScriptArguments = "deepspeed"
+    extensions_timeout: float = 600.0
+    resolved: ResolvedConfig | None = field(default=None, kw_only=True, repr=False)  # resolve() makes it from config
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> DeepSpeed:
+        """Check and complete the configuration, and return the launch path with it as data for the nodes.
+
+        Raises:
+            ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.
+        """
+        timeout = check_seconds("extensions_timeout", self.extensions_timeout, 1)
+        kind = _check_arguments(self.script_arguments, self.config is not None)
+        if self.config is None:
+            if self.auto is not None:
+                raise ConfigurationError(
+                    f"auto={dict(self.auto)!r} fills in a deepspeedConfig, but there is none: pass one"
+                )
+            return DeepSpeed(script_arguments=kind, extensions_timeout=timeout)
+        config, auto = reading.read(self.config), self.auto or {}
+        resolved = ResolvedConfig.of(config, num_processes, use_gpu, auto)
+        source = json.loads(json.dumps(config)) if isinstance(self.config, Mapping) else str(os.fspath(self.config))
+        return DeepSpeed(source, None if self.auto is None else _portable(auto), kind, timeout, resolved=resolved)
 
     @property
     def needs(self) -> Mapping[str, str]:
         """The modules that ranks must be able to import, each with the name of the option that requires it."""
         return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
+
+    @property
+    def deepspeed_config(self) -> str | None:
+        """The final configuration as JSON, for ``deepspeed.initialize``; ``None`` if there is no configuration."""
+        return None if self.resolved is None else self.resolved.final
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that must be set before torch is imported."""
@@ -85,21 +127,42 @@ class DeepspeedRanks(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node: what its ranks run, and in which environment."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
-        files = {name: text for name, text in ((_CONFIG, self.config), (_GIVEN, self.given)) if text is not None}
+        resolved = self.resolved
+        files = {} if resolved is None else {_CONFIG: resolved.final, _GIVEN: resolved.given}
         paths = {name: os.path.join(site.folder, name) for name in files}
         return replace(
             plan,
             target=_with_arguments(plan.target, self.script_arguments, paths),
-            node_env={**_libraries(self, paths), **plan.node_env},
+            node_env={**_libraries(resolved, paths), **plan.node_env},
             rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
             files=files,
             elsewhere=_shared_memory(placement, node),
             first=Call(
                 "distributor.launch.deepspeed.extensions",
                 "load",
-                {"names": self.extensions, "timeout": self.extensions_timeout},
+                {"names": () if resolved is None else resolved.extensions, "timeout": self.extensions_timeout},
             ),
         )
+
+
+def _portable(auto: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for "auto" settings as plain data, without those that JSON cannot express: no setting used them."""
+    portable = {}
+    for name, value in auto.items():
+        with suppress(TypeError, ValueError):
+            portable[name] = json.loads(json.dumps(value))
+    return portable
+
+
+def _check_arguments(kind: Any, has_config: bool) -> ScriptArguments:
+    if kind is not False and kind not in ("deepspeed", "trainer"):
+        raise ConfigurationError(f"script_arguments must be 'deepspeed', 'trainer' or False, not {kind!r}")
+    if kind == "trainer" and not has_config:
+        raise ConfigurationError(
+            "script_arguments='trainer' passes a deepspeedConfig to the script, but there is none: pass one"
+        )
+    checked: ScriptArguments = kind
+    return checked
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
@@ -194,7 +257,7 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
     return tuple(f"{prefix}_{rank}" for rank in node.ranks)
 
 
-def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
+def _libraries(resolved: ResolvedConfig | None, paths: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
 
     From these variables, Accelerate and Transformers learn that they must use DeepSpeed, and with which configuration.
@@ -202,13 +265,13 @@ def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """
-    if not paths:  # no configuration: with these variables, the libraries would use one of their own
+    if resolved is None:  # no configuration: with these variables, the libraries would use one of their own
         return {}
     return {
         CONFIG_PATH: paths[_CONFIG],
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_CONFIG_DS_FIELDS": "none",
         "ACCELERATE_DEEPSPEED_CONFIG_FILE": paths[_GIVEN],
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(asked.stage),
-        "ACCELERATE_MIXED_PRECISION": "no" if asked.precision == "fp32" else asked.precision,
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(resolved.stage),
+        "ACCELERATE_MIXED_PRECISION": "no" if resolved.precision == "fp32" else resolved.precision,
     }

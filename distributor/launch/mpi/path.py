@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath, key
@@ -15,21 +17,45 @@ from distributor.values.plan import Call, Companion, Plan, Site
 
 
 @dataclass(frozen=True)
-class MpiNodes(BasePath):
-    """The launch path for MPI. Ranks get torchrun's environment variables, and are also processes of one MPI program.
+class Mpi(BasePath):
+    """The launch path for code that calls MPI, for example with mpi4py.
 
-    Attributes:
-        secret: the secret from which the run's keys are made. A process without these keys gets neither the place of a
-            rank from a companion nor the command of a daemon from node 0. MPI's own connections do not use these keys.
-        implementation: name of the MPI implementation; ``None`` for the implementation that node 0 has.
+    ``COMM_WORLD`` contains the run's ranks, in rank order. MPICH or Open MPI 5 must be installed on each node
+    (``pip install mpich mpi4py``). MPI's own process manager connects the ranks, without ssh. Ranks are started as on
+    the other launch paths, and have torchrun's environment variables too, so the same code may use
+    ``torch.distributed``.
+
+    Args:
+        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the implementation that node 0 has; MPICH if
+            node 0 has both.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> def train():
+        ...     from mpi4py import MPI
+        ...     return MPI.COMM_WORLD.allreduce(1)
+        >>> Distributor(8, launch=Mpi()).run(train)  # doctest: +SKIP
+        8
     """
 
     name: ClassVar[str] = "mpi"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ports: ClassVar[int] = 1
 
-    secret: str = field(repr=False)
     implementation: str | None = None
+    # A process without the keys made from it gets neither the place of a rank nor the command of a daemon. MPI's own
+    # connections do not use these keys.
+    secret: str = field(default="", kw_only=True, repr=False)
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> Mpi:
+        """Check ``implementation``, and return the launch path with a new secret.
+
+        Raises:
+            ConfigurationError: ``implementation`` is unknown.
+        """
+        if self.implementation not in (None, "mpich", "openmpi"):
+            raise ConfigurationError(f"implementation must be 'mpich' or 'openmpi', not {self.implementation!r}")
+        return replace(self, secret=secrets.token_hex(16))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that :class:`Torchrun` sets for all ranks."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.text import wording
+from distributor.values.checks import check_memory
 from distributor.values.launch_path import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
+
+#: Minimum size of an object store in bytes. Source: ``ray/_private/ray_constants.py``.
+_LEAST = 78_643_200
 
 #: Maximum length of the path of Ray's folder. A socket's path has at most 107 bytes (unix(7)), and Ray appends
 #: names such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
@@ -20,12 +26,26 @@ _LONGEST = 42
 
 
 @dataclass(frozen=True)
-class RayNodes(BasePath):
-    """The launch path for Ray. Each node of the run joins one Ray cluster, with the CPUs and GPUs of the node's tasks.
+class Ray(BasePath):
+    """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
 
-    Attributes:
-        secret: the secret from which the run's token is made. Nobody without the token can use the cluster.
-        object_store_memory: number of bytes of each node's object store; ``None`` leaves the choice to Ray.
+    ``num_processes`` is the number of Ray workers that fit into the cluster. Each node offers Ray the CPUs and GPUs
+    that the workers on this node need. The user's function runs on node 0. There, ``ray.init()`` joins the cluster. If
+    the function does not call ``ray.init()``, Ray itself does so when Ray is first used. ``run()`` returns what the
+    function returns. The cluster ends when the function ends. The cluster accepts only the processes of the run, which
+    have the cluster's token.
+
+    Args:
+        object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
+            (default): Ray's own default, at most 30 % of the memory that is available when Ray starts.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> def train():
+        ...     from ray.train import ScalingConfig
+        ...     from ray.train.torch import TorchTrainer
+        ...     return TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=8)).fit().metrics
+        >>> Distributor(8, launch=Ray(object_store_memory="2g")).run(train)  # doctest: +SKIP
     """
 
     name: ClassVar[str] = "ray"
@@ -33,8 +53,24 @@ class RayNodes(BasePath):
     ports: ClassVar[int] = 2
     once: ClassVar[bool] = True
 
-    secret: str = field(repr=False)
-    object_store_memory: int | None = None
+    object_store_memory: int | str | None = None
+    secret: str = field(default="", kw_only=True, repr=False)  # of this run; the cluster's token is made from it
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> Ray:
+        """Check ``object_store_memory``, and return the launch path with this size in bytes and a new secret.
+
+        Raises:
+            ConfigurationError: the size of the object store is invalid.
+        """
+        size = self.object_store_memory
+        if size is not None:
+            size = check_memory("object_store_memory", size)
+            if size < _LEAST:
+                raise ConfigurationError(
+                    f"object_store_memory must be at least {_LEAST:,} bytes (Ray's minimum), not "
+                    f"{self.object_store_memory!r}"
+                )
+        return Ray(size, secret=secrets.token_hex(16))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that :class:`Torchrun` sets for all ranks."""

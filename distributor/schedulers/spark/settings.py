@@ -54,7 +54,7 @@ def check_encryption(session: SparkSession, job: Job) -> None:
         if is_true(conf(session, "spark.authenticate")):
             _warn_once(session, _UNAUTHENTICATED)
         return
-    accept = f"{'deepspeed' if job.launch.name == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
+    accept = f"{job.launch.spark_prefix}.spark.distributor.ignoreSsl"
     told = (
         f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks ignore this. NOT encrypted: "
         "NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. Encrypted: log "

@@ -9,8 +9,7 @@ import pytest
 from distributor.api.build import build_job, ranks_env
 from distributor.api.parameters import Options
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed.path import DeepspeedRanks
-from distributor.launch.ray.path import RayNodes
+from distributor.launch import DeepSpeed, Ray
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job, Module, OutputDir, TaskProfile, Widths, WorkingDir, warmth
 from distributor.values.options import Resources, Variables
@@ -59,7 +58,7 @@ def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
     with pytest.raises(
         ConfigurationError, match=r"stall_timeout=5 watches ranks, but the processes of launch='ray' are not ranks"
     ):
-        built(RayNodes("s"), stall_timeout=5)
+        built(Ray(), stall_timeout=5)
 
 
 def test_every_run_has_an_identifier_of_its_own() -> None:
@@ -68,7 +67,7 @@ def test_every_run_has_an_identifier_of_its_own() -> None:
 
 def test_variables_of_the_user_come_last() -> None:
     environ = {"W_A": "forwarded", "W_B": "forwarded", "DS_ACCELERATOR": "forwarded", "OTHER": "stays"}
-    job = built(DeepspeedRanks(), environ=environ, env={"W_B": "env"}, forward_env=["W_*", "DS_*"])
+    job = built(DeepSpeed(), environ=environ, env={"W_B": "env"}, forward_env=["W_*", "DS_*"])
     assert {name: job.env.get(name) for name in [*environ, "PYTORCH_NVML_BASED_CUDA_CHECK"]} == {
         "W_A": "forwarded",
         "W_B": "env",
@@ -84,7 +83,7 @@ def test_the_rank_contract_is_never_forwarded(name: str) -> None:
 
 
 def test_modules_of_the_launch_path_are_loaded_before_those_of_the_user() -> None:
-    job = built(DeepspeedRanks(), preload=["json"])
+    job = built(DeepSpeed(), preload=["json"])
     assert job.preload == ("deepspeed", "json")
     wanted = warmth(job)
     assert wanted is not None and wanted["preload"] == ["deepspeed", "json"]
@@ -92,4 +91,4 @@ def test_modules_of_the_launch_path_are_loaded_before_those_of_the_user() -> Non
 
 @pytest.mark.parametrize("options", [{"keep_warm": 0}, {"start_method": "spawn"}])
 def test_a_launch_path_may_need_modules_without_a_warm_process(options: dict[str, Any]) -> None:
-    assert warmth(built(DeepspeedRanks(), **options)) is None
+    assert warmth(built(DeepSpeed(), **options)) is None

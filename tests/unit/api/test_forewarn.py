@@ -8,7 +8,7 @@ import pytest
 from jobs import make_job
 
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
-from distributor.launch.deepspeed.path import DeepspeedRanks
+from distributor.launch import DeepSpeed
 from distributor.values.job import Function, Module, Script
 
 
@@ -40,7 +40,7 @@ def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str]
     [
         pytest.param({"target": Script("train.py", b"", ("--deepspeed", "ds.json"))}, {}, "--deepspeed", id="argument"),
         pytest.param({}, {"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED", id="inherited"),
-        pytest.param({"launch": DeepspeedRanks()}, {"ACCELERATE_USE_DEEPSPEED": "true"}, None, id="deepspeeds-path"),
+        pytest.param({"launch": DeepSpeed()}, {"ACCELERATE_USE_DEEPSPEED": "true"}, None, id="deepspeeds-path"),
         pytest.param({"use_gpu": True}, {"ACCELERATE_USE_DEEPSPEED": "true"}, None, id="on-gpus"),
         pytest.param({}, {}, None, id="nothing"),
     ],

@@ -25,8 +25,7 @@ from distributor.errors import (
     StartError,
     TrainingError,
 )
-from distributor.launch.accelerate.launch import Accelerate
-from distributor.launch.deepspeed.launch import DeepSpeed
+from distributor.launch import Accelerate, DeepSpeed
 from distributor.launch.torchrun import Torchrun
 from distributor.values.outcome import Failure
 

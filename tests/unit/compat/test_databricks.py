@@ -21,6 +21,7 @@ from distributor.compat.databricks.serverless_gpu import (
     ray as serverless_ray,
     runtime,
 )
+from distributor.compat.refused import REFUSED
 from distributor.launch import Ray, Torchrun
 
 
@@ -66,7 +67,7 @@ def test_wrong_arguments_of_the_decorators(call: Any, told: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("name", air.data.INSTEAD)
+@pytest.mark.parametrize("name", REFUSED["databricks.air.data"][1])
 def test_data_loaders_of_databricks_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"databricks.air.data.{name} needs Databricks' services.*: use torch"):
         getattr(air.data, name)

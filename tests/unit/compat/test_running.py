@@ -20,8 +20,8 @@ from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Site
 
 ASKED = Request("@distributed(gpus=8)", "gpus", 8, use_gpu=True, accelerator="H100", otherwise="do without")
-EVERY = Request("run()", "num_proc")
-CLUSTER = Place(executors=True, gpus=16, cpus=64)
+EVERY = Request("@distributed()", "gpus")
+CLUSTER = Place(executors=True, gpus=16)
 
 
 def at(place: Place) -> Any:
@@ -44,8 +44,8 @@ def test_gpu_types_are_checked_where_gpus_are() -> None:
     assert settle(replace(ASKED, accelerator=None), None, at(CLUSTER)).launch == Torchrun()
 
 
-def test_all_slots_are_gpus_or_else_cpus() -> None:
-    with_gpus, without = settle(EVERY, None, at(CLUSTER)), settle(EVERY, None, at(Place(cpus=4)))
+def test_all_gpus_are_taken_or_else_the_cpu() -> None:
+    with_gpus, without = settle(EVERY, None, at(CLUSTER)), settle(replace(EVERY, processes=4), None, at(Place()))
     assert (with_gpus.processes, with_gpus.use_gpu) == (16, True)
     assert (without.processes, without.use_gpu) == (4, False)
 
@@ -56,13 +56,8 @@ def test_all_slots_are_gpus_or_else_cpus() -> None:
         (ASKED, Place(exists=False), ConfigurationError, "none is active: create one first .*, or do without"),
         (ASKED, Place(gpus=4), ResourceError, r"@distributed\(gpus=8\) needs 8 GPUs, but this machine has 4: ask"),
         (replace(ASKED, processes=None), Place(), ResourceError, "takes all GPUs of this machine, but there are none"),
-        (
-            EVERY,
-            Place(executors=True, cpus=0),
-            ResourceError,
-            "takes all slots of the executors, but there are none: start",
-        ),
-        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "slots is not known .*: pass num_proc="),
+        (EVERY, Place(executors=True), ResourceError, "takes all GPUs of the executors, but there are none: start"),
+        (EVERY, Place(executors=True, gpus=None), ConfigurationError, "their number is not known .*: pass gpus="),
         (ASKED, Place(executors=True), ResourceError, "needs 8 GPUs, but executors have none: set spark.executor.res"),
     ],
 )
@@ -72,7 +67,7 @@ def test_requests_that_cannot_be(asked: Request, place: Place, error: type[Excep
 
 
 def test_gpus_that_have_not_come_up_yet_are_used() -> None:
-    settled = settle(replace(EVERY, processes=2), None, at(Place(executors=True, gpus=None, cpus=None)))
+    settled = settle(replace(EVERY, processes=2), None, at(Place(executors=True, gpus=None)))
     assert (settled.processes, settled.use_gpu) == (2, True)
 
 
@@ -83,11 +78,13 @@ def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
 
 
 def test_options_may_say_where_to_train_and_whether_to_use_gpus() -> None:
-    asked = with_options(replace(EVERY, options={"name": "a", "logs": "all"}), {"use_gpu": False, "name": "b"})
+    asked = with_options(
+        replace(EVERY, processes=2, options={"name": "a", "logs": "all"}), {"use_gpu": False, "name": "b"}
+    )
     settled = settle(asked, None, at(CLUSTER))
-    assert (settled.processes, settled.use_gpu, settled.options) == (64, False, {"name": "b", "logs": "all"})
+    assert (settled.processes, settled.use_gpu, settled.options) == (2, False, {"name": "b", "logs": "all"})
     here = with_options(EVERY, {"local_mode": True})
-    assert settle(here, None, lambda mode: Place(cpus=4) if mode else CLUSTER).processes == 4
+    assert settle(here, None, lambda mode: Place(gpus=4) if mode else CLUSTER).processes == 4
     assert settle(here, 2, never).local_mode is True
     there = with_options(EVERY, {"local_mode": False})
     with pytest.raises(ConfigurationError, match="none is active: create one .*, or leave out local_mode=False to"):

@@ -11,13 +11,9 @@ import pytest
 from jobs import make_job
 
 from distributor.errors import ConfigurationError
-from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
-from distributor.launch.accelerate.path import AccelerateRanks
+from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow
 from distributor.launch.assign_ranks import place
-from distributor.launch.deepspeed.path import DeepspeedRanks
 from distributor.launch.jax import cluster
-from distributor.launch.mpi.path import MpiNodes
-from distributor.launch.ray.path import RayNodes
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.outcome import Failure
@@ -182,9 +178,9 @@ def test_what_a_path_refuses(path: Any, processes: int, told: str) -> None:
 
 
 def test_ray_runs_once_and_each_node_offers_its_slots() -> None:
-    head, other = plans(RayNodes("s3cret", 1 << 30))
+    head, other = plans(Ray(1 << 30, secret="s3cret"))
     assert [len(head.rank_env), len(other.rank_env)] == [1, 0]
-    assert [node.slots for node in placed(job(RayNodes(""), 3), "aba").nodes] == [2, 1]
+    assert [node.slots for node in placed(job(Ray(), 3), "aba").nodes] == [2, 1]
     assert head.rank_env[0]["RAY_ADDRESS"] == "10.0.0.1:6000"
     assert head.rank_env[0]["WORLD_SIZE"] == "1"
     (ours,), (theirs,) = head.companions, other.companions
@@ -197,12 +193,12 @@ def test_ray_runs_once_and_each_node_offers_its_slots() -> None:
 
 
 def test_how_rays_processes_are_started() -> None:
-    head, other = (plan.companions[0] for plan in plans(RayNodes("s"), use_gpu=True))
+    head, other = (plan.companions[0] for plan in plans(Ray(secret="s"), use_gpu=True))
     assert {"--include-dashboard=false", "--disable-usage-stats"} <= {*head.arguments["arguments"]}
     assert {"--node-ip-address=10.0.0.1", "--num-gpus=2"} <= {*head.arguments["arguments"]}
     assert {"--node-ip-address=10.0.0.2", "--num-gpus=1"} <= {*other.arguments["arguments"]}
     assert head.arguments["use_gpu"] is other.arguments["use_gpu"] is True
-    for plan in plans(RayNodes("s")):
+    for plan in plans(Ray(secret="s")):
         (companion,) = plan.companions
         assert companion.arguments["use_gpu"] is False
         assert "--num-gpus=0" in companion.arguments["arguments"]
@@ -220,11 +216,11 @@ def test_only_the_path_of_mpis_variables_sets_them() -> None:
 
 
 def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:
-    one, other = (plans(RayNodes(secret), "ab") for secret in ("hunter2", "b"))
+    one, other = (plans(Ray(secret=secret), "ab") for secret in ("hunter2", "b"))
     tokens = {plan.companions[0].environment["RAY_AUTH_TOKEN"] for plan in [*one, *other]}
     assert len(tokens) == 2
     assert one[0].rank_env[0]["RAY_AUTH_TOKEN"] in tokens
-    assert not any(token in repr([*one, RayNodes("hunter2")]) for token in (*tokens, "hunter2"))
+    assert not any(token in repr([*one, Ray(secret="hunter2")]) for token in (*tokens, "hunter2"))
 
 
 @pytest.mark.parametrize(
@@ -235,18 +231,18 @@ def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:
     ],
 )
 def test_the_names_of_rays_sockets_are_short(folder: str, expected: str, left: tuple[str, ...]) -> None:
-    (plan,) = plans(RayNodes("s"), "a", folder)
+    (plan,) = plans(Ray(secret="s"), "a", folder)
     assert f"--temp-dir={expected}" in plan.companions[0].arguments["arguments"]
     assert plan.elsewhere == left
 
 
 def test_rays_folder_has_another_name_in_each_run() -> None:
     """What others can guess they can make before."""
-    assert len({plan.elsewhere for each in "ab" for plan in plans(RayNodes(each), "ab", "/tmp/" + "x" * 60)}) == 2
+    assert len({plan.elsewhere for each in "ab" for plan in plans(Ray(secret=each), "ab", "/tmp/" + "x" * 60)}) == 2
 
 
 def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
-    launch = RayNodes("s")
+    launch = Ray(secret="s")
     request = job(launch, 4, ranks_per_task=2)
     facts = [NodeFacts(number, "a", "host-a", "10.0.0.1", 5000, cpus=3, ports=(1, 2)) for number in range(2)]
     who = place(facts, request)
@@ -261,11 +257,11 @@ def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
         (Jax(), {"message": "ValueError: x"}, ""),
         (MpiEnv(), {"message": "exited with code 1", "log_tail": "error in MPI_Init"}, "starts no MPI"),
         (MpiEnv(), {"message": "ValueError: x"}, ""),
-        (MpiNodes(""), {"message": "libmpi.so.12: cannot open shared object", "traceback": "mpi4py"}, "mpich mpi4py"),
-        (MpiNodes(""), {"message": "cannot open shared object", "traceback": "x"}, ""),
+        (Mpi(), {"message": "libmpi.so.12: cannot open shared object", "traceback": "mpi4py"}, "mpich mpi4py"),
+        (Mpi(), {"message": "cannot open shared object", "traceback": "x"}, ""),
         (TensorFlow(), {"message": "x", "traceback": '"/lib/keras/src/trainer.py"'}, "TF_USE_LEGACY_KERAS"),
         (TensorFlow(), {"message": "x", "traceback": '"/lib/tf_keras/src/trainer.py"'}, ""),
-        (RayNodes(""), {"message": "x"}, ""),
+        (Ray(), {"message": "x"}, ""),
     ],
 )
 def test_advice(launch: Any, failure: dict[str, str], told: str) -> None:
@@ -275,5 +271,5 @@ def test_advice(launch: Any, failure: dict[str, str], told: str) -> None:
 
 def test_which_paths_start_again_on_the_same_nodes() -> None:
     """The others get a new job: their programs on other nodes know the first processes only."""
-    again = {Torchrun, DeepspeedRanks, AccelerateRanks}
-    assert {path for path in (*again, RayNodes, MpiNodes, MpiEnv, TensorFlow, Jax) if path.restarts} == again
+    again = {Torchrun, DeepSpeed, Accelerate}
+    assert {path for path in (*again, Ray, Mpi, MpiEnv, TensorFlow, Jax) if path.restarts} == again

@@ -8,7 +8,8 @@ import pytest
 from jobs import make_job
 
 from distributor.launch.assign_ranks import place, with_port
-from distributor.launch.deepspeed.path import CONFIG_PATH, DeepspeedRanks
+from distributor.launch.deepspeed.path import CONFIG_PATH, DeepSpeed
+from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
 from distributor.values.job import Function, Module, Script
@@ -284,6 +285,10 @@ def test_planning_has_no_effect_on_what_it_is_given():
     assert (env, base) == ({"A": "1"}, {"B": "2"})
 
 
+def with_config(*resolved, **options):
+    return DeepSpeed({}, resolved=ResolvedConfig(*resolved), **options)
+
+
 def deepspeed_plan(request, node_rank=1, folder="/node"):
     placement = placed(request)
     node = placement.nodes[node_rank]
@@ -292,7 +297,7 @@ def deepspeed_plan(request, node_rank=1, folder="/node"):
 
 
 def test_the_deepspeed_path_adds_to_torchruns():
-    options = DeepspeedRanks('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), 60.0)
+    options = with_config('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), extensions_timeout=60.0)
     plain, plan = deepspeed_plan(job(launch=options, env={"WANDB_MODE": "offline"}))
     assert plan.files == {"deepspeed.json": '{"a": 1}', "deepspeed-given.json": '{"a": "auto"}'}
     assert plan.first is not None and plan.first.arguments == {"names": ("FusedAdamBuilder",), "timeout": 60.0}
@@ -313,7 +318,7 @@ def test_the_deepspeed_path_adds_to_torchruns():
 
 
 def test_shared_memory_of_one_node_is_named():
-    request = job(launch=DeepspeedRanks("{}", "{}"))
+    request = job(launch=with_config("{}", "{}"))
     placement = placed(request, executors="aaa")
     plan = request.launch.plan(Site(request, placement, placement.nodes[0], folder="/node"))
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_5000"
@@ -322,7 +327,7 @@ def test_shared_memory_of_one_node_is_named():
 
 def test_the_users_environment_wins_on_the_deepspeed_path():
     env = {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_MIXED_PRECISION": "fp8"}
-    _, plan = deepspeed_plan(job(launch=DeepspeedRanks("{}", "{}"), env=env))
+    _, plan = deepspeed_plan(job(launch=with_config("{}", "{}"), env=env))
     assert {name: plan.node_env[name] for name in env} == env
 
 
@@ -331,17 +336,17 @@ def test_the_users_environment_wins_on_the_deepspeed_path():
     [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1")), Function("train", b"pickled")],
 )
 def test_every_target_gets_deepspeeds_arguments(target):
-    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}")))
+    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}")))
     assert plan.target == dataclasses.replace(
         target, argv=(*target.argv, "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
     )
     assert plan.node_env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "/node/deepspeed-given.json"
-    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments="trainer")))
+    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}", script_arguments="trainer")))
     assert plan.target.argv == (*target.argv, "--deepspeed", "/node/deepspeed-given.json")
-    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks()))
+    _, plan = deepspeed_plan(job(target=target, launch=DeepSpeed()))
     assert plan.target.argv == (*target.argv, "--deepspeed")
     assert not [name for name in plan.node_env if name == CONFIG_PATH or name.startswith("ACCELERATE_")]
-    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments=False)))
+    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}", script_arguments=False)))
     assert plan.target == target
     assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"
 
@@ -374,17 +379,17 @@ HUGGING_FACE = "File transformers/trainer.py\n"
 )
 def test_advice_on_what_scripts_say_under_deepspeed(kind, said, told):
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=said)
-    advice = DeepspeedRanks("{}", "{}", script_arguments=kind).advise(failure, job())
+    advice = with_config("{}", "{}", script_arguments=kind).advise(failure, job())
     assert (told in advice) if told else advice == ""
     assert Torchrun().advise(failure, job()) == ""
 
 
 def test_advice_depends_on_the_run():
-    ranks, told = DeepspeedRanks("{}", "{}", script_arguments=False), "arguments are required: --deepspeed_config"
+    ranks, told = with_config("{}", "{}", script_arguments=False), "arguments are required: --deepspeed_config"
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=told)
     assert ranks.advise(failure, job(target=Module("train"))) == ""
     refused = replace(failure, log_tail="error: argument --deepspeed_config: expected one argument")
-    advice = DeepspeedRanks("{}", "{}").advise(refused, job(target=Module("train")))
+    advice = with_config("{}", "{}").advise(refused, job(target=Module("train")))
     assert "add --deepspeed_config PATH" in advice
     counted = f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1"
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=counted)

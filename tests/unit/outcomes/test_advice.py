@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import make_job
 
-from distributor.launch.deepspeed.path import DeepspeedRanks
+from distributor.launch import DeepSpeed
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
 from distributor.outcomes.advice import advise
@@ -142,7 +142,7 @@ def test_what_the_launch_path_knows_comes_first() -> None:
     ended = replace(
         failure("exit", "exited with code 2"), log_tail="error: argument --deepspeed: expected one argument"
     )
-    told = advise(ended, make_job(launch=DeepspeedRanks("{}", "{}")), local=True)
+    told = advise(ended, make_job(launch=DeepSpeed({})), local=True)
     assert told.startswith("The training code parses Hugging Face's TrainingArguments")
     assert advise(ended, make_job()) == ""
 

@@ -21,8 +21,8 @@ from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
-from distributor.launch.accelerate.path import AccelerateRanks
-from distributor.launch.deepspeed.path import DeepspeedRanks
+from distributor.launch import Accelerate, DeepSpeed
+from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor
@@ -277,9 +277,9 @@ class Failing(Scheduler):
     ("launch", "told"),
     [
         (Torchrun(), None),
-        (AccelerateRanks("a.yaml"), None),
-        (DeepspeedRanks(), None),
-        (DeepspeedRanks('{"a": 1}'), {"a": 1}),
+        (Accelerate("a.yaml"), None),
+        (DeepSpeed(), None),
+        (DeepSpeed({}, resolved=ResolvedConfig('{"a": 1}', "{}")), {"a": 1}),
     ],
 )
 def test_only_a_run_with_deepspeed_has_its_configuration(launch: LaunchPath, told: dict[str, int] | None) -> None:

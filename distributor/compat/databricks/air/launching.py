@@ -12,7 +12,7 @@ from distributor.compat.databricks.driver import as_driver
 from distributor.compat.databricks.types import accelerator
 from distributor.compat.running import Request
 from distributor.errors import ConfigurationError
-from distributor.launch.ray.launch import Ray
+from distributor.launch.ray.path import Ray
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_count
 from distributor.values.launch_path import Launch

@@ -9,7 +9,7 @@ from distributor.compat.databricks.decorated import DistributedFunction, decorat
 from distributor.compat.databricks.driver import as_driver
 from distributor.compat.databricks.serverless_gpu.launching import request
 from distributor.compat.databricks.types import GPUType
-from distributor.launch.ray.launch import Ray
+from distributor.launch.ray.path import Ray
 
 P = ParamSpec("P")
 T = TypeVar("T")

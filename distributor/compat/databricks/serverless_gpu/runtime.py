@@ -1,6 +1,7 @@
-"""``serverless_gpu.runtime``: functions that return the rank of a process, the number of its node, and related numbers.
+"""``serverless_gpu.runtime``: the rank of a process, the number of its node, and related numbers.
 
-Outside of a run, the functions of this module return the numbers of a single rank, such as rank 0 and world size 1.
+Outside of a run, they are those of a single rank. A node is an executor, or this machine. Databricks does not define
+the replica rank; here it is the number of the node, as if each node had one replica of the model.
 
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
@@ -9,10 +10,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import distributor.runtime as runtime
+from distributor.runtime import (
+    local_rank as get_local_rank,
+    local_world_size as get_local_world_size,
+    node_rank as get_node_rank,
+    rank,
+    world_size as get_world_size,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+__all__ = [
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_replica_rank",
+    "get_world_size",
+]
+
+get_replica_rank = get_node_rank
 
 
 def get_global_rank(group: ProcessGroup | None = None) -> int:
@@ -22,35 +40,7 @@ def get_global_rank(group: ProcessGroup | None = None) -> int:
     0
     """
     if group is None:
-        return runtime.rank()
+        return rank()
     import torch.distributed as dist
 
     return int(dist.get_rank(group))
-
-
-def get_world_size() -> int:
-    """Return the number of ranks that train together."""
-    return runtime.world_size()
-
-
-def get_local_rank() -> int:
-    """Return this process's rank within its node. The GPU of this process is ``cuda:LOCAL_RANK``."""
-    return runtime.local_rank()
-
-
-def get_local_world_size() -> int:
-    """Return the number of ranks on this node."""
-    return runtime.local_world_size()
-
-
-def get_node_rank() -> int:
-    """Return the number of this node, counted from 0. A node is an executor, or this machine."""
-    return runtime.node_rank()
-
-
-def get_replica_rank() -> int:
-    """Return the number of this node, as if each node had one replica of the model, sharded over the node's GPUs.
-
-    That each node has one replica is an assumption: Databricks' public documentation does not define the replica rank.
-    """
-    return runtime.node_rank()

@@ -12,9 +12,9 @@ import trainings
 from hypothesis import given, strategies as st
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor
+from distributor.launch import DeepSpeed
 from distributor.launch.deepspeed import config as deepspeed_config, reading
 from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
-from distributor.launch.deepspeed.path import DeepspeedRanks
 
 ADAM = {"type": "AdamW", "params": {}}
 
@@ -423,8 +423,8 @@ def test_another_configuration_leaves_the_first_alone() -> None:
     other = one.with_config({MICRO: 2, TRAIN: AUTO})
     assert (one.deepspeed_config, other.deepspeed_config) == ({MICRO: 1}, {MICRO: 2, TRAIN: AUTO})
     path = other.plan(trainings.rank).launch
-    assert isinstance(path, DeepspeedRanks) and path.config is not None
-    assert json.loads(path.config)[TRAIN] == 4
+    assert isinstance(path, DeepSpeed) and path.deepspeed_config is not None
+    assert json.loads(path.deepspeed_config)[TRAIN] == 4
     assert other._options.deadlines.grace_period == 3
     with pytest.raises(ConfigurationError, match="train_batch_size 3 is not a multiple of 2 ranks"):
         one.with_config({TRAIN: 3})

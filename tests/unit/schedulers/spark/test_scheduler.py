@@ -20,8 +20,7 @@ from jobs import SparkError, changed, make_job
 
 from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
-from distributor.launch import Jax, TensorFlow
-from distributor.launch.ray.path import RayNodes
+from distributor.launch import Jax, Ray, TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import mishaps
 from distributor.outcomes.mishaps import is_final
@@ -380,7 +379,7 @@ def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "package"), [(Torchrun(), None), (Jax(), "jax"), (TensorFlow(), "tensorflow"), (RayNodes(""), "ray")]
+    ("launch", "package"), [(Torchrun(), None), (Jax(), "jax"), (TensorFlow(), "tensorflow"), (Ray(), "ray")]
 )
 def test_tasks_state_the_versions_of_what_the_launch_path_needs(
     launch: Any, package: str | None, monkeypatch: pytest.MonkeyPatch

@@ -1,20 +1,16 @@
-"""``Accelerate``, the object that users pass as ``launch=``. It reads and checks a configuration file on the driver."""
+"""Read Accelerate's configuration on the driver, in a process of its own, and check that it suits the run."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError
-from distributor.launch.accelerate.path import AccelerateRanks
 from distributor.launch.accelerate.variables import PREFIXES
 from distributor.machine import bootstrap
-from distributor.shipping import modules, package
+from distributor.shipping import package
 from distributor.values.environment import CONTRACT
 
 #: Number of seconds that Accelerate, which imports torch first, may take to read a configuration.
@@ -22,47 +18,6 @@ _PATIENCE = 120.0
 
 #: Kinds of training that need GPUs.
 _NEED_GPUS = ("FSDP", "MEGATRON_LM")
-
-
-@dataclass(frozen=True)
-class Accelerate:
-    """The launch path that starts ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
-
-    Ranks get the environment variables that ``accelerate launch`` would set. The run itself sets the number of ranks,
-    and the ports, threads and devices that they use; the file's values for these (such as ``num_processes`` and
-    ``gpu_ids``) are ignored. A file for a kind of training that the run cannot do is an error: for example, a file with
-    ``use_cpu: true`` for a run with GPUs, or a file for TPUs.
-
-    Args:
-        config: path of Accelerate's configuration file on the driver. ``None`` (default): the file
-            ``~/.cache/huggingface/accelerate/default_config.yaml``, which Accelerate finds by itself. If there is no
-            such file, Accelerate's default values apply.
-
-    Example:
-        >>> from distributor import Distributor
-        >>> Distributor(8, launch=Accelerate("fsdp.yaml")).run("train.py")  # doctest: +SKIP
-    """
-
-    config: str | os.PathLike[str] | None = None
-
-    def resolve(self, num_processes: int, use_gpu: bool) -> AccelerateRanks:
-        """Read the Accelerate configuration, and return the launch path with the configuration's environment variables.
-
-        Raises:
-            ConfigurationError: the configuration file does not exist or does not suit the run, Accelerate rejects the
-                file or takes too long to read it, or Accelerate is not installed.
-        """
-        path = "" if self.config is None else os.fspath(self.config)
-        if path and not Path(path).is_file():
-            raise ConfigurationError(f"there is no Accelerate configuration {path!r}: pass the path of a file")
-        if modules.find("accelerate") is None:
-            raise ConfigurationError(
-                f"launch=Accelerate() needs accelerate, which is not installed for {sys.executable}: pip install "
-                "accelerate"
-            )
-        told = _ask(path, num_processes, use_gpu)
-        check(told, use_gpu)
-        return AccelerateRanks(told["config"], tuple(sorted(told["variables"].items())))
 
 
 def check(told: dict[str, Any], use_gpu: bool) -> None:
@@ -95,7 +50,7 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
         )
 
 
-def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
+def ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
     """Make Accelerate read a configuration, and return the answer of ``variables.answer``.
 
     Raises:
