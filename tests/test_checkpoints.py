@@ -283,7 +283,7 @@ def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[.
     assert weights == undisturbed(False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["DCP", "Accelerate", "DeepSpeed"])
 def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A training in two runs ends with the bits of one in one run: by the lines of docs/checkpoints.md."""
@@ -332,7 +332,7 @@ def test_frameworks_go_on_after_kills(name: str, kills: int, tmp_path: Path, req
     assert weights == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_a_training_goes_on_at_another_width(make_local: Make, before: int, after: int, tmp_path: Path) -> None:
     """FSDP2's parts are divided anew; further ranks get rank 0's values."""
@@ -341,7 +341,7 @@ def test_a_training_goes_on_at_another_width(make_local: Make, before: int, afte
     assert (begun, weights, seen) == (STEPS, saved, STEPS * 16)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Path) -> None:
     def save() -> str:
         import torch
@@ -590,7 +590,7 @@ def under_torchrun(folder: str) -> None:
     runtime.save_checkpoint({"value": 6}, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_code_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     lines = inspect.getsource(under_torchrun)

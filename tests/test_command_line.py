@@ -256,7 +256,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     terminal = Terminal([*HERE, "--local", "--name", "digits", script, "wait", str(go)])
@@ -299,7 +299,7 @@ session.sparkContext.parallelize(range(2), 2).foreach(wait)
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_sparks_bar_stays_away_while_a_run_goes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ON_A_SESSION)
     terminal = Terminal([sys.executable, str(tmp_path / "train.py")])
@@ -408,7 +408,7 @@ def test_an_interrupt_while_spark_starts(script: str) -> None:
     nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_the_output_is_kept_is_told(script: str) -> None:
     done = distributor("--local", "--log-dir", os.environ["TMPDIR"] + "/logs", script)
     assert done.returncode == 0
@@ -416,7 +416,7 @@ def test_where_the_output_is_kept_is_told(script: str) -> None:
     assert any(re.fullmatch(r"\[distributor\] run (\w+): all output goes to .*/logs/\1", line) for line in ours)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_progress(script: str) -> None:
     terminal = Terminal([*HERE, "--local", "--no-progress", "--no-prefix", script])
     assert terminal.wait() == 0

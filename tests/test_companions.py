@@ -132,7 +132,7 @@ def helpers(driver: Driver) -> list[psutil.Process]:
     return [child for child in children if watch.part(child) == "companion"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None:
     """It ends while another node's rank runs."""
     ended = str(tmp_path / "ended")
@@ -168,7 +168,7 @@ def test_other_nodes_hear_of_a_companions_death_over_the_store(once: bool, tmp_p
     assert [report.error and report.error[0] for report in reports] == [None, "CompanionError"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nodes_without_ranks_hear_of_a_failure_over_the_store(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, (1,), once=True)
     with driven(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch, stops=False) as driver:
@@ -176,7 +176,7 @@ def test_nodes_without_ranks_hear_of_a_failure_over_the_store(tmp_path: Path) ->
     assert [[outcome.state for outcome in report.outcomes] for report in reports] == [["failed"], []]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, once=True)
     run = submit(accompanied.touch_and_save, str(tmp_path), launch=launch, grace_period=60.0)

@@ -148,7 +148,7 @@ def hooks_that_change() -> int:
     return len(calls)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_hooks_are_left_alone(make_local: Make) -> None:
     assert make_local(2, require_group=True).submit(hooks_that_change).results() == [2, 2]
 
@@ -231,7 +231,7 @@ def record_an_error() -> None:
             raise RuntimeError(file.read()) from None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchs_record_writes_its_file(make_local: Make) -> None:
     with pytest.raises(TrainingError, match='RuntimeError: .*"ValueError: learning rate"'):
         make_local(1).run(record_an_error)
@@ -249,7 +249,7 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
     return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) -> None:
     from torch.distributed.launcher.api import LaunchConfig
 

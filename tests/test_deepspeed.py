@@ -125,6 +125,7 @@ def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
         assert seen == {"deepspeed": True, "stage": 2, "clipping": 1.0, "accelerates": "auto"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "options", "expected"),
     [
@@ -224,7 +225,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(precision: str, tmp_p
     assert not exact
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
     """Buffers, frozen weights and each group's settings too; saved again under the same tag by fewer ranks."""
     import torch
@@ -242,7 +243,7 @@ def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
         assert torch.all(first[3]["frozen.weight"] == 0.25) and first[3]["counts"].tolist() == [7, 7, 7]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_without_zero_replaces_one_with_zero(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.save_without_zero, str(tmp_path))
     for loaded, refused in run.results(timeout=watch.DEADLINE):
@@ -271,7 +272,7 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_pipelines_across_two_executors(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("sessions").get(CLUSTER)
 
@@ -292,7 +293,7 @@ def test_pipelines_across_two_executors(request: pytest.FixtureRequest) -> None:
         assert train(ranks, stages, local=False) == pytest.approx(alone, abs=1e-5), (ranks, stages)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("sessions").get(CLUSTER)
@@ -324,7 +325,7 @@ def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str])
     assert str(tuning).count("<- best") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_that_only_a_trainer_knows() -> None:
     config = trainings.config(1, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
     text = (
@@ -446,6 +447,7 @@ def test_libraries_find_deepspeed(library: str, script: str, config: Any, expect
     assert json.loads((tmp_path / "0").read_text()) == expected
 
 
+@pytest.mark.long
 def test_the_environment_is_that_of_accelerates_launcher(tmp_path: Path) -> None:
     launch = pytest.importorskip("accelerate.utils.launch")
     parser = pytest.importorskip("accelerate.commands.launch").launch_command_parser()
@@ -505,7 +507,7 @@ def test_the_example_trains_on_executors_as_function_and_as_script() -> None:
     assert re.findall(r"held-out loss (\S+);", told) == [f"{last:.3f}"]  # the script comes to the same
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_are_started_anew() -> None:
     distributor = make_local(2, trainings.config(1), start_method="spawn")
     found = distributor.run(trainings.with_the_runs_config, 3)

@@ -56,7 +56,7 @@ def coordinate(name: str) -> Any:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_coordinates_by_host_collides_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{os.getpid() % 1_000_000:06}_locals"
     with driven(coordinate, name, local_ranks="host") as driver:
@@ -96,7 +96,7 @@ def import_streaming(folder: str) -> None:
         pytest.param("own = True", {}, set(), id="a-module-of-the-users"),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_coordinates_by_host_is_warned_of(
     source: str, options: dict[str, Any], warned: set[int], tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_the_status_is_live_while_a_run_goes(executed: Client) -> None:
     assert 3 < len(states) < 60
 
 
+@pytest.mark.long
 def test_only_its_last_state_stays(executed: Client) -> None:
     displays = [output for output in executed.nb.cells[0].outputs if output.output_type == "display_data"]
     assert len(displays) == 1
@@ -140,6 +141,7 @@ def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
     assert len(told.splitlines()) < 25
 
 
+@pytest.mark.long
 def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) -> None:
     cell = executed.nb.cells[2]
     shown = [str(output.get("data") or output.get("text")) for output in cell.outputs if output.output_type != "error"]
@@ -148,12 +150,14 @@ def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) 
     assert "traceback of rank 1" in executed.shown[1][-1]  # no error tells it
 
 
+@pytest.mark.long
 def test_a_request_that_is_wrong_is_two_lines(executed: Client) -> None:
     told = error_of(executed, 3)
     assert told.startswith("ConfigurationError: num_processes must be a positive integer, not 0")
     assert told.endswith("TorchDistributor(0)")
 
 
+@pytest.mark.long
 def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
     (result,) = [output for output in executed.nb.cells[1].outputs if output.output_type == "execute_result"]
     text = words(result["data"]["text/html"])
@@ -173,11 +177,13 @@ def test_a_handle_is_live_wherever_it_is_shown_while_its_run_goes(executed: Clie
     assert words(result["data"]["text/html"]).startswith("succeeded train 2 ranks")
 
 
+@pytest.mark.long
 def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None:
     (printed,) = [output for output in executed.nb.cells[6].outputs if output.output_type == "stream"]
     assert printed["text"] == "1 ValueError('learning rate must be positive, not -3')\n"
 
 
+@pytest.mark.long
 def test_an_interrupt_is_short_too(executed: Client) -> None:
     told = error_of(executed, 7)
     where = "  Cell In[8], line 16, in <module>\n    distributor.run(train_for_ever)"
@@ -187,6 +193,7 @@ def test_an_interrupt_is_short_too(executed: Client) -> None:
     assert re.fullmatch(r"\[distributor\] run \w+: interrupted; rank.* at Cell In\[8\]:\d\n", said)
 
 
+@pytest.mark.long
 def test_progress_can_be_silenced(executed: Client) -> None:
     assert [output.output_type for output in executed.nb.cells[4].outputs] == ["execute_result"]
 

@@ -145,7 +145,7 @@ def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here
     assert sorted(path.name for path in out.rglob("*")) == ["0.pt", "1.pt", "2.pt", "ckpt"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 def test_other_executors_find_it_too(two_executors: Any, out: Path) -> None:
     (out / "data").mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_files_in_the_drivers_own_jvm_stay_where_they_are(
     assert "removes new files" not in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 def test_what_spark_has_put_there_is_found(two_executors: Any, tmp_path: Path) -> None:
     """``--files`` and ``addFile`` put files into the executor's current directory."""

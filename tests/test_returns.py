@@ -61,6 +61,7 @@ def has_succeeded(run: Run[Any], size: int) -> bool:
     return values == [random.Random(rank).randbytes(size) for rank in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize(
     "stop",

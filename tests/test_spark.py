@@ -518,7 +518,7 @@ def test_a_python_worker_that_spark_would_kill_is_not_started(sessions: Sessions
         on_executors().run(trainings.rank)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
     sessions.get("local[4]", **{"spark.task.cpus": "2"})
     ranks = on_executors(2).submit(trainings.environment, "OMP_NUM_THREADS").results()
@@ -579,14 +579,14 @@ def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: di
         on_executors(4, use_gpu=True).run(visible)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
     with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots with 1 GPU each.* has 4"):
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
 def test_a_spark_without_executors_has_the_drivers_gpus(
     sessions: Sessions, same_gpus: dict[str, str], caplog: pytest.LogCaptureFixture
@@ -625,7 +625,7 @@ def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[s
         TorchDistributor(3, True).run(visible)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "0.5"})
     with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU"):
@@ -648,7 +648,7 @@ def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> 
     assert seen.is_set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
     """With Spark's own settings, by which Spark would not bring it. In a driver of its own, which has these."""
     script = tmp_path / "driver.py"

@@ -374,7 +374,7 @@ def test_authentication_alone_is_told_once(sessions: Sessions, caplog: pytest.Lo
     assert "NOT authenticated: NCCL's and gloo's" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["session", "context"])
 def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
     key = "pytorch.spark.distributor.ignoreSsl"

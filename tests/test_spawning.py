@@ -33,7 +33,7 @@ def without_torchs_help() -> None:
     "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("code", [twice, pytest.param(by_another_name, marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_note(make_local: Make, code: object, start_method: str, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2, start_method=start_method).run(code)
     told = capfd.readouterr()

@@ -49,7 +49,7 @@ def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_temporary_folder_whose_name_is_not_utf8(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +68,7 @@ def test_a_temporary_folder_whose_name_is_not_utf8(
 
 
 @pytest.mark.parametrize("inside", ["/lib", pytest.param("", marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> None:
     """Ranks on this machine, and what would be sent to executors."""
     package = Path(distributor.__file__).parent

@@ -406,7 +406,7 @@ def test_torch_may_come_from_pythonpath(
     assert distributor.run(loaded, "sklearn.datasets", "torch") == [True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executors: Any) -> None:
     """As with ``--archives lib.zip#lib`` and ``PYTHONPATH=lib``."""
@@ -422,7 +422,7 @@ def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executor
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,7 +430,7 @@ def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
     assert "cannot preload 'no_such_module' (ModuleNotFoundError: No module named 'no_such_module')" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "threading_module.py").write_text(
         "import threading, time\n"
@@ -488,7 +488,7 @@ def test_a_month_is_not_too_long(make_local: Make) -> None:
     assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_there_are_not_many(make_local: Make) -> None:
     folder_by_pid = {}
     for index in range(5):
@@ -590,7 +590,7 @@ def spawned(make: Make) -> Iterator[Make]:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert spawned(2).submit(trainings.all_reduce).results(timeout=2 * watch.DEADLINE) == [3.0, 3.0]
     assert spawned(2).submit(loaded, "torch").results() == [[False], [False]]
@@ -608,7 +608,7 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
         ("SIGKILL", "killed by SIGKILL"),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
     run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):
@@ -616,7 +616,7 @@ def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_pat
     watch.gone(run.id)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_see_what_forked_ones_see(make_local: Make) -> None:
     forked, anew = make_local(1).run(look), make_local(1, start_method="spawn").run(look)
     same(forked, anew)

@@ -42,9 +42,9 @@ def kill(local_rank: int, pid: int, killed: set[int]) -> None:
 def is_writing(before: Mapping[str, FileState] | None, now: Mapping[str, FileState], clock: float) -> bool:
     """Return whether a process seems to be writing a file; ``before`` is ``None`` at the first check.
 
-    >>> is_writing(None, {"/data/log": State(10, 95 * 10**9)}, 100.0)
+    >>> is_writing(None, {"/data/log": FileState(10, 95 * 10**9)}, 100.0)
     False
-    >>> is_writing({"/data/log": State(10, 95 * 10**9)}, {"/data/log": State(11, 95 * 10**9)}, 100.0)
+    >>> is_writing({"/data/log": FileState(10, 95 * 10**9)}, {"/data/log": FileState(11, 95 * 10**9)}, 100.0)
     True
     """
     for path, state in now.items():

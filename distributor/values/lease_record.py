@@ -125,7 +125,7 @@ def following(found: LeaseRecord | None, identity: Identity, holder: Holder) -> 
 def changes(found: LeaseRecord, identity: Identity) -> list[str]:
     """Return, in words, how a run differs from the last one of its name.
 
-    >>> old = Claim(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
+    >>> old = LeaseRecord(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
     >>> changes(old, Identity("gpt", "auto", "train", "b", {"epochs": "3"}, {"epochs": "10"}))
     ['its code', 'epochs (now 10)', 'lr (now left out)']
     """

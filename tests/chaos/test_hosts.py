@@ -62,6 +62,7 @@ def test_a_collective_over_two_hosts(cluster: Hosts) -> None:
     assert [len(node.ranks) for node in run.placement.nodes] == [2, 2]
 
 
+@pytest.mark.long
 def test_a_cut_host_does_not_answer_until_it_is_mended(cluster: Hosts) -> None:
     one, other = cluster.addresses.values()
     assert refuses(one) and refuses(other)
@@ -71,6 +72,7 @@ def test_a_cut_host_does_not_answer_until_it_is_mended(cluster: Hosts) -> None:
     watch.until(lambda: refuses(one))
 
 
+@pytest.mark.long
 def test_leaving_leaves_nothing(sessions: Sessions) -> None:
     """Not even of a host that was cut while it ran something with a life of its own."""
 
@@ -87,6 +89,7 @@ def test_leaving_leaves_nothing(sessions: Sessions) -> None:
     assert left(hosts.name) == []
 
 
+@pytest.mark.long
 def test_a_start_that_fails_leaves_nothing() -> None:
     hosts = Hosts(memory="much")
     with pytest.raises(AssertionError, match="the daemon on host-a ended:"):

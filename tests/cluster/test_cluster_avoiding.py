@@ -61,6 +61,7 @@ def kill_agent(pid: int) -> None:
     process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_host_that_failed_twice_is_avoided(
     hosts: Hosts, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

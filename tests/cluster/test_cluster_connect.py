@@ -147,6 +147,7 @@ def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(client: Callable[[
     assert answer["begun"] >= answer["lost"] - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", ["another-host"], indirect=True)
 def test_a_run_that_is_placed_badly_is_placed_again(client: Callable[[str], Any], tmp_path: Path) -> None:
     """Other tasks hold all slots. Those of host-a come free first, and there is room for all ranks."""

@@ -15,6 +15,7 @@ from distributor import NodeLostError, Status, TorchDistributor
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_a_master_is_not_missed_and_a_worker_is(cluster: Cluster, tmp_path: Path) -> None:
     """Executors live on without the master; with their worker daemon they end, and their ranks with them."""
     cluster.stop()

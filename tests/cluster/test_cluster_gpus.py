@@ -28,6 +28,7 @@ def devices_of(host: str) -> list[str]:
     return [names[int(name)] if name.isdecimal() else name for name in GPUS[host]]
 
 
+@pytest.mark.long
 def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
     cluster.session(WITH_GPUS)
     run = TorchDistributor(6).submit(visible)
@@ -58,6 +59,7 @@ def test_several_gpus_for_each_rank(cluster: Cluster) -> None:
         TorchDistributor(1, gpus_per_process=4).run(visible)
 
 
+@pytest.mark.long
 def test_tasks_that_share_gpus(cluster: Cluster) -> None:
     """As clusters for queries have it; PySpark's distributor cannot even read it."""
     cluster.session({**WITH_GPUS, "spark.task.resource.gpu.amount": "0.5"})

@@ -24,6 +24,7 @@ def spread(launch: Any, num_processes: int = 3) -> Distributor:
     return Distributor(num_processes, use_gpu=False, max_processes_per_node=1, launch=launch, grace_period=2)
 
 
+@pytest.mark.long
 def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("jax")
     cluster.session()
@@ -32,6 +33,7 @@ def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
     leftovers.gone(run.id)
 
 
+@pytest.mark.long
 def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
     cluster.session()
     run = spread("mpi-env").submit(launched.by_openmpis_variables)
@@ -64,6 +66,7 @@ def test_mpi_spawns_on_all_hosts(
     leftovers.gone(run.id)
 
 
+@pytest.mark.long
 def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()
@@ -99,6 +102,7 @@ DAEMONS = {
 RARE = ("ray", "jax", "tensorflow", "mpi-env")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [pytest.param(p, marks=[pytest.mark.long] if p in RARE else []) for p in DAEMONS])
 def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftovers, path: str, tmp_path: Path) -> None:
     """A path's own daemon; on paths that have none, the agent."""

@@ -34,6 +34,7 @@ def test_digits_over_three_hosts_as_on_one_machine(cluster: Cluster) -> None:
         torch.testing.assert_close(spread["weights"][name], weights, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_each_node_uses_its_way_to_the_others(cluster: Cluster) -> None:
     """Not the interface that its name leads to (loopback), nor the one that is there on every host (Docker's)."""
     cluster.session()
@@ -49,6 +50,7 @@ def test_each_node_uses_its_way_to_the_others(cluster: Cluster) -> None:
             assert tuple(seen[rank][name] for name in names) == (used, f"={used}", used, master)
 
 
+@pytest.mark.long
 def test_no_name_server_is_asked_for_the_names_of_peers(cluster: Cluster) -> None:
     """One that never answers would cost each rank 5 s or more; what ranks ask it themselves still reaches it."""
     cluster.session()
@@ -76,6 +78,7 @@ def test_what_a_host_lacks_is_told_at_the_start(cluster: Cluster, caplog: pytest
     assert [text.partition(",")[0] for text in told] == ["the node on host-b has 64 MiB of /dev/shm"]
 
 
+@pytest.mark.long
 def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:
     cluster.session({"spark.executorEnv.NCCL_SOCKET_IFNAME": "ib0", "spark.executorEnv.NCCL_IB_HCA": "mlx5_1"})
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "TP_SOCKET_IFNAME")

@@ -33,6 +33,7 @@ def test_cpus_of_a_run(cluster: Cluster) -> None:
     assert session.sparkContext.parallelize(range(6), 6).map(lambda _: 1).sum() == 6  # its own tasks are as before
 
 
+@pytest.mark.long
 def test_memory_of_a_run(cluster: Cluster) -> None:
     cluster.session({"spark.executor.memoryOverhead": "600m", "spark.cores.max": "4"})
     run = TorchDistributor(2, use_gpu=False, memory_per_process="500m").submit(trainings.all_reduce)
@@ -77,6 +78,7 @@ def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
     assert [run.results(timeout=2 * watch.DEADLINE) for run in runs] == [[10.0] * 4] * 3
 
 
+@pytest.mark.long
 def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
@@ -123,6 +125,7 @@ def test_another_build_of_torch_on_one_host(cluster: Cluster, skewed: Path, capl
     assert warnings and all("host-c" in text and "2.13.9" in text for text in warnings)
 
 
+@pytest.mark.long
 def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     session = cluster.session()
     own = re.escape(".".join(platform.python_version_tuple()[:2]))
@@ -132,6 +135,7 @@ def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.Monk
             TorchDistributor(2, use_gpu=False).run(trainings.rank)
 
 
+@pytest.mark.long
 def test_where_there_is_no_stage_level_scheduling(cluster: Cluster) -> None:
     """On this machine's cores Spark has none; tests/test_spark.py has that. Here: what no cluster can give."""
     cluster.session({"spark.executor.cores": "1", "spark.cores.max": "2"})
@@ -139,6 +143,7 @@ def test_where_there_is_no_stage_level_scheduling(cluster: Cluster) -> None:
         TorchDistributor(1, use_gpu=False, cpus_per_process=2).run(trainings.rank)
 
 
+@pytest.mark.long
 def test_dynamic_allocation_is_explained(cluster: Cluster) -> None:
     cluster.session(
         {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}

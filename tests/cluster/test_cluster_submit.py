@@ -68,6 +68,7 @@ def test_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
         assert f" on {name} ({cluster.hosts.addresses[name]}): rank" in done.stdout
 
 
+@pytest.mark.long
 def test_cluster_mode_is_not_for_python_there(cluster: Cluster) -> None:
     """Spark's own limit; should it go, the documentation has to change."""
     done = submit(cluster, None, "--deploy-mode", "cluster")

@@ -45,6 +45,7 @@ def test_three_ranks_here_and_one_there(cluster: Cluster) -> None:
     assert sorted((host, len(ranks)) for host, ranks in layout(run)) == [("host-a", 3), ("host-c", 1)]
 
 
+@pytest.mark.long
 def test_executors_on_one_host_are_nodes(cluster: Cluster) -> None:
     """Three on host-a, one on host-c; those on one host reach the others and each other."""
     cluster.session({"spark.cores.max": "4", "spark.executor.cores": "1"})
@@ -55,6 +56,7 @@ def test_executors_on_one_host_are_nodes(cluster: Cluster) -> None:
     assert sorted(env["GLOO_SOCKET_IFNAME"] or "" for env in interfaces) == ["enp3s0", "eth0", "eth0", "eth0"]
 
 
+@pytest.mark.long
 def test_ranks_of_one_node_at_most(cluster: Cluster) -> None:
     cluster.session()
     run = TorchDistributor(3, use_gpu=False, max_processes_per_node=1).submit(trainings.all_reduce)

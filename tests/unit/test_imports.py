@@ -216,8 +216,11 @@ def test_a_room_says_where_it_runs(room):
                 "rank/gpus.py",
                 "rank/group.py",
                 "rank/lookups.py",
-                *(f"checkpoint/{name}.py" for name in ("exchange", "loading", "pickles", "plans", "saving", "state")),
-                *(f"checkpoint/memory/{name}.py" for name in ("memory", "peers", "views")),
+                *(
+                    f"checkpoint/{name}.py"
+                    for name in ("exchange", "loading", "pickles", "plans", "saving", "training_state")
+                ),
+                *(f"checkpoint/memory/{name}.py" for name in ("memory", "remote", "views")),
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
