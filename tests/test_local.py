@@ -353,10 +353,10 @@ def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
 
 def test_an_out_of_memory_kill_is_explained(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's own count is the evidence; it is simulated, since a real one could take the tests with it."""
-    from distributor.node import outcomes
+    from distributor.node import rank_exits
 
-    assert outcomes.describe_exit(-9, oom=False) == ("signal", "killed by SIGKILL")
-    kind, message = outcomes.describe_exit(-9, oom=True)
+    assert rank_exits.describe_exit(-9, oom=False) == ("signal", "killed by SIGKILL")
+    kind, message = rank_exits.describe_exit(-9, oom=True)
     assert kind == "signal"
     assert message.startswith("killed by SIGKILL, most likely for lack of memory")
     assert processes.oom_kills() >= 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Course, Goodput
-from distributor.metrics.rows import Metrics, Row
+from distributor.metrics.table import Metrics, Row
 from distributor.text import escapes
 from distributor.text.wording import size
 from distributor.values import reports

@@ -21,12 +21,12 @@ from distributor.channel.node import Offsets
 from distributor.errors import StartError
 from distributor.launch import assign_ranks
 from distributor.machine import folders, limits, network, processes, versions
-from distributor.node import launchers, outcomes, reaper, staging, state_keeper
+from distributor.node import launchers, rank_exits, reaper, staging, state_keeper
+from distributor.node.attempt_orders import AttemptOrders
 from distributor.node.driver_link import DriverLink
 from distributor.node.launchers import Launcher, SpawnedLauncher
 from distributor.node.new_files import NewFiles, begin_files
 from distributor.node.node_attempt import Assignment, AttemptEnded, NodeAttempt, Notes
-from distributor.node.restarts import Restarts
 from distributor.node.result_sender import ResultSender
 from distributor.node.tailing import Tailing
 from distributor.shipping import package
@@ -78,7 +78,7 @@ class _Agent:
         self._owner_gone = asyncio.Event()
         self._terminated = False
         most = self._job.recovery.max_restarts if self._job.launch.restarts else 0
-        self._restarts = Restarts(most, self._job.attempt)
+        self._restarts = AttemptOrders(most, self._job.attempt)
         self._attempt: NodeAttempt | None = None
         self._logs: Tailing | None = None
         self._files: NewFiles | None = None
@@ -104,7 +104,7 @@ class _Agent:
                 )
                 report, small, failed = await self._train(site, attempt)
             except Exception as error:
-                told = outcomes.explain(error, folder)
+                told = rank_exits.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
                 self._link.tell(messages.Failed())
             await self._hand_over(report, small, failed)
@@ -169,7 +169,7 @@ class _Agent:
         staging.clear(self._order)
         self._store = network.listen(site.node.address)
         port = self._store.getsockname()[1]
-        self._link.tell(*outcomes.stopped(port, ended.outcomes, ended.error))
+        self._link.tell(*rank_exits.stopped(port, ended.outcomes, ended.error))
         begin = await self._restarts.wait()
         if begin is None:
             self._store.close()

@@ -14,16 +14,16 @@ from typing import Any
 
 from distributor.channel.rank_slots import RankSlots
 from distributor.machine import folders, limits, processes
-from distributor.node import activity, fast_kill, outcomes
+from distributor.node import activity, fast_kill, rank_exits
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
 from distributor.node.launchers import Launcher, SpawnedLauncher
-from distributor.node.outcomes import Ends
+from distributor.node.rank_exits import Ends
 from distributor.node.ranks import Ranks
 from distributor.node.tailing import Tailing
-from distributor.stopping import votes
+from distributor.stopping import vote_file
 from distributor.stopping.node import NodeStop
-from distributor.stopping.votes import StopVotes
+from distributor.stopping.vote_file import VoteFile
 from distributor.text.wording import who
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
@@ -89,7 +89,7 @@ class NodeAttempt:
         self._notes = notes
         node = order.plan.node
         node_stop = NodeStop(
-            StopVotes(layout.vote_file(order.folder)), node.first_rank, assignment.number, link.tell, link.send
+            VoteFile(layout.vote_file(order.folder)), node.first_rank, assignment.number, link.tell, link.send
         )
         self._ranks = Ranks(RankSlots(node.local_world_size), node_stop)
         self._activity: activity.Activity | None = None
@@ -118,7 +118,7 @@ class NodeAttempt:
         """Run the launcher to its end, kill what it leaves behind, and return how the ranks ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
-        votes.create(
+        vote_file.create(
             layout.vote_file(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
         )
         following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow())
@@ -206,8 +206,8 @@ class NodeAttempt:
             self._notes.warnings.append(event.text)
             self._link.warn(self._order.host, [event.text])
         elif isinstance(event, messages.RankExited) and not event.succeeded and event.stopped is None:
-            said = outcomes.read(self._ranks.slots.descriptor, event.local_rank)
-            failure = outcomes.failure_of(self._order, event.local_rank, said, self._ends())
+            said = rank_exits.read(self._ranks.slots.descriptor, event.local_rank)
+            failure = rank_exits.failure_of(self._order, event.local_rank, said, self._ends())
             age = time.time() - failure.time
             # Pickled exceptions, and texts that are too long for this message, reach the driver with the report.
             brief = replace(failure, exception=None, traceback="", log_tail="")
@@ -398,15 +398,15 @@ class NodeAttempt:
             return (), {}
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
         slots = self._ranks.slots.descriptor
-        said = [outcomes.read(slots, local_rank) for local_rank in range(node.local_world_size)]
-        ended = [outcomes.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
+        said = [rank_exits.read(slots, local_rank) for local_rank in range(node.local_world_size)]
+        ended = [rank_exits.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
         halted = self._ranks.node_stop.halted()
         ended = [replace(each, halted=halted.get(local_rank)) for local_rank, each in enumerate(ended)]
         values = {node.first_rank + at: each.value for at, each in enumerate(said) if each and each.value is not None}
-        return outcomes.within(ended, _MOST_EXCEPTIONS), values
+        return rank_exits.within(ended, _MOST_EXCEPTIONS), values
 
     def _ends(self, **more: Any) -> Ends:
-        now = outcomes.Now(time.time(), time.monotonic())
+        now = rank_exits.Now(time.time(), time.monotonic())
         full = self._order.folder if folders.is_full(self._order.folder) else None
         limit = limits.little_address_space(limits.here())
         return Ends(self._ranks.exits, full=full, limit=limit, now=now, shipped=self._assignment.shipped, **more)

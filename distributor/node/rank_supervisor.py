@@ -18,7 +18,7 @@ from typing import Any
 
 from distributor.machine import bootstrap, limits
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
-from distributor.node import launchers, outcomes
+from distributor.node import launchers, rank_exits
 from distributor.rank import process
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -262,13 +262,13 @@ class RankSupervisor:
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         self._tell_started()  # needed here too, since a rank may be killed before it begins
         code = code if rank.released is None else 0
-        ending = outcomes.read(self._order.slots_fd, rank.local_rank)
-        early = code == 0 and rank.released is None and outcomes.leaves_early(self._order.plan.target, ending)
+        ending = rank_exits.read(self._order.slots_fd, rank.local_rank)
+        early = code == 0 and rank.released is None and rank_exits.leaves_early(self._order.plan.target, ending)
         exited = messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released, early)
         self._tell(exited)
         with self._changed:
             rank.succeeded = exited.succeeded
-            rank.echoes = code >= 0 and outcomes.echoes(ending)
+            rank.echoes = code >= 0 and rank_exits.echoes(ending)
             self._changed.notify_all()
 
     def _stop(self) -> None:

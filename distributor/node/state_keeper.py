@@ -22,7 +22,7 @@ from typing import NoReturn
 from distributor.channel import connections
 from distributor.channel.peers import PeerServer
 from distributor.machine import bootstrap, folders, processes, state_folders
-from distributor.node import copies
+from distributor.node import replica_store
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job
 from distributor.values.messages import HeldStates
@@ -42,7 +42,7 @@ async def begin(
     """
     if memory is None or job.peers is None:
         return None
-    server = copies.serve(job.run_id, job.peers, memory, address)
+    server = replica_store.serve(job.run_id, job.peers, memory, address)
     line = await asyncio.get_running_loop().run_in_executor(None, _hold, order) if reached else None
     return StateKeeper(job, order.folder, memory.folder, server, line)
 

@@ -38,8 +38,8 @@ from distributor.outcomes.causes import (
     Unfit,
     disagreement,
 )
+from distributor.outcomes.driver_failures import UNKNOWN, Loss, is_final, is_mishap, loss_of, typed
 from distributor.outcomes.failures import describe, has_cause, order_failures
-from distributor.outcomes.mishaps import UNKNOWN, Loss, is_final, is_mishap, loss_of, typed
 from distributor.shipping import payload
 from distributor.text import cells, escapes
 from distributor.text.wording import who

@@ -10,7 +10,7 @@ from typing import Any
 
 from distributor.metrics.driver import News
 from distributor.metrics.ended import EndedAttempt
-from distributor.metrics.rows import Row
+from distributor.metrics.table import Row
 from distributor.text import notices
 from distributor.values.reports import Committed
 

@@ -19,8 +19,8 @@ from distributor.display.view import View
 from distributor.errors import DistributorError, RunCancelledError, TrainingError
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
-from distributor.metrics.rows import Metrics
-from distributor.outcomes.mishaps import typed
+from distributor.metrics.table import Metrics
+from distributor.outcomes.driver_failures import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import events, state

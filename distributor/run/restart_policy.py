@@ -16,8 +16,8 @@ from distributor.errors import (
     TrainingError,
 )
 from distributor.outcomes.causes import Cause, Disagreed, NodeLost, RankFailed, Stalled
+from distributor.outcomes.driver_failures import is_final
 from distributor.outcomes.failures import is_consequence, is_infrastructure, order_failures
-from distributor.outcomes.mishaps import is_final
 from distributor.outcomes.verdict import failures_of
 from distributor.text.wording import NOT_READY
 from distributor.values.options import Recovery

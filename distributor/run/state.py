@@ -56,7 +56,7 @@ from distributor.run.events import (
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
-from distributor.stopping.driver import StopVote
+from distributor.stopping.driver import CoordinatedStop
 from distributor.text.wording import alone, who
 from distributor.values import messages
 from distributor.values.echoes import is_echo
@@ -136,7 +136,7 @@ class AttemptState:
         #: The request to end the run, kept even if it stops for another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
         self.terminated = False  # the driver got SIGTERM
-        self.stop_vote = StopVote(number)
+        self.stop_vote = CoordinatedStop(number)
         self.unreached = False  # the user was warned that no node reaches the driver, and none has since
         self.failures: list[Failure] = []  # those that nodes report at the attempt's end
         self._job = job

@@ -24,7 +24,7 @@ from distributor.output.sink import OutputSink, held_now, keep
 from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
-from distributor.run.avoiding import blamed, hosts_to_avoid
+from distributor.run.avoided_hosts import blamed, hosts_to_avoid
 from distributor.run.events import Event
 from distributor.run.lease import Lease, hold
 from distributor.run.margins import Margins

@@ -13,7 +13,7 @@ from distributor.outcomes.causes import disagreement
 from distributor.values.messages import Agree, Halted, Propose, Reached
 
 
-class StopVote:
+class CoordinatedStop:
     """The agreement of one attempt's ranks on a step at which they stop."""
 
     def __init__(self, attempt: int = 0) -> None:

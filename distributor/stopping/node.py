@@ -1,4 +1,4 @@
-"""The agent's part in stopping all ranks of a run at the same step, through the :mod:`~distributor.stopping.votes`."""
+"""The agent's part in stopping all ranks of a run at the same step, through the vote file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from distributor.stopping.votes import NONE, StopVotes, Vote
+from distributor.stopping.vote_file import NONE, Vote, VoteFile
 from distributor.values import messages
 from distributor.values.messages import Message
 
-_LOOK = 0.1  # seconds between two reads of the board
+_LOOK = 0.1  # seconds between two reads of the vote file
 
-_BUSY = 0.005  # seconds until the next try, if a rank has locked the board
+_BUSY = 0.005  # seconds until the next try, if a rank has locked the vote file
 
 
 class NodeStop:
@@ -21,7 +21,7 @@ class NodeStop:
 
     def __init__(
         self,
-        vote_file: StopVotes,
+        vote_file: VoteFile,
         first_rank: int,
         attempt: int,
         tell: Callable[[Message], None],
@@ -45,7 +45,7 @@ class NodeStop:
         self._write(self._decide)
 
     def _write(self, write: Callable[[], Message | None]) -> None:
-        """Call ``write`` as soon as no rank has locked the board, and send the driver what it returns."""
+        """Call ``write`` as soon as no rank has locked the vote file, and send the driver what it returns."""
         try:
             with self._vote_file.locked(wait=False):
                 answer = write()
@@ -68,7 +68,7 @@ class NodeStop:
         return max((seat.step for seat in self._vote_file.seats()), default=NONE)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write the driver's order to the board, which must be locked. Return an answer if one is due."""
+        """Write the driver's order to the vote file, which must be locked. Return an answer if one is due."""
         if order.number < self._number:
             return None
         self._number = order.number
@@ -90,7 +90,7 @@ class NodeStop:
             await asyncio.sleep(_LOOK)
 
     def look(self) -> None:
-        """Read the board once, and report to the driver what is new there."""
+        """Read the vote file once, and report to the driver what is new there."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
                 self._tell_once(messages.RankPreempted(rank))

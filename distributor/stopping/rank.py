@@ -1,7 +1,7 @@
 """Make all ranks stop at the same step, without a collective.
 
-Before a rank goes on with a step, it names the step on the board. To stop the ranks, the driver proposes a step that
-lies ahead of all of them. Once each agent has accepted this step, all ranks stop there.
+Before a rank goes on with a step, it names the step in the vote file. To stop the ranks, the driver proposes a step.
+An agent accepts it if none of its ranks has reached it. Once all agents have accepted, all ranks stop there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from distributor.errors import ConfigurationError, StopError
 from distributor.rank import dataloaders
-from distributor.stopping.votes import NONE, Head, StopVotes
+from distributor.stopping.vote_file import NONE, Head, VoteFile
 from distributor.values.checks import as_whole
 
 PATIENCE = 60.0  # seconds that a rank waits at a proposed step to learn whether all nodes have agreed
 
-_LOOK = 0.005  # seconds between two reads of the board while a rank waits
+_LOOK = 0.005  # seconds between two reads of the vote file while a rank waits
 
 _LARGEST = 1 << 62
 
@@ -40,7 +40,7 @@ def answer(step: int, head: Head) -> bool | None:
 class Stopper:
     """Tells a rank whether it must stop."""
 
-    def __init__(self, vote_file: StopVotes, local_rank: int, patience: float = PATIENCE) -> None:
+    def __init__(self, vote_file: VoteFile, local_rank: int, patience: float = PATIENCE) -> None:
         self._vote_file = vote_file
         self._local_rank = local_rank
         self._patience = patience
@@ -104,9 +104,9 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Begin to read on the board when this rank must stop."""
+    """Begin to read in the vote file when this rank must stop."""
     global _stopper
-    _stopper = Stopper(StopVotes(path), local_rank)
+    _stopper = Stopper(VoteFile(path), local_rank)
 
 
 def should_stop(step: Any) -> bool:

@@ -65,8 +65,8 @@ def stacks(folder: Folder, local_rank: int) -> Path:
 
 
 def vote_file(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.stopping.votes.Board` of the node's ranks and agent."""
-    return Path(folder, "board")
+    """Return the path of the :class:`~distributor.stopping.vote_file.VoteFile` of the node's ranks and agent."""
+    return Path(folder, "votes")
 
 
 def value(folder: Folder, rank: int) -> Path:

@@ -42,7 +42,7 @@ class Companion:
     runs until SIGTERM ends it. If it ends before it has called ``ready()`` or while ranks run, the attempt fails.
 
     Example:
-        >>> Companion("head", "distributor.launch.ray.head", "serve", {"port": 6379}).name
+        >>> Companion("head", "distributor.launch.ray.node", "serve", {"port": 6379}).name
         'head'
     """
 

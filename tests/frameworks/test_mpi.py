@@ -20,7 +20,7 @@ from sessions import LOCAL, Make
 
 from distributor import CompanionError, TrainingError
 from distributor.launch import Mpi
-from distributor.launch.mpi.shims import find
+from distributor.launch.mpi.programs import find
 from distributor.machine import folders, shared_memory
 
 pytest.importorskip("mpi4py")

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, pack, padded, read
 from distributor.checkpoint.memory.remote import Peers
-from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.memory.views import Room, dtype_of, views_in
 from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders

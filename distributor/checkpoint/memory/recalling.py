@@ -20,7 +20,7 @@ from distributor.checkpoint.memory.generations import (
     sources,
 )
 from distributor.checkpoint.memory.memory import Memory
-from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.records import step_of
 
 

@@ -13,7 +13,7 @@ from distributor.channel import peers
 from distributor.channel.connections import Endpoint
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.memory.generations import Holding, Source, extract, read
-from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.memory.views import Room, views_in
 from distributor.machine import state_folders
 from distributor.values.checkpoints import PEERS

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from distributor.launch.mpi.programs import SHIM, find
 from distributor.launch.mpi.shim import RANK
-from distributor.launch.mpi.shims import SHIM, find
 from distributor.values.environment import NODE_ID
 
 #: Prefixes of the variables that ``mpiexec`` gets: those by which users change what it does, and its mark.

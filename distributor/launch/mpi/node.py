@@ -26,7 +26,7 @@ from typing import Any
 from distributor.launch.mpi import commands, mpich, openmpi
 from distributor.launch.mpi.connector import PATIENCE, Places, ending
 from distributor.launch.mpi.environ import variables
-from distributor.launch.mpi.shims import environment
+from distributor.launch.mpi.programs import environment
 from distributor.machine import network, processes
 from distributor.values import layout
 

@@ -1,7 +1,7 @@
 """Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
 
 By default, ``prterun`` uses ssh to start its daemon (``prted``) on another host. Here, ``prterun`` starts the script
-``agent.py`` instead, once for each other host. The script gets the command that starts the daemon, and passes it to the
+``remote_shell.py`` instead, once for each other host. The script gets the command that starts the daemon, and passes it to the
 *companion* of node 0 (the process that runs ``prterun``). The companion sends this command to the other host. Executors
 of one host share a daemon, since two daemons with the same host name do not find each other's ranks.
 
@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from distributor.launch.mpi.environ import prefixes
+from distributor.launch.mpi.programs import SHIM, find, write
 from distributor.launch.mpi.shim import CHOSEN, RANK
-from distributor.launch.mpi.shims import SHIM, find, write
 
 #: Maximum number of bytes of a command.
 _MOST = 1 << 16
@@ -70,7 +70,7 @@ def begin(
 
 def _agent(folder: str) -> Path:
     agent = Path(folder, "agent.sh")
-    script = write("agent.py", folder)
+    script = write("remote_shell.py", folder)
     agent.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(script))} "$@"\n')
     agent.chmod(0o700)
     return agent
@@ -102,9 +102,9 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Receive from the script ``agent.py`` the name of a host, and the arguments of Open MPI's daemon on this host.
+    """Receive from the script ``remote_shell.py`` the name of a host, and the arguments of Open MPI's daemon on this host.
 
-    The script ``agent.py`` runs until its connection to this process closes. This process never closes the connection,
+    The script ``remote_shell.py`` runs until its connection to this process closes. This process never closes the connection,
     so the script ends when this process ends.
     """
     listener.settimeout(1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from distributor.launch.mpi.shims import SHIM
+from distributor.launch.mpi.programs import SHIM
 
 #: Keys of ``MPI_Info`` that choose where a process is spawned. The manager would start further daemons there, which it
 #: cannot, and wait for them.

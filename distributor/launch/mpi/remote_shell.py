@@ -4,7 +4,7 @@
 to the *companion* of node 0 (the process that runs ``prterun``). The companion passes the command to a node on that
 host, and that node starts the daemon.
 
-The script runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
+The script runs alone, without this package: ``python -S -E remote_shell.py HOST COMMAND...``.
 """
 
 import json

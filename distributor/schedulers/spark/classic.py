@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from distributor.channel import requests as exchange
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError
-from distributor.outcomes import mishaps, verdict
+from distributor.outcomes import driver_failures, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import exceptions as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery, pause
@@ -147,8 +147,8 @@ class ClassicSession:
         if life is Life.ALIVE:
             return None
         if life is Life.DEAD:
-            return mishaps.jvm_ended(job.run_id)
-        return mishaps.context_stopped(job.run_id, by_user=life is Life.STOPPED)
+            return driver_failures.jvm_ended(job.run_id)
+        return driver_failures.context_stopped(job.run_id, by_user=life is Life.STOPPED)
 
     def failures(self) -> Mapping[str, str]:
         return status.failures(self._session, self._tag)

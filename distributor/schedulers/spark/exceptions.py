@@ -13,7 +13,7 @@ from distributor.errors import (
     RunCancelledError,
     StartError,
 )
-from distributor.outcomes import mishaps
+from distributor.outcomes import driver_failures
 from distributor.values.job import Job
 
 _SPARKS = ("py4j", "pyspark", "grpc")  # packages whose exceptions come from Spark
@@ -31,7 +31,7 @@ _CANCELLED = re.compile(r"cancelled|canceled|interrupted|OPERATION_CANCELED", re
 def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation: str = "") -> DistributorError:
     """Return this package's exception, with the reason in one line, for an exception that ended a job."""
     if type(error).__module__.partition(".")[0] not in _SPARKS:
-        return mishaps.typed(error)
+        return driver_failures.typed(error)
     text = str(error)
     where = f" on {', '.join(hosts)}" if hosts else ""
     if "spark.driver.maxResultSize" in text:
@@ -60,7 +60,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
     why = f"{reason(text)}. {explanation}" if explanation else reason(text)
     if "Job aborted" in text and not re.search(_NOT_SENT, text):
         return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {why}")
-    return mishaps.mishap(StartError(f"Spark failed{where}: {why}"))
+    return driver_failures.mishap(StartError(f"Spark failed{where}: {why}"))
 
 
 def said_of_loss(text: str, tasks: Iterable[str]) -> str:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from distributor.channel.connections import Endpoint
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
-from distributor.outcomes import mishaps
-from distributor.schedulers.spark import exceptions as spark_errors, hazards, settings, slots as spark_slots
+from distributor.outcomes import driver_failures
+from distributor.schedulers.spark import exceptions as spark_errors, harmful_settings, settings, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.connect import ConnectSession
-from distributor.schedulers.spark.hazards import Found
+from distributor.schedulers.spark.harmful_settings import Found
 from distributor.schedulers.spark.rows import Task
 from distributor.schedulers.spark.sessions import answering, conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
@@ -118,7 +118,7 @@ class SparkScheduler:
         except Exception as error:
             told = self._barrier.ended(job) or self._translated(error, job)
             if isinstance(told, RunCancelledError) and not self._ends:
-                told = mishaps.final(told)  # cancelled in Spark's UI, or by PySpark
+                told = driver_failures.final(told)  # cancelled in Spark's UI, or by PySpark
             if (returned := server.returned(_patience(told, job))) is None:
                 raise told from told.__cause__  # not from Spark's exception, with its Java stack
             why = spark_errors.reason(str(error))
@@ -134,9 +134,9 @@ class SparkScheduler:
     def _translated(self, error: Exception, job: Job) -> DistributorError:
         """Return this package's error for one of Spark's, with what explains the loss of a task."""
         failures = self._barrier.failures()
-        explanation = hazards.explain(self._found, "\n".join([str(error), *failures.values()]))
-        loss = mishaps.Loss(spark_errors.said_of_loss(str(error), failures.values()), explanation)
-        return mishaps.explained(spark_errors.translate(error, job, sorted(failures), explanation), loss)
+        explanation = harmful_settings.explain(self._found, "\n".join([str(error), *failures.values()]))
+        loss = driver_failures.Loss(spark_errors.said_of_loss(str(error), failures.values()), explanation)
+        return driver_failures.explained(spark_errors.translate(error, job, sorted(failures), explanation), loss)
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._barrier.await_slots(job)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError
-from distributor.schedulers.spark import hazards
-from distributor.schedulers.spark.hazards import Answer, Found, Where, is_true
+from distributor.schedulers.spark import harmful_settings
+from distributor.schedulers.spark.harmful_settings import Answer, Found, Where, is_true
 from distributor.schedulers.spark.sessions import conf, is_cluster, is_connect
 from distributor.text import notices
 from distributor.values.job import Job
@@ -81,7 +81,7 @@ def check_hazards(session: SparkSession) -> list[Found]:
     ConfigurationError: a setting rules out barrier mode or long tasks.
     """
     wheres = [Where.ALL, *([Where.EXECUTORS] * is_cluster(session)), *([Where.CONNECT] * is_connect(session))]
-    found = hazards.find(str(session.version), wheres, lambda name: conf(session, name))
+    found = harmful_settings.find(str(session.version), wheres, lambda name: conf(session, name))
     for each in found:
         if each.hazard.answer is Answer.REFUSE:
             raise ConfigurationError(each.text)

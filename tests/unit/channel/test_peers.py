@@ -18,7 +18,7 @@ from distributor.channel import connections, peers
 from distributor.channel.connections import Endpoint
 from distributor.channel.tls import make_peer_key
 from distributor.machine import state_folders
-from distributor.node import copies
+from distributor.node import replica_store
 from distributor.values.checkpoints import PEERS, PeerKey, SharedMemory
 from distributor.values.messages import Copy, Proceed, Recall, Refused
 
@@ -43,7 +43,7 @@ def key() -> PeerKey:
 @pytest.fixture
 def node(folder: Path, key: PeerKey) -> Iterator[Endpoint]:
     """An agent that serves the folder."""
-    server = copies.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
+    server = replica_store.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
     yield "127.0.0.1", server._listener.getsockname()[1], key.certificate, key.token
     server.close()
     server.join(watch.DEADLINE)
@@ -178,7 +178,7 @@ def test_a_server_that_cannot_accept_for_a_moment_goes_on(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accepts)
-    server = copies.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
+    server = replica_store.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
     at = "127.0.0.1", server._listener.getsockname()[1], key.certificate, key.token
     peers.send_copy(at, "5-0", b"record", b"", str(state(tmp_path, 1000)), [(0, 1000)])
     assert refused == []

@@ -17,7 +17,7 @@ from distributor.checkpoint import folder as folders, loading, plans, saving
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.memory.recalling import Kept
-from distributor.checkpoint.memory.seats import Seat
+from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.records import Manifest, Shard
 from distributor.values.checkpoints import Checkpoints, Settings

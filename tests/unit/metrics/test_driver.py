@@ -9,7 +9,7 @@ import pytest
 
 from distributor.errors import ConfigurationError
 from distributor.metrics.driver import Reports
-from distributor.metrics.rows import Metrics, Row
+from distributor.metrics.table import Metrics, Row
 from distributor.values import reports as form
 from distributor.values.outcome import REPORTS, Log
 from distributor.values.reports import Progress, Report, Warned, pack

@@ -17,7 +17,7 @@ from distributor.machine import limits
 from distributor.machine.limits import Limits
 from distributor.node import ranks
 from distributor.stopping.node import NodeStop
-from distributor.stopping.votes import StopVotes
+from distributor.stopping.vote_file import VoteFile
 from distributor.values import layout
 
 
@@ -30,7 +30,7 @@ def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
         done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
     launcher: Any = SimpleNamespace(returncode=done.returncode)
     order: Any = SimpleNamespace(host="host-b", folder=str(folder))
-    unheard = NodeStop(StopVotes(folder / "board"), 0, 0, print, print)
+    unheard = NodeStop(VoteFile(folder / "board"), 0, 0, print, print)
     return ranks.Ranks(RankSlots(1), unheard).start_error(launcher, order, stopping=False)
 
 

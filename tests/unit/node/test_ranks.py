@@ -9,10 +9,10 @@ import pytest
 from distributor.channel.rank_slots import RankSlots
 from distributor.node.ranks import Ranks
 from distributor.stopping.node import NodeStop
-from distributor.stopping.votes import StopVotes
+from distributor.stopping.vote_file import VoteFile
 from distributor.values.messages import RankExited, RanksStarted
 
-UNHEARD = NodeStop(StopVotes(Path("none")), 0, 0, print, print)
+UNHEARD = NodeStop(VoteFile(Path("none")), 0, 0, print, print)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distributor import errors
-from distributor.outcomes import mishaps
+from distributor.outcomes import driver_failures
 from distributor.outcomes.causes import (
     Cancelled,
     Disagreed,
@@ -20,7 +20,7 @@ from distributor.outcomes.causes import (
     StartTimeout,
     Unfit,
 )
-from distributor.outcomes.mishaps import Loss
+from distributor.outcomes.driver_failures import Loss
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.values.job import Status, StatusDetail
@@ -107,10 +107,16 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (RankFailed((ERROR,)), None, errors.RunCancelledError("by Spark"), errors.TrainingError, "ValueError: no"),
         (None, None, errors.RunCancelledError("by Spark"), errors.RunCancelledError, "by Spark"),
         # What nodes ran on has ended: their loss explains no more. A rank that had failed before does.
-        (LOST, None, mishaps.context_stopped("3f2a", True), errors.RunCancelledError, "stopped by spark.stop()"),
-        (LOST, None, mishaps.jvm_ended("3f2a"), errors.StartError, "Spark's JVM on the driver ended"),
+        (
+            LOST,
+            None,
+            driver_failures.context_stopped("3f2a", True),
+            errors.RunCancelledError,
+            "stopped by spark.stop()",
+        ),
+        (LOST, None, driver_failures.jvm_ended("3f2a"), errors.StartError, "Spark's JVM on the driver ended"),
         (LOST, None, ENDED_BY_US, errors.NodeLostError, "lost the node on host-b"),
-        (RankFailed((ERROR,)), None, mishaps.jvm_ended("3f2a"), errors.TrainingError, "ValueError: no"),
+        (RankFailed((ERROR,)), None, driver_failures.jvm_ended("3f2a"), errors.TrainingError, "ValueError: no"),
     ],
 )
 def test_the_error(
@@ -128,7 +134,7 @@ def test_a_lost_node_says_why_spark_lost_it() -> None:
     """A guess at the cause is made only where nothing explains it."""
     said = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 57"
     for loss, guesses in ((Loss(said), True), (Loss(said, "a.b is 1s: Spark ends executors. Raise a.b"), False)):
-        told = str(decide(LOST, None, mishaps.explained(errors.RunCancelledError("by us"), loss)).error)
+        told = str(decide(LOST, None, driver_failures.explained(errors.RunCancelledError("by us"), loss)).error)
         assert told.startswith(f"lost the node on host-b. Spark says: {said}. ")
         assert told.endswith(loss.explanation)
         assert ("out of memory" in told) is guesses

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distributor.stopping.driver import StopVote
+from distributor.stopping.driver import CoordinatedStop
 from distributor.stopping.node import NodeStop
 from distributor.stopping.rank import answer
-from distributor.stopping.votes import NONE, Head, StopVotes, Vote
+from distributor.stopping.vote_file import NONE, Head, Vote, VoteFile
 from distributor.values import messages
 from distributor.values.messages import Agree, Halted, Propose, Reached
 
@@ -37,7 +37,7 @@ class World:
         self.loss = self.random.choice([0.0, 0.1, 0.6])
         self.delay = self.random.choice([0.001, 0.1, 3.0])
         self.pace = self.delay * self.random.choice([0.1, 1.0, 20.0])
-        self.stop_vote = StopVote()
+        self.stop_vote = CoordinatedStop()
         self.nodes = [Node(self, number) for number in range(self.random.randint(1, 4))]
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class World:
         return [step for node in self.nodes for step in node.halted]
 
 
-class Memory(StopVotes):
+class Memory(VoteFile):
     """A board that is no file, and therefore quick."""
 
     def __init__(self, ranks: int) -> None:
@@ -141,7 +141,7 @@ def test_all_ranks_stop_at_the_same_step(begin: int) -> None:
 
 
 def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
-    stop_vote = StopVote()
+    stop_vote = CoordinatedStop()
     assert not stop_vote.begun
     stop_vote.begin(["a", "b"])
     assert stop_vote.begun
@@ -152,7 +152,7 @@ def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
 
 
 def test_each_proposal_is_further_ahead() -> None:
-    stop_vote = StopVote()
+    stop_vote = CoordinatedStop()
     stop_vote.begin(["a", "b"])
     assert stop_vote.on_reached("a", Reached(1, False, 10))
     assert stop_vote.order == Propose(2, 11)
@@ -168,7 +168,7 @@ def test_each_proposal_is_further_ahead() -> None:
 
 
 def test_ranks_that_stop_elsewhere_are_named() -> None:
-    stop_vote = StopVote()
+    stop_vote = CoordinatedStop()
     assert stop_vote.on_halted(Halted(0, 7)) is None
     assert stop_vote.on_halted(Halted(2, 7)) is None
     told = stop_vote.on_halted(Halted(1, 9))

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from distributor import ConfigurationError, StopError, runtime
-from distributor.stopping import rank as stopping, votes
+from distributor.stopping import rank as stopping, vote_file
 from distributor.stopping.node import NodeStop
 from distributor.stopping.rank import Stopper
-from distributor.stopping.votes import NONE, Head, StopVotes, Vote
+from distributor.stopping.vote_file import NONE, Head, Vote, VoteFile
 from distributor.values.messages import Agree, Halted, Message, Propose, RankPreempted, Reached
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    votes.create(tmp_path / "board", 2, linked=True)
+    vote_file.create(tmp_path / "board", 2, linked=True)
     return tmp_path / "board"
 
 
@@ -41,11 +41,11 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self.told: list[Message] = []
         self.answers: list[Message] = []
-        self.node_stop = NodeStop(StopVotes(path), 10, 0, self.told.append, self.answers.append)
+        self.node_stop = NodeStop(VoteFile(path), 10, 0, self.told.append, self.answers.append)
 
 
 def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:
-    agent, ranks = Agent(path), [Stopper(StopVotes(path), local_rank) for local_rank in range(2)]
+    agent, ranks = Agent(path), [Stopper(VoteFile(path), local_rank) for local_rank in range(2)]
     assert not ranks[0].should_stop(5)
     agent.node_stop.on_order(Propose(1, 5))
     agent.node_stop.on_order(Propose(2, 7))
@@ -62,7 +62,7 @@ def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:
 
 
 def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
-    agent, rank = Agent(path), Stopper(StopVotes(path), 0)
+    agent, rank = Agent(path), Stopper(VoteFile(path), 0)
     agent.node_stop.on_order(Propose(2, 7))
     agent.node_stop.on_order(Propose(1, 3))
     agent.node_stop.on_order(Propose(2, 7))
@@ -71,7 +71,7 @@ def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
     assert not rank.should_stop(3)
     waiting = threading.Thread(target=rank.should_stop, args=(7,), daemon=True)
     waiting.start()
-    while StopVotes(path).seats()[0].step != 7:
+    while VoteFile(path).seats()[0].step != 7:
         time.sleep(0.001)
     agent.node_stop.on_order(Propose(2, 7))
     assert agent.answers[-1] == Reached(2, True, 7), "its rank waits there"
@@ -81,18 +81,18 @@ def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
 
 
 def test_a_rank_that_hears_nothing_does_not_wait_for_ever(path: Path) -> None:
-    rank = Stopper(StopVotes(path), 0, patience=0.05)
+    rank = Stopper(VoteFile(path), 0, patience=0.05)
     Agent(path).node_stop.on_order(Propose(1, 4))
     with pytest.raises(StopError, match=r"stop at step 4 or before, but the driver did not say within 0\.05 s"):
         rank.should_stop(4)
 
 
 def test_a_waiting_rank_goes_on_if_the_step_is_moved(path: Path) -> None:
-    agent, rank, answers = Agent(path), Stopper(StopVotes(path), 0), []
+    agent, rank, answers = Agent(path), Stopper(VoteFile(path), 0), []
     agent.node_stop.on_order(Propose(1, 4))
     waiting = threading.Thread(target=lambda: answers.append(rank.should_stop(4)), daemon=True)
     waiting.start()
-    while StopVotes(path).seats()[0].step != 4:
+    while VoteFile(path).seats()[0].step != 4:
         time.sleep(0.001)
     agent.node_stop.on_order(Propose(2, 6))
     waiting.join(60)
@@ -100,7 +100,7 @@ def test_a_waiting_rank_goes_on_if_the_step_is_moved(path: Path) -> None:
 
 
 def test_sigterm_is_a_request_from_the_first_call_on(path: Path) -> None:
-    agent, rank = Agent(path), Stopper(StopVotes(path), 1)
+    agent, rank = Agent(path), Stopper(VoteFile(path), 1)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not rank.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -112,7 +112,7 @@ def test_sigterm_is_a_request_from_the_first_call_on(path: Path) -> None:
 def test_a_handler_of_the_user_stays(path: Path) -> None:
     got: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
-    agent, rank = Agent(path), Stopper(StopVotes(path), 0)
+    agent, rank = Agent(path), Stopper(VoteFile(path), 0)
     rank.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
     agent.node_stop.look()
@@ -120,7 +120,7 @@ def test_a_handler_of_the_user_stays(path: Path) -> None:
 
 
 def test_a_handler_that_the_user_sets_later_is_noticed(path: Path) -> None:
-    agent, rank = Agent(path), Stopper(StopVotes(path), 0)
+    agent, rank = Agent(path), Stopper(VoteFile(path), 0)
     rank.should_stop(1)
     signal.signal(signal.SIGTERM, lambda *_: None)
     rank.should_stop(2)
@@ -129,14 +129,14 @@ def test_a_handler_that_the_user_sets_later_is_noticed(path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["ending", "unreachable", "forked"])
 def test_sigterm_ends_what_need_not_wait(how: str, tmp_path: Path) -> None:
-    votes.create(tmp_path / "board", 1, linked=how != "unreachable")
+    vote_file.create(tmp_path / "board", 1, linked=how != "unreachable")
     pid = os.fork()
     if pid == 0:
         try:
-            rank = Stopper(StopVotes(tmp_path / "board"), 0)
+            rank = Stopper(VoteFile(tmp_path / "board"), 0)
             rank.should_stop(1)
             if how == "ending":
-                StopVotes(tmp_path / "board").end()
+                VoteFile(tmp_path / "board").end()
             if how != "forked" or os.fork() == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
@@ -148,21 +148,21 @@ def test_sigterm_ends_what_need_not_wait(how: str, tmp_path: Path) -> None:
 
 
 def test_a_fork_of_a_rank_never_stops(path: Path) -> None:
-    rank = Stopper(StopVotes(path), 0)
+    rank = Stopper(VoteFile(path), 0)
     rank._owner = -1
     Agent(path).node_stop.on_order(Propose(1, 0))
     assert not rank.should_stop(1)
-    assert StopVotes(path).seats()[0] == Vote()
+    assert VoteFile(path).seats()[0] == Vote()
 
 
 def test_closed_descriptors_do_not_matter(path: Path) -> None:
-    rank = Stopper(StopVotes(path), 0)
+    rank = Stopper(VoteFile(path), 0)
     rank.should_stop(1)
     descriptor = rank._vote_file._file._descriptor
     os.close(descriptor)
     with open(os.devnull, "wb"):  # has its number now
         rank.should_stop(2)
-    assert StopVotes(path).seats()[0].step == 2
+    assert VoteFile(path).seats()[0].step == 2
 
 
 def test_a_board_is_looked_at_by_one_at_a_time(path: Path) -> None:
@@ -170,16 +170,16 @@ def test_a_board_is_looked_at_by_one_at_a_time(path: Path) -> None:
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        with StopVotes(path).locked():
+        with VoteFile(path).locked():
             os.write(ready[1], b"x")
             os.read(go[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
-    with pytest.raises(BlockingIOError), StopVotes(path).locked(wait=False):
+    with pytest.raises(BlockingIOError), VoteFile(path).locked(wait=False):
         pass
     os.write(go[1], b"x")
-    with StopVotes(path).locked():
-        assert StopVotes(path).head() == Head(linked=True)
+    with VoteFile(path).locked():
+        assert VoteFile(path).head() == Head(linked=True)
     os.waitpid(pid, 0)
 
 
@@ -201,9 +201,9 @@ def test_a_step_that_is_none(step: Any, told: str) -> None:
 
 @pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3), True])
 def test_a_step_may_come_from_a_tensor(step: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "_stopper", Stopper(StopVotes(path), 0))
+    monkeypatch.setattr(stopping, "_stopper", Stopper(VoteFile(path), 0))
     assert not runtime.should_stop(step)
-    assert StopVotes(path).seats()[0].step == int(step)
+    assert VoteFile(path).seats()[0].step == int(step)
 
 
 def test_nothing_stops_outside_a_run() -> None:

@@ -20,7 +20,7 @@ from distributor.checkpoint import pickles, plans as planning  # noqa: E402
 from distributor.checkpoint.memory.generations import Generation, Source, common, is_newer, oldest, pack, read  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
 from distributor.checkpoint.memory.remote import Peers  # noqa: E402
-from distributor.checkpoint.memory.seats import Seat  # noqa: E402
+from distributor.checkpoint.memory.replica_placement import Seat  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
 from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402
 

@@ -21,7 +21,7 @@ import pytest
 
 from distributor.launch.mpi import mpich, node, openmpi, rank, shim
 from distributor.launch.mpi.connector import PATIENCE, Places
-from distributor.launch.mpi.shims import SHIM, environment
+from distributor.launch.mpi.programs import SHIM, environment
 from distributor.machine import processes
 from distributor.values.environment import NODE_ID
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributor.launch.mpi import pmi
-from distributor.launch.mpi.shims import SHIM
+from distributor.launch.mpi.programs import SHIM
 
 
 def request(*lines: str) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from jobs import SparkError, make_job
 
 from distributor.errors import NodeLostError, ResultError, StartError
-from distributor.outcomes import mishaps
+from distributor.outcomes import driver_failures
 from distributor.schedulers.spark import exceptions
 
 BARRIER = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -74,7 +74,7 @@ def test_a_failure_of_the_driver_itself_is_no_lost_node(error: Exception, text: 
     told = exceptions.translate(error, make_job("r1", 2))
     assert type(told) is StartError
     assert str(told).startswith(text)
-    assert mishaps.is_mishap(told)
+    assert driver_failures.is_mishap(told)
 
 
 @pytest.mark.parametrize("why", ["ExecutorLostFailure (executor 1 exited)", "no reason that is known here"])

@@ -22,11 +22,11 @@ from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
 from distributor.launch import Jax, Ray, TensorFlow
 from distributor.launch.torchrun import Torchrun
-from distributor.outcomes import mishaps
-from distributor.outcomes.mishaps import is_final
-from distributor.schedulers.spark import classic, connect, hazards, scheduler, task
+from distributor.outcomes import driver_failures
+from distributor.outcomes.driver_failures import is_final
+from distributor.schedulers.spark import classic, connect, harmful_settings, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
-from distributor.schedulers.spark.hazards import Hazard
+from distributor.schedulers.spark.harmful_settings import Hazard
 from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.slots import Cluster
@@ -432,9 +432,9 @@ def test_a_lost_task_is_explained_also_in_a_later_attempt(monkeypatch: pytest.Mo
     monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
     made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
     row = Hazard(("a.b",), bool, "Spark ends executors", "Unset {0}", said="code 57")
-    made._found = hazards.find("4.3.0", [row.where], {"a.b": "1"}.get, [row])
+    made._found = harmful_settings.find("4.3.0", [row.where], {"a.b": "1"}.get, [row])
     lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 57"
     for at in (made, made.again(JOB)):
         at._barrier = SimpleNamespace(ended=lambda job: None, failures=lambda: {"host-a": lost})  # type: ignore[assignment]
         told = at._translated(RuntimeError("Job 3 cancelled"), JOB)
-        assert mishaps.loss_of(told) == mishaps.Loss(lost, "a.b is 1: Spark ends executors. Unset a.b")
+        assert driver_failures.loss_of(told) == driver_failures.Loss(lost, "a.b is 1: Spark ends executors. Unset a.b")

@@ -7,7 +7,7 @@ from jobs import make_job
 
 from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
-from distributor.schedulers.spark import hazards, settings as checks
+from distributor.schedulers.spark import harmful_settings, settings as checks
 from distributor.values.job import Function
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
@@ -216,6 +216,6 @@ GATHERING = 'line 493, in allGather\n    return 1\n  File "a.py", line 604, in r
     ],
 )
 def test_a_setting_explains_a_lost_task(master: str, settings: dict[str, str], said: str, words: str) -> None:
-    explained = hazards.explain(checks.check_hazards(session(master, **settings)), said)
+    explained = harmful_settings.explain(checks.check_hazards(session(master, **settings)), said)
     assert words in explained
     assert (explained == "") is (words == "")

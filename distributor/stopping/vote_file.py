@@ -1,6 +1,6 @@
-"""The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
+"""A small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
-Before a rank goes on with a step, it *names* the step on the board. The agent writes the step at which the driver
+Before a rank goes on with a step, it *names* the step in the vote file. The agent writes the step at which the driver
 proposes to stop. Each locks the file (fcntl(2)) while it writes its own step and reads the other's: the second of two
 that write at almost the same time sees what the first has written. Other entries need no lock.
 """
@@ -30,7 +30,7 @@ class Head:
 
     proposed: int = NONE  # all ranks stop there if all nodes agree
     agreed: int = NONE  # all nodes have agreed to stop there
-    linked: bool = False  # the agent could reach the driver when it made the board; if not, ranks leave SIGTERM be
+    linked: bool = False  # the agent could reach the driver when it made the vote file; if not, ranks leave SIGTERM be
     ending: bool = False  # the agent is stopping the ranks
 
 
@@ -45,15 +45,15 @@ class Vote:
 
 
 def create(path: Path, ranks: int, *, linked: bool) -> None:
-    """Create or replace a board. ``linked`` says whether the agent can send messages to the driver now."""
+    """Create or replace a vote file. ``linked`` says whether the agent can send messages to the driver now."""
     head = _HEAD.pack(NONE, NONE, linked, False)
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(head + _SEAT.pack(NONE, NONE, False, False) * ranks)
     os.replace(new, path)
 
 
-class StopVotes:
-    """A board as a rank or the agent sees it. The file is opened when it is first needed."""
+class VoteFile:
+    """A vote file as a rank or the agent sees it. The file is opened when it is first needed."""
 
     def __init__(self, path: Path) -> None:
         self._file = OwnFile(path, os.O_RDWR)
@@ -63,7 +63,7 @@ class StopVotes:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Keep out others that lock the board. BlockingIOError if one has and not ``wait``, OSError if it is gone."""
+        """Keep out others that lock the file. BlockingIOError if one has (``wait=False``), OSError if it is gone."""
         descriptor = self._file.descriptor()
         fcntl.lockf(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:

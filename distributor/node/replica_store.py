@@ -17,15 +17,15 @@ from distributor.values.messages import Copy
 _SLOT = re.compile(r"\d{1,9}-[01]")
 
 
-class Copies:
-    """The copies that one node keeps: a ``channel.peers.Store``."""
+class ReplicaStore:
+    """The copies that one node keeps: a ``channel.peers.PeerStore``."""
 
     def __init__(self, run_id: str, memory: SharedMemory) -> None:
         self._run_id = run_id
         self._folder = Path(memory.folder)
         self._limit = memory.limit
 
-    def reserve(self, copy: Copy) -> IncomingState:
+    def reserve(self, copy: Copy) -> IncomingReplica:
         """Reserve memory for a copy, in place of one of the same name. OSError if it does not fit or is invalid."""
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(
@@ -37,7 +37,7 @@ class Copies:
                 f"a rank's state without its tensors has {copy.record + copy.objects} bytes, which is already more "
                 "than this node may keep in shared memory"
             )
-        return IncomingState(self._folder / copy.slot, copy.tensors, self._limit)
+        return IncomingReplica(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
         """Return ``path`` if it is a file of this run's states here. OSError if not, or for the server's token."""
@@ -47,7 +47,7 @@ class Copies:
         raise FileNotFoundError(f"{path} is not kept by this node")
 
 
-class IncomingState:
+class IncomingReplica:
     """Memory for one copy of a state. An older copy at ``path`` becomes invalid.
 
     OSError if the files with tensors in the folder of ``path`` would exceed ``limit`` bytes.
@@ -89,6 +89,6 @@ def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> Peer
     descriptor = os.open(f"{memory.folder}/{PEERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(told, file)
-    server = PeerServer(listener, key, Copies(run_id, memory))
+    server = PeerServer(listener, key, ReplicaStore(run_id, memory))
     server.start()
     return server

@@ -8,7 +8,7 @@ import pytest
 from jobs import make_job
 
 from distributor.launch.assign_ranks import place
-from distributor.run.avoiding import blamed, hosts_to_avoid
+from distributor.run.avoided_hosts import blamed, hosts_to_avoid
 from distributor.run.nodes import Nodes
 from distributor.values.job import Module
 from distributor.values.outcome import Failure

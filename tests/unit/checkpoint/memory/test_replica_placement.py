@@ -20,7 +20,7 @@ from distributor.checkpoint.memory.generations import (
     read_sources,
     sources,
 )
-from distributor.checkpoint.memory.seats import Seat, peer_of
+from distributor.checkpoint.memory.replica_placement import Seat, peer_of
 from distributor.checkpoint.records import folder_name, step_of
 
 

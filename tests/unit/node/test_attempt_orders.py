@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from distributor.node.restarts import Restarts
+from distributor.node.attempt_orders import AttemptOrders
 from distributor.values.messages import Begin, Dump, End, Message, Stop
 
 
-def decided(restarts: Restarts, *orders: Message) -> Begin | None:
+def decided(restarts: AttemptOrders, *orders: Message) -> Begin | None:
     """What a node that waits learns from some orders."""
 
     async def wait() -> Begin | None:
@@ -20,32 +20,32 @@ def decided(restarts: Restarts, *orders: Message) -> Begin | None:
 
 
 def test_a_node_begins_when_it_is_told_to() -> None:
-    restarts = Restarts(2)
+    restarts = AttemptOrders(2)
     assert restarts.possible
     assert decided(restarts, Begin(1, 4000)) == Begin(1, 4000)
     assert restarts.begun() is None
 
 
 def test_an_order_that_comes_again_starts_nothing() -> None:
-    restarts = Restarts(3)
+    restarts = AttemptOrders(3)
     decided(restarts, Begin(1, 4000))
     restarts.begun()
     assert decided(restarts, Begin(1, 4000), Begin(2, 4001)) == Begin(2, 4001)
 
 
 def test_an_end_is_the_end() -> None:
-    restarts = Restarts(2)
+    restarts = AttemptOrders(2)
     assert decided(restarts, Begin(1, 4000), End()) is None
     assert not restarts.possible
     assert not restarts.spare
 
 
 def test_without_restarts_there_are_none() -> None:
-    assert not Restarts(0).possible
+    assert not AttemptOrders(0).possible
 
 
 def test_the_last_attempt_keeps_no_spare() -> None:
-    restarts = Restarts(1)
+    restarts = AttemptOrders(1)
     assert restarts.spare
     decided(restarts, Begin(1, 4000))
     restarts.begun()
@@ -54,7 +54,7 @@ def test_the_last_attempt_keeps_no_spare() -> None:
 
 
 def test_a_stop_counts_for_the_attempt_that_comes_next() -> None:
-    restarts = Restarts(1)
+    restarts = AttemptOrders(1)
     assert not restarts.on_order(Stop("now"))  # the current attempt's
     assert not restarts.on_order(Dump(1, True, 1.0))
     restarts.on_order(Begin(1, 4000))

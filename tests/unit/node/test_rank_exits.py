@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from distributor import errors
-from distributor.node import outcomes
-from distributor.node.outcomes import Ends, Now
+from distributor.node import rank_exits
+from distributor.node.rank_exits import Ends, Now
 from distributor.values import messages
 from distributor.values.job import Function, Module, Target
 from distributor.values.messages import RankExited
@@ -45,7 +45,7 @@ def outcome(
     told: Outcome | None, ends: Ends, target: Target = Function("train", b""), *, moment: float = 5.0
 ) -> Outcome:
     """The outcome of a rank that told of it 5 s ago."""
-    return outcomes.outcome_of(order(target), 1, None if told is None else Ending(told, moment), ends)
+    return rank_exits.outcome_of(order(target), 1, None if told is None else Ending(told, moment), ends)
 
 
 def test_a_rank_that_returned_has_the_outcome_that_it_wrote() -> None:
@@ -71,8 +71,8 @@ def test_a_rank_that_has_served_is_finished(told: Outcome | None, released: floa
     """Whatever it says after it was told to end; the launcher reports its end as 0. It speaks at 5 s."""
     ending = None if told is None else Ending(told, 5.0)
     exit = RankExited(1, 0, None, 7.0, released)
-    exit = replace(exit, early=released is None and outcomes.leaves_early(Function("train", b""), ending))
-    made = outcomes.outcome_of(order(serving=(3,)), 1, ending, Ends({1: exit}, now=NOW))
+    exit = replace(exit, early=released is None and rank_exits.leaves_early(Function("train", b""), ending))
+    made = rank_exits.outcome_of(order(serving=(3,)), 1, ending, Ends({1: exit}, now=NOW))
     assert (made.state, made.failure is None) == (state, state == "finished")
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_we_stopped_is_stopped(ends: Ends, told: Outcome | None) -> 
     ],
 )
 def test_whether_code_0_is_a_success(target: Target, told: Outcome | None, early: bool) -> None:
-    assert outcomes.leaves_early(target, None if told is None else Ending(told, 5.0)) is early
+    assert rank_exits.leaves_early(target, None if told is None else Ending(told, 5.0)) is early
 
 
 def test_a_rank_that_was_stopped_after_it_returned_is_finished() -> None:
@@ -133,7 +133,7 @@ def test_paths_of_shipped_files_are_those_on_the_driver() -> None:
 
 def test_a_node_that_stopped_tells_ever_less() -> None:
     failed = replace(FAILED, failure=replace(RAISED, exception=b"pickle", log_tail="the end"))
-    told = outcomes.stopped(4000, (FINISHED, failed), None)
+    told = rank_exits.stopped(4000, (FINISHED, failed), None)
     assert [each.port for each in told] == [4000] * 3
     assert [each.outcomes[0] for each in told] == [FINISHED] * 3
     assert [each.outcomes[1].failure for each in told] == [
@@ -146,15 +146,15 @@ def test_a_node_that_stopped_tells_ever_less() -> None:
 
 
 def test_an_outcome_in_another_state_is_no_message() -> None:
-    wrong = messages.encode(outcomes.stopped(4000, (FINISHED,), None)[0])
+    wrong = messages.encode(rank_exits.stopped(4000, (FINISHED,), None)[0])
     wrong["outcomes"][0]["state"] = "unheard of"
     with pytest.raises(ValueError, match="is not of type typing.Literal"):
         messages.decode(wrong)
 
 
 def test_errors_of_the_package_are_told_as_they_are() -> None:
-    assert outcomes.explain(errors.ResourceError("no GPU"), "/tmp/n") == ("ResourceError", "no GPU")
-    kind, text = outcomes.explain(KeyError("x"), "/tmp/n")
+    assert rank_exits.explain(errors.ResourceError("no GPU"), "/tmp/n") == ("ResourceError", "no GPU")
+    kind, text = rank_exits.explain(KeyError("x"), "/tmp/n")
     assert kind == "StartError"
     assert "failed: KeyError: 'x'" in text
 
@@ -179,15 +179,15 @@ def test_when_a_rank_failed(moment: float, stopped: float | None, time: float, a
 def test_a_rank_that_is_stopped_before_it_can_say_why_it_failed_is_stopped() -> None:
     """It may only have noticed that another rank had gone."""
     cut = Ending(FAILED, 5.0, final=False)
-    assert outcomes.outcome_of(order(), 1, cut, ended(-15, by_us=6.0)) == Outcome(3, "host-b", "stopped")
-    assert outcomes.outcome_of(order(), 1, cut, ended(-9)).state == "failed"
+    assert rank_exits.outcome_of(order(), 1, cut, ended(-15, by_us=6.0)) == Outcome(3, "host-b", "stopped")
+    assert rank_exits.outcome_of(order(), 1, cut, ended(-9)).state == "failed"
 
 
 def test_a_full_disk_is_named() -> None:
     failure = outcome(None, ended(3, full="/tmp/n")).failure
     assert failure is not None
     assert failure.message == "exited with code 3. The disk of /tmp/n on host-b is full"
-    kind, text = outcomes.explain(OSError(errno.ENOSPC, "No space left on device"), "/tmp/n")
+    kind, text = rank_exits.explain(OSError(errno.ENOSPC, "No space left on device"), "/tmp/n")
     assert kind == "StartError"
     assert text.startswith("the disk of /tmp/n on ")
 
@@ -196,7 +196,7 @@ def test_the_first_exceptions_of_a_node_are_kept() -> None:
     def failed(rank: int, time: float) -> Outcome:
         return Outcome(rank, "host-b", "failed", replace(RAISED, rank=rank, time=time, exception=bytes(4)))
 
-    kept = outcomes.within((failed(0, 3.0), FINISHED, failed(1, 1.0), failed(2, 2.0)), 9)
+    kept = rank_exits.within((failed(0, 3.0), FINISHED, failed(1, 1.0), failed(2, 2.0)), 9)
     assert [each.failure and each.failure.exception for each in kept] == [None, None, bytes(4), bytes(4)]
 
 

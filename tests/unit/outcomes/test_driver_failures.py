@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from distributor import errors
-from distributor.outcomes import mishaps
+from distributor.outcomes import driver_failures
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from distributor.outcomes import mishaps
     ],
 )
 def test_any_error_becomes_one_of_ours(error: BaseException, text: str) -> None:
-    ours = mishaps.typed(error)
+    ours = driver_failures.typed(error)
     assert type(ours) is errors.StartError
     assert str(ours).startswith(text)
     assert ours.__cause__ is error
@@ -41,17 +41,17 @@ def test_any_error_becomes_one_of_ours(error: BaseException, text: str) -> None:
 
 def test_our_own_stay_as_they_are() -> None:
     error = errors.ResultError("no")
-    assert mishaps.typed(error) is error
+    assert driver_failures.typed(error) is error
 
 
 @pytest.mark.parametrize("by_user", [True, False])
 def test_a_session_that_was_stopped(by_user: bool) -> None:
-    error = mishaps.context_stopped("3f2a", by_user)
+    error = driver_failures.context_stopped("3f2a", by_user)
     assert ("by Spark itself" in str(error)) is not by_user
-    assert mishaps.is_final(error)
+    assert driver_failures.is_final(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert not mishaps.is_final(errors.RunCancelledError("no"))
+    assert not driver_failures.is_final(errors.RunCancelledError("no"))
 
 
 def test_the_numbers_are_those_of_this_system() -> None:
-    assert all(os.strerror(number) for number in mishaps._NUMBERS)
+    assert all(os.strerror(number) for number in driver_failures._NUMBERS)

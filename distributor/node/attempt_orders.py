@@ -7,7 +7,7 @@ import asyncio
 from distributor.values import messages
 
 
-class Restarts:
+class AttemptOrders:
     """The driver's orders about further attempts. ``most`` is a number of restarts, ``attempt`` the first one here."""
 
     def __init__(self, most: int, attempt: int = 0) -> None:
