@@ -1,7 +1,6 @@
-"""Decide which rank runs where, from the facts of all tasks (addresses, ports, GPUs, CPUs).
+"""Decide which rank runs where, from the facts of all tasks.
 
-Each node computes the placement (which rank runs where) itself. The functions of this module have no side effects, so
-that every node gets the same placement.
+Each node computes the placement itself: functions here have no side effects, so that all nodes get the same one.
 """
 
 from __future__ import annotations
@@ -18,20 +17,10 @@ from distributor.values.placement import Node, NodeFacts, Numbering, Placement
 
 
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
-    """Merge the tasks of each executor into one node, and number nodes and ranks.
+    """Merge the tasks of each executor into one node, and number nodes and ranks as torchrun does.
 
-    Nodes are ordered by the lowest partition of their tasks; with ``local_ranks="host"``, the nodes of a host follow
-    each other. Ranks are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on
-    its node)``, as torchrun numbers them.
-
-    Args:
-        facts: one entry per task, in any order.
-        job: the job. It says how many ranks a task has, how many GPUs a rank needs, and whether its launch path runs
-            the user's code only once, in one rank.
-
-    Raises:
-        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or Spark assigned a
-            GPU to a task that cannot see it.
+    Nodes are in the order of their lowest partition; with ``local_ranks="host"``, nodes of a host follow each other.
+    ResourceError if ranks would share a GPU, or if a task has too few or cannot see its own.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
     by_host = job.training.local_ranks == "host"
@@ -66,7 +55,7 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
 
 def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
-    """Return tasks' facts in the order of partitions. With ``by_host``, facts of the same host follow each other."""
+    """Sort tasks by partition; with ``by_host``, those of a host follow each other."""
     ordered = sorted(facts, key=lambda fact: fact.partition)
     if not by_host:
         return ordered
@@ -75,21 +64,12 @@ def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
 
 
 def _host(fact: NodeFacts) -> str:
-    """Return a name that all tasks of a host share; the name of the task's executor if the host is not known."""
+    """Return what all tasks of a host share; the executor if the host is not known."""
     return fact.mounts or fact.executor
 
 
 def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]:
-    """Number the ranks of each host together, from 0, across all nodes on the host.
-
-    Args:
-        nodes: all nodes, grouped by host.
-        hosts: the host of each node.
-
-    Returns:
-        The nodes, each with the numbers from which its ranks get ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and
-        ``GROUP_RANK`` (``Node.by_host``).
-    """
+    """Number the ranks of each host together, from 0; ``nodes`` are grouped by host."""
     sizes = Counter[str]()
     for node, host in zip(nodes, hosts):
         sizes[host] += node.local_world_size
@@ -103,16 +83,12 @@ def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]
 
 
 def with_port(placement: Placement, port: int) -> Placement:
-    """Return the placement for another attempt, whose ranks meet at another port of node 0."""
+    """Return the placement of another attempt, whose ranks meet at another port of node 0."""
     return Placement((replace(placement.master, port=port), *placement.nodes[1:]))
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
-    """Return the devices of a node, in the order in which its ranks see them (as in ``Node.gpus``).
-
-    Raises:
-        ResourceError: a task has fewer GPUs than its ranks need, or Spark assigned a GPU to a task that cannot see it.
-    """
+    """Return the devices of a node, in the order in which its ranks see them."""
     by_rank: list[tuple[str, ...]] = []
     needed = job.ranks_per_task * job.resources.gpus_each
     for task in tasks:
@@ -132,19 +108,12 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
 
 
 def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
-    """Raise an error if two ranks would share a GPU.
-
-    Without this error, NCCL's first collective would hang, or the ranks would run out of memory.
-
-    Raises:
-        ResourceError: two ranks would share a GPU.
-    """
+    """ResourceError if ranks would share a GPU: NCCL's first collective would hang, or memory run out."""
     owners: dict[tuple[str, str], int] = {}
     for node, machine in zip(nodes, machines):
         for index, gpu in enumerate(node.gpus):
             rank = node.first_rank + index % node.slots
-            # A GPU number is unique only on one machine. Other names of GPUs are unique everywhere.
-            device = (machine if gpu.isdecimal() else "", gpu)
+            device = (machine if gpu.isdecimal() else "", gpu)  # a number is unique only on one machine
             if device in owners:
                 raise ResourceError(
                     f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "

@@ -57,12 +57,6 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        """Check the options of this launch path, and return a launch path with these options.
-
-        Raises:
-            ConfigurationError: an option's value is wrong, or there are too few processes for the servers and the
-                evaluator.
-        """
         servers, evaluator = self.parameter_servers, check_flag("evaluator", self.evaluator)
         if isinstance(servers, bool) or not isinstance(servers, int) or servers < 0:
             raise ConfigurationError(f"parameter_servers must be a whole number, at least 0, not {servers!r}")
@@ -77,15 +71,10 @@ class TensorFlow(BasePath):
         return TensorFlow(servers, evaluator)
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get.
-
-        If the run uses no GPUs, one variable hides TensorFlow's own messages, such as errors about the missing CUDA
-        driver.
-        """
+        # Hides TensorFlow's own messages, such as errors about the missing CUDA driver.
         return {} if use_gpu else {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice if Keras 3 is used, which does not train with strategies of several processes."""
         text = f"{failure.message}\n{failure.traceback}"
         if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1:
             return (
@@ -95,7 +84,6 @@ class TensorFlow(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, node, placement = Torchrun().plan(site), site.node, site.placement
         tasks = self.tasks(placement.world_size)
         cluster = _cluster(tasks, placement)
@@ -117,7 +105,7 @@ class TensorFlow(BasePath):
         )
 
     def tasks(self, world_size: int) -> tuple[Task, ...]:
-        """Return TensorFlow's task (a kind and an index) of each rank, in the order of ranks.
+        """Return the task of each rank.
 
         >>> " ".join(f"{task.kind}-{task.index}" for task in TensorFlow(1, True).tasks(4))
         'chief-0 worker-0 ps-0 evaluator-0'
@@ -137,10 +125,7 @@ def _described(task: Task) -> dict[str, str | int]:
 
 
 def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
-    """Return a mapping from each kind of task, except the evaluator, to the addresses of the tasks of this kind.
-
-    Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
-    """
+    # https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     cluster: dict[str, list[str]] = {}
     places = [(node.address, port) for node in placement.nodes for port in node.ports]
     for task, (address, port) in zip(tasks, places):

@@ -24,20 +24,14 @@ class Torchrun(BasePath):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
-        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get.
-
-        On CPUs, ranks get the variable ``ACCELERATE_USE_CPU`` that ``accelerate launch --cpu`` sets
-        (``accelerate/utils/launch.py``). Without it, Accelerate and Transformers would train in each rank alone. The
-        DeepSpeed launch path does not set it, because these libraries would then not use DeepSpeed.
-        """
+        # As ``accelerate launch --cpu`` does (``accelerate/utils/launch.py``): without it, Accelerate and Transformers
+        # train in each rank alone. DeepSpeed's launch path leaves it out, as they would not use DeepSpeed then.
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         job, placement, node = site.job, site.placement, site.node
         return Plan(
             node=node,
@@ -82,7 +76,6 @@ def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(layout.error(site.folder, local_rank)),
-        # The default of torchrun's --signals-to-handle. Sources: ``torch/distributed/launcher/api.py`` sets the
-        # variable; ``torch/distributed/elastic/multiprocessing/api.py`` reads it where torch starts processes.
+        # torchrun's default: ``torch/distributed/launcher/api.py`` sets it, ``elastic/multiprocessing/api.py`` reads it
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }

@@ -13,25 +13,13 @@ from distributor.machine import bootstrap
 from distributor.shipping import package
 from distributor.values.environment import CONTRACT
 
-#: Number of seconds that Accelerate, which imports torch first, may take to read a configuration.
-_PATIENCE = 120.0
+_PATIENCE = 120.0  # seconds: Accelerate imports torch first
 
-#: Kinds of training that need GPUs.
 _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 
 
 def check(told: dict[str, Any], use_gpu: bool) -> None:
-    """Check that an Accelerate configuration suits the run.
-
-    Args:
-        told: what Accelerate has read from the configuration, as
-            :func:`distributor.launch.accelerate.variables.answer` returns it.
-        use_gpu: whether the run has GPUs.
-
-    Raises:
-        ConfigurationError: the configuration does not suit the run, for instance because it is for CPUs and the run has
-            GPUs.
-    """
+    """Check that a configuration, as ``variables.answer`` returns it, suits the run; ConfigurationError if not."""
     kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
     if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
         where = told["where"] if told["where"] != "LOCAL_MACHINE" else kind
@@ -51,11 +39,7 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
 
 
 def ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
-    """Make Accelerate read a configuration, and return the answer of ``variables.answer``.
-
-    Raises:
-        ConfigurationError: Accelerate rejects the configuration, or takes too long to read it.
-    """
+    """Make Accelerate read a configuration, and return the answer of ``variables.answer``."""
     command = bootstrap.command(package.package_root(), "accelerate", config, str(num_processes), str(use_gpu))
     unset = {key for key in os.environ if key.startswith(PREFIXES)} | {*CONTRACT}
     environ = {key: value for key, value in os.environ.items() if key not in unset}

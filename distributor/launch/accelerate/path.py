@@ -46,12 +46,6 @@ class Accelerate(BasePath):
     variables: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)  # what resolve() has read
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Accelerate:
-        """Read the Accelerate configuration, and return the launch path with the configuration's environment variables.
-
-        Raises:
-            ConfigurationError: the configuration file does not exist or does not suit the run, Accelerate rejects the
-                file or takes too long to read it, or Accelerate is not installed.
-        """
         path = "" if self.config is None else os.fspath(self.config)
         if path and not Path(path).is_file():
             raise ConfigurationError(f"there is no Accelerate configuration {path!r}: pass the path of a file")
@@ -65,9 +59,7 @@ class Accelerate(BasePath):
         return Accelerate(told["config"] or None, variables=tuple(sorted(told["variables"].items())))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get. The user's own variables take precedence."""
         return {**Torchrun().env(use_gpu), **dict(self.variables)}
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         return Torchrun().plan(site)

@@ -1,8 +1,6 @@
-"""Finds out which environment variables ``accelerate launch`` would set for a configuration.
+"""Find out which variables ``accelerate launch`` would set for a configuration, with Accelerate's own functions.
 
-The driver runs this module in a separate process, so that the driver itself need not import Accelerate. The process
-calls the same functions of Accelerate as ``accelerate launch`` does. Source: ``launch_command`` in
-``accelerate/commands/launch.py``.
+The driver need not import Accelerate for this. Source: ``launch_command`` in ``accelerate/commands/launch.py``.
 """
 
 from __future__ import annotations
@@ -12,33 +10,23 @@ import os
 import sys
 from typing import Any
 
-#: Prefixes of the variables that hold the configuration. This package itself sets the other variables that ``accelerate
-#: launch`` sets (for ranks, ports, threads and devices).
+#: Prefixes of the configuration's variables. Those for ranks, ports, threads and devices are set by the run itself.
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print the result of :func:`answer` as JSON in the last line of the output.
-
-    The driver runs this function in a separate process.
-    """
+    """Print what :func:`answer` returns as JSON, in the output's last line."""
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 
 def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
-    """Return an Accelerate configuration's path, the variables that it sets, and the settings that the driver checks.
-
-    Args:
-        config: path of the configuration file; "" for the file that Accelerate finds by itself, if there is one.
-        num_processes: number of ranks.
-        use_gpu: whether the run has GPUs.
-    """
+    """Return the path of a configuration, its variables, and the settings that the driver checks."""
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch
 
     launch.is_fp8_available = lambda: True  # nodes may have packages for FP8 that the driver lacks
-    if not config and os.path.isfile(default_config_file):
+    if not config and os.path.isfile(default_config_file):  # Accelerate finds it by itself
         config = default_config_file
     file = ["--config_file", config] if config else []
     shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0"]

@@ -26,23 +26,18 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: A universal checkpoint (one that any number of ranks can load) is named by its tag, followed by this suffix.
-UNIVERSAL = "_universal"
+UNIVERSAL = "_universal"  # follows the tag in the name of a universal checkpoint
 
-#: The file with the data that DeepSpeed leaves out of a universal checkpoint: the parameters and buffers that are not
-#: in the optimizer, and the settings of the optimizer's groups.
+#: What DeepSpeed leaves out: parameters and buffers that are not in the optimizer, and the settings of its groups.
 _REST = "distributor_rest.pt"
 
 _CLIENT_STATE = "distributor_client_state"
 
 _LATEST = "latest_universal"
 
-#: Folder in which rank 0 makes a universal checkpoint before it replaces an earlier one.
-_UNFINISHED = ".unfinished"
+_UNFINISHED = ".unfinished"  # where rank 0 makes a universal checkpoint, before it replaces an earlier one
 
-#: How long the other ranks wait for rank 0 to write its files: longer than any disk takes. If rank 0 fails, the
-#: launcher ends the others.
-_PATIENCE = timedelta(days=7)
+_PATIENCE = timedelta(days=7)  # longer than any disk takes; if rank 0 fails, the launcher ends the others
 
 _numbers = itertools.count()
 
@@ -183,11 +178,7 @@ def _check_whole(engine: Any) -> None:
 
 
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return, on rank 0, the state dict of the engine's module, with only the parameters that ``wanted`` selects.
-
-    All ranks must call this function, which gathers each parameter in full. From each full parameter, ``keep`` makes
-    the copy that rank 0 returns.
-    """
+    """Return, on rank 0, the state dict of ``wanted`` parameters, as ``keep`` copies them. All ranks must call it."""
     import torch
     import torch.distributed as dist
 
@@ -213,13 +204,13 @@ def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], An
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """Return a copy of a tensor on the CPU, in fp32 if the tensor has floating-point numbers."""
+    """Return a copy of a tensor on the CPU, in fp32 if it has floating-point numbers."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).to("cpu", copy=True)
 
 
 def _in_optimizer(parameter: Any) -> bool:
-    """Return whether ZeRO keeps a master copy of a parameter, split over ranks. Frozen parameters have no copy."""
+    """Return whether ZeRO keeps a master copy of a parameter, split over ranks; it keeps none of frozen ones."""
     stage3 = getattr(parameter, "_z3_optimizer", None)  # with ZeRO stage 3, every parameter has this attribute
     if stage3 is not None:
         return stage3.get_param_id(parameter) in stage3.grad_position
@@ -227,7 +218,7 @@ def _in_optimizer(parameter: Any) -> bool:
 
 
 def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
-    """Return a parameter in full, in the best precision available. All ranks must call this function."""
+    """Return a parameter in full, in the best precision available. All ranks must call it."""
     if _in_optimizer(parameter):
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -239,11 +230,7 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Return a context in which every rank has the whole of each parameter that ZeRO stage 3 has split over ranks.
-
-    If one rank changes the parameters in this context, its number must be passed as ``modifier_rank``. The other ranks
-    then get the changed values.
-    """
+    """Let ranks have whole the parameters that ZeRO-3 splits, and get ``modifier_rank``'s changes, within ``with``."""
     import deepspeed
 
     split = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
@@ -251,7 +238,7 @@ def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
-    """Return a mapping from ``id(parameter)`` to the fp32 copy that DeepSpeed's optimizer keeps if ZeRO is off."""
+    """Map ``id(parameter)`` to the fp32 copy that DeepSpeed's optimizer keeps if ZeRO is off."""
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
@@ -266,18 +253,11 @@ def _masters(optimizer: Any) -> dict[int, Any]:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer group's settings, such as learning rate and weight decay, without its parameters."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """Return the data that :func:`save` added to a universal checkpoint.
-
-    Return ``None`` if there is no such data: DeepSpeed's own tools made the checkpoint, or ``folder`` does not exist.
-
-    Raises:
-        ConfigurationError: the checkpoint was saved with another ZeRO stage than the engine has.
-    """
+    """Return what :func:`save` added to a universal checkpoint; ``None`` if DeepSpeed's own tools made it."""
     import torch
 
     if not (folder / _REST).exists():
@@ -292,11 +272,7 @@ def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
 
 
 def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
-    """Restore the data that DeepSpeed does not load from a universal checkpoint.
-
-    The settings of each optimizer group are restored too, because DeepSpeed may give every group the settings of the
-    first group.
-    """
+    """Restore what DeepSpeed does not load from a universal checkpoint."""
     import torch
     import torch.distributed as dist
 
@@ -313,7 +289,7 @@ def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
                     if dist.get_rank() == 0 or not hasattr(value, "ds_id"):
                         value.copy_(saved)
     groups = engine.optimizer.param_groups
-    if len(groups) == len(rest["groups"]):
+    if len(groups) == len(rest["groups"]):  # DeepSpeed may give every group the settings of the first
         for group, settings in zip(groups, rest["groups"]):
             group.update(settings)
 
@@ -333,10 +309,7 @@ def _latest(root: Path, universal: bool) -> str:
 
 @contextlib.contextmanager
 def _universal(engine: Any, on: bool) -> Iterator[None]:
-    """Return a context in which an engine loads universal checkpoints if ``on``, and ordinary ones otherwise.
-
-    DeepSpeed's own switch for this is the setting ``{"checkpoint": {"load_universal": true}}``.
-    """
+    """Let an engine load universal checkpoints if ``on``, as ``{"checkpoint": {"load_universal": true}}`` would."""
     before = engine._config.load_universal_checkpoint
     engine._config.load_universal_checkpoint = on
     try:
@@ -346,11 +319,7 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 
 
 def _together(action: Callable[[], None]) -> None:
-    """Run an action on rank 0 once all ranks have called this function. If the action fails, all ranks raise an error.
-
-    While rank 0 runs the action, the other ranks wait at torch's store, not in a collective, because an action such as
-    writing a large model may take longer than the timeout of collectives.
-    """
+    """Run an action on rank 0 once all ranks have called this. If it fails, all ranks raise an error."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -365,7 +334,7 @@ def _together(action: Callable[[], None]) -> None:
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         store.set(key, said)
-    store.wait([key], _PATIENCE)
+    store.wait([key], _PATIENCE)  # a large model may take longer than the timeout of collectives
     said = store.get(key).decode()
     if said.startswith("!"):
         raise ConfigurationError(said[1:])
@@ -384,7 +353,7 @@ def _remove_universal(root: Path, tag: str) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """Make a universal checkpoint from the shards that the ranks saved. Once complete, it replaces an earlier one."""
+    """Make a universal checkpoint from the shards of all ranks. Once complete, it replaces an earlier one."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

@@ -1,6 +1,4 @@
-"""DeepSpeed's configuration as data, which the driver checks and completes before anything starts.
-
-This module does not import torch.
+"""DeepSpeed's configuration as data, which the driver checks and completes. Imports no torch.
 
 Source: https://www.deepspeed.ai/docs/config-json/, and ``deepspeed/runtime/config.py`` of DeepSpeed 0.19.8.
 """
@@ -25,9 +23,7 @@ TOTAL_STEPS = "scheduler.params.total_num_steps"
 
 STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
-#: The names that ``auto=`` accepts, with their defaults. The defaults are those of Hugging Face's TrainingArguments,
-#: except for ``warmup_steps``, where DeepSpeed requires at least 1. ``None`` means that there is no default. Without
-#: ``hidden_size``, ZeRO's buckets (how much is communicated at a time) get DeepSpeed's default sizes. Source:
+#: The names that ``auto=`` accepts, with Hugging Face's defaults:
 #: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 FILL: dict[str, Any] = {
     "micro_batch_size": 8,
@@ -37,13 +33,13 @@ FILL: dict[str, Any] = {
     "eps": 1e-8,
     "weight_decay": 0.0,
     "gradient_clipping": 1.0,
-    "warmup_steps": 1,
-    "total_steps": None,
+    "warmup_steps": 1,  # DeepSpeed requires at least 1
+    "total_steps": None,  # no default
     "precision": "fp32",
-    "hidden_size": None,
+    "hidden_size": None,  # without it, ZeRO's buckets get DeepSpeed's sizes
 }
 
-#: The paths at which "auto" is filled in, and which entry of :data:`FILL` each one gets.
+#: The paths at which "auto" is filled in, each with its entry of :data:`FILL`.
 _FILLED = {
     "gradient_clipping": "gradient_clipping",
     "optimizer.params.lr": "learning_rate",
@@ -55,10 +51,9 @@ _FILLED = {
     TOTAL_STEPS: "total_steps",
 }
 
-#: For each of ZeRO's bucket sizes: the function with which Hugging Face's Trainer computes the number of elements from
-#: the model's hidden size, and DeepSpeed's default. The Trainer does not fill in ``allgather_bucket_size``, which gets
-#: the same size as ``reduce_bucket_size`` here. Source: ``transformers/integrations/deepspeed.py``,
-#: ``trainer_config_finalize``.
+#: ZeRO's bucket sizes in elements: as Hugging Face's Trainer computes them from the hidden size, and DeepSpeed's
+#: defaults. The Trainer leaves out ``allgather_bucket_size``, which is as ``reduce_bucket_size`` here. Source:
+#: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
 _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
     "zero_optimization.allgather_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
@@ -66,8 +61,7 @@ _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.stage3_param_persistence_threshold": (lambda hidden: 10 * hidden, 100_000),
 }
 
-#: Top-level names that DeepSpeed reads. DeepSpeed ignores unknown names, which may belong to other programs. This
-#: package reports an error if an unknown name looks like a misspelling of one of these names.
+#: Top-level names that DeepSpeed reads. It ignores others, which may be misspelt, or belong to other programs.
 _SECTIONS = (
     *(
         TRAIN,
@@ -99,14 +93,10 @@ _SECTIONS = (
     *("tensor_parallel", "expert_parallel", "sequence_parallel_size", "data_parallel_size", "hybrid_engine", "compile"),
 )
 
-#: A name counts as a misspelling of another if their similarity (:mod:`difflib` ratio) is at least this number.
-_SLIP = 0.8
+_SLIP = 0.8  # from this similarity on (a ratio of difflib), a name is a misspelling
+_SURE_SLIP = 0.93  # in zero_optimization, whose names resemble each other and are not all listed
 
-#: The threshold for names in ``zero_optimization``. It is higher, because these names resemble each other, and not all
-#: of them are listed here.
-_SURE_SLIP = 0.93
-
-#: Names that other tools use, each with DeepSpeed's name for the same setting.
+#: Other tools' names of DeepSpeed's settings.
 _OTHER_NAMES = {
     "batch_size": TRAIN,
     "micro_batch_size": MICRO,
@@ -117,7 +107,7 @@ _OTHER_NAMES = {
     "zero": "zero_optimization",
 }
 
-#: Names in ``zero_optimization``. DeepSpeed refuses unknown names there, but only once every rank is up.
+#: Names in ``zero_optimization``, where DeepSpeed refuses others, but only once every rank is up.
 _ZERO = (
     *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
     *("allgather_bucket_size", "overlap_comm", "offload_param", "offload_optimizer", "sub_group_size", "cpu_offload"),
@@ -130,13 +120,9 @@ _ZERO = (
 
 
 def check(config: Config, world_size: int) -> None:
-    """Check a configuration for mistakes that DeepSpeed would not find before all ranks have started, or not at all.
+    """Refuse mistakes that DeepSpeed would find only once all ranks have started, or never.
 
-    ``"auto"`` is accepted for settings where :func:`fill`, DeepSpeed, Transformers or Accelerate replaces it.
-
-    Raises:
-        ConfigurationError: a name is probably misspelt, or a value is wrong; the message shows the name or the value,
-            and the numbers that contradict it.
+    ``"auto"`` is accepted where :func:`fill`, DeepSpeed, Transformers or Accelerate replaces it.
     """
     for name in config:
         close = _meant(name, _SECTIONS)
@@ -164,7 +150,7 @@ def check(config: Config, world_size: int) -> None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that ``name`` probably means; ``None`` if ``name`` is known or resembles no known name."""
+    """Return the known name that ``name`` probably means, if ``name`` is not known and resembles one."""
     if name in known:
         return None
     if name in _OTHER_NAMES:
@@ -175,21 +161,9 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
-    Two kinds of ``"auto"`` may remain: those that DeepSpeed itself understands, and the one for the number of
-    training steps (:data:`TOTAL_STEPS`), which only Transformers or Accelerate can fill in. With ``guess=False``, other
-    kinds remain too.
-
-    Args:
-        config: a configuration from :func:`distributor.launch.deepspeed.reading.read`; it is not changed.
-        world_size: number of ranks.
-        auto: the user's argument ``auto=``, a mapping from names in :data:`FILL` to values for "auto" settings.
-        guess: whether to also fill in the settings for which ``auto`` has no value, with values derived from other
-            settings or with defaults. ``False`` leaves them to a library, such as Transformers, that takes better
-            values from its own settings.
-
-    Raises:
-        ConfigurationError: ``auto`` has an unknown name or a wrong value, or contradicts the configuration; batch sizes
-            do not fit each other and the number of ranks; or there is no value for an ``"auto"``.
+    ``"auto"`` stays where DeepSpeed itself understands it, and for :data:`TOTAL_STEPS`, which only Transformers or
+    Accelerate can fill in. With ``guess=False``, only values in ``auto`` are filled in, since libraries such as these
+    take better values than defaults from their own settings.
 
     >>> fill({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, 2, {})
     {'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 4}
@@ -226,12 +200,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 
 
 def unfilled(config: Config) -> list[str]:
-    """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
-
-    After :func:`fill` with ``guess=True``, only the path of the number of training steps (:data:`TOTAL_STEPS`) can
-    remain. Only Hugging Face's libraries can fill in this number: its Trainer computes it, and Accelerate takes it from
-    the user's ``DummyScheduler``.
-    """
+    """Return the paths of "auto" for which DeepSpeed has no default; after :func:`fill`, only :data:`TOTAL_STEPS`."""
     return [
         path
         for path, value in _leaves(config)
@@ -240,22 +209,14 @@ def unfilled(config: Config) -> list[str]:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a value from JSON if it is a positive integer.
-
-    Raises:
-        ConfigurationError: the value is not a positive integer; the message contains ``name``.
-    """
+    """Return a value if it is a positive integer; ConfigurationError with ``name`` if not."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
     return value
 
 
 def zero_stage(config: Config) -> int:
-    """Return the ZeRO stage of a configuration; 0 if it has none.
-
-    Raises:
-        ConfigurationError: the configuration names a stage that does not exist.
-    """
+    """Return the ZeRO stage of a configuration; 0 if it has none."""
     zero = config.get("zero_optimization", {})
     if isinstance(zero, bool):  # an older form: true means stage 1
         return int(zero)
@@ -275,14 +236,12 @@ def is_stage(value: Any) -> bool:
 
 
 def precision(config: Config) -> str:
-    """Return the precision of a configuration: ``"fp16"``, ``"bf16"`` or, if neither is enabled, ``"fp32"``."""
+    """Return ``"fp16"``, ``"bf16"`` or, if neither is enabled, ``"fp32"``."""
     return next((name for name in ("fp16", "bf16") if _enabled(config, name)), "fp32")
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
-    """Return the C++ and CUDA extensions that a run with this configuration loads.
-
-    Each extension is named by its builder, a class in ``deepspeed.ops.op_builder``.
+    """Return the builders, in ``deepspeed.ops.op_builder``, of the extensions that a run loads.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 
@@ -340,10 +299,7 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _offload(config: Config, name: str) -> str:
-    """Return the device to which ZeRO's section ``name`` offloads: ``"none"``, ``"cpu"`` or ``"nvme"``.
-
-    The device is not checked: a wrong name is returned unchanged.
-    """
+    """Return where the section ``name`` offloads to, unchecked; ``"none"`` if it does not."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return "none"
@@ -381,7 +337,7 @@ def _check_offload(config: Config, stage: int) -> None:
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
-    """Return the number of ranks that see different samples, and a text for errors that shows its calculation."""
+    """Return the number of ranks that see different samples, and its calculation as text for errors."""
     stages = _section(config, "pipeline").get("stages", AUTO)
     parts = {
         "pipeline.stages": 1 if stages == AUTO else stages,
@@ -425,7 +381,7 @@ def _check_batches(config: Config, world_size: int) -> None:
 
 
 def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess: bool) -> None:
-    """Fill in batch sizes that are "auto": from the user's ``auto=``, each other, or Hugging Face's defaults."""
+    """Fill in batch sizes that are "auto": from ``auto=``, each other, or Hugging Face's defaults."""
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:
@@ -457,16 +413,7 @@ def _divide(train: int, by: int, words: str) -> int:
 
 
 def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
-    """Replace a setting of a configuration with a value if the setting is "auto".
-
-    Args:
-        config: the configuration, which is changed.
-        path: path of the setting, such as ``"optimizer.params.lr"``.
-        value: the value that replaces "auto".
-        said: whether the user gave the value, with the argument ``auto=``. Such a value must not contradict a value in
-            the configuration.
-        name: the value's name in the argument ``auto=``, such as ``"learning_rate"``, for the error message.
-    """
+    """Replace a setting that is "auto". A value that the user has ``said`` in ``auto=`` must not contradict another."""
     *sections, last = path.split(".")
     for section in sections:
         inner = config.get(section)

@@ -1,9 +1,7 @@
 """DeepSpeed's C++ and CUDA extensions: a rank builds them once per node, before training, or reports why it cannot.
 
-When torch builds a C++ extension, the building process creates a lock file, and all other processes wait until the file
-is gone. If the building process is killed, they wait forever (``torch/utils/file_baton.py``). This module uses a kernel
-lock instead, which is released when the process that holds it ends. Other processes wait for this lock for a limited
-time.
+With torch's lock, a file, other processes wait forever if the one that builds is killed
+(``torch/utils/file_baton.py``). The kernel's lock, used instead, goes with its process, and they wait a limited time.
 """
 
 from __future__ import annotations
@@ -27,17 +25,11 @@ from typing import Any
 from distributor.errors import StartError
 from distributor.machine import devices, folders
 
-#: Number of seconds between checks of whether another process has finished its build.
-_LOOK = 0.05
+_LOOK = 0.05  # seconds between looks whether another process has finished its build
+_PATIENCE = 2.0  # seconds until a rank says that it is waiting
+_ATTEMPTS = 3  # to load an extension
 
-#: Number of seconds after which a waiting rank prints a message that it is waiting.
-_PATIENCE = 2.0
-
-#: Maximum number of times that a rank tries to load an extension. If another process ends while it builds the
-#: extension, the rank tries again.
-_ATTEMPTS = 3
-
-#: Remedies for extensions that cannot be built or loaded, by the name of the builder.
+#: By the name of the builder.
 _ADVICE = {
     "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev, or add their "
     "folders to CFLAGS and LDFLAGS)",
@@ -47,22 +39,12 @@ _ADVICE = {
 
 
 def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
-    """Load extensions. The first rank of a node to call this function builds the extensions that do not exist yet.
+    """Load extensions, by the names of their builders; StartError says what is missing or has failed.
 
-    The timeout also applies to any other extension that this process later loads with torch: if another process takes
-    longer to build it, the load fails.
-
-    Args:
-        names: names of builders in ``deepspeed.ops.op_builder``.
-        timeout: maximum number of seconds that a rank waits while another process builds an extension.
-        local_rank: index of the device for which to build.
-
-    Raises:
-        StartError: DeepSpeed or a tool that the build needs is missing, DeepSpeed has no such extension for this
-            device, the build failed, another process took too long to build, or no folder can keep extensions.
+    The first rank of a node builds what does not exist yet. The others wait for it, for ``timeout`` seconds at most.
     """
     _find_ninja()
-    _set_baton(timeout)
+    _set_baton(timeout)  # also for extensions that this process loads later
     if not names:
         _set_cache_folder(_gpus_without_cuda)
         return
@@ -99,7 +81,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
 
 
 def _build(builder: Any) -> None:
-    """Build or load an extension. Try again if another process has ended in the middle of building it."""
+    """Load an extension, again if another process has ended while it built it."""
     for _ in range(_ATTEMPTS - 1):
         try:
             builder.load(verbose=False)
@@ -111,11 +93,7 @@ def _build(builder: Any) -> None:
 
 
 def missing_tool(cuda: bool) -> str | None:
-    """Return which tool a build lacks on this machine, and how to get the tool; ``None`` if no tool is missing.
-
-    Args:
-        cuda: whether the build has CUDA parts.
-    """
+    """Return which tool a build lacks on this machine, and how to get it, if any."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # CXX may be "ccache g++"
         named = "CXX names it" if "CXX" in os.environ else "or set CXX to another"
@@ -151,11 +129,8 @@ def _gpus() -> str:
 def _gpus_without_cuda() -> str:
     """Return the same as :func:`_gpus`, but do not initialize CUDA, which is left to the user's code.
 
-    Once a process has initialized CUDA, it cannot choose its GPUs, and processes that it forks cannot use any. So this
-    function asks NVML, the library of NVIDIA's driver. NVML may number GPUs in another order than CUDA. If the machine
-    has GPUs of several types, the text therefore has the types of all of them, and ``CUDA_VISIBLE_DEVICES``.
-
-    Without NVML, which AMD's GPUs do not have, the text is empty.
+    Afterwards, a process cannot choose its GPUs and its forks can use none. NVML may number GPUs in another order: with
+    several types, the text has all of them, and ``CUDA_VISIBLE_DEVICES``. AMD's GPUs have no NVML.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     kinds = [] if devices.parse_visible(visible) == () else sorted(_ask_nvml())
@@ -168,10 +143,7 @@ def _gpus_without_cuda() -> str:
 
 
 def _ask_nvml() -> set[tuple[int, int]]:
-    """Return the compute capabilities of all NVIDIA GPUs of this machine; the set is empty if NVML cannot be used.
-
-    Source: https://docs.nvidia.com/deploy/nvml-api/
-    """
+    """Return the compute capabilities of all NVIDIA GPUs here. Source: https://docs.nvidia.com/deploy/nvml-api/"""
     count, device, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     found = set()
     with suppress(OSError, AttributeError):  # there is no NVML, or it does not have these functions
@@ -188,19 +160,10 @@ def _ask_nvml() -> set[tuple[int, int]]:
 
 
 def cache_folder(gpus: str = "") -> str:
-    """Return the folder where this node keeps built extensions between runs.
+    """Return the folder where this node keeps built extensions between runs; StartError if none can be used.
 
-    The folder is below ``XDG_CACHE_HOME`` (by default ``~/.cache``). If this process cannot write there, the folder is
-    below a private folder in the temporary directory (``TMPDIR``, by default ``/tmp``). Each combination of versions
-    (Python, torch, DeepSpeed), processor and GPUs has its own folder, because an extension is compiled for the
-    instructions of one machine, and several machines may share a home folder.
-
-    Each Python environment has its own folder, too. If two environments shared a folder, the second would find torch's
-    headers at another path. It would therefore compile an extension again, perhaps while ranks of the first environment
-    are using that extension.
-
-    Raises:
-        StartError: neither folder can be used.
+    Machines may share a home folder, so each processor, kind of GPUs and set of versions has its own. So has a Python
+    environment: a second one would find torch's headers elsewhere, and compile again while ranks of the first use it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -225,7 +188,7 @@ def cache_folder(gpus: str = "") -> str:
 
 
 def _private_parent() -> str:
-    """Return a private folder for caches in the temporary directory. Raise an error if another user has created it."""
+    """Return a private folder in the temporary directory; StartError if another user has created it."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
     try:
         folders.make_private(folder)
@@ -279,7 +242,7 @@ def _advice(name: str) -> str:
 
 
 def _set_baton(timeout: float) -> None:
-    """In this process, replace ``FileBaton``, torch's lock for builds, with :class:`Baton`."""
+    """In this process, replace ``FileBaton``, torch's lock for builds."""
 
     def make(path: str, *_: Any, **__: Any) -> Baton:
         return Baton(path, timeout)
@@ -291,13 +254,7 @@ def _set_baton(timeout: float) -> None:
 
 
 class Baton:
-    """A lock that a process must hold to build an extension. The class has the members of torch's ``FileBaton``.
-
-    Args:
-        path: path of torch's lock file, in the folder of one extension.
-        timeout: maximum number of seconds that :meth:`wait` waits.
-        clock: a function that returns the time in seconds.
-    """
+    """A lock to build an extension, with the members of torch's ``FileBaton``; ``path`` is torch's lock file."""
 
     def __init__(self, path: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -307,7 +264,6 @@ class Baton:
         self._lock: int | None = None
 
     def try_acquire(self) -> bool:
-        """Try to take the lock for a build. If this returns ``True``, the caller must call :meth:`release` later."""
         self._lock = self._try(fcntl.LOCK_EX)
         if self._lock is None:
             return False
@@ -319,11 +275,7 @@ class Baton:
         return True
 
     def wait(self) -> None:
-        """Wait until no process builds the extension.
-
-        Raises:
-            TimeoutError: another process has been building for longer than the timeout.
-        """
+        """Wait until no process builds the extension; TimeoutError if one builds for too long."""
         start, said = self._clock(), False
         while (lock := self._try(fcntl.LOCK_SH)) is None:
             waited = self._clock() - start
@@ -339,7 +291,6 @@ class Baton:
         os.close(lock)
 
     def release(self) -> None:
-        """Release the lock, so that other processes can build or load the extension."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

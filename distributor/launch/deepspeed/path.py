@@ -1,7 +1,4 @@
-"""DeepSpeed's launch path: ranks start as with torchrun, and get settings for DeepSpeed, Accelerate and Transformers.
-
-Spark provides the nodes, so this launch path needs no ``deepspeed`` runner, no hostfile and no SSH.
-"""
+"""DeepSpeed's launch path: as torchrun's, with settings for DeepSpeed, Accelerate and Transformers."""
 
 from __future__ import annotations
 
@@ -24,20 +21,17 @@ from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
 
-#: The environment variable with the path of the final DeepSpeed configuration, for ``distributor.runtime``.
-CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
+CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"  # of the final configuration, for ``distributor.runtime``
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: Which arguments with the configuration's path are appended to ``sys.argv``; see :class:`DeepSpeed`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
-#: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
+#: Errors of argparse and of Transformers' parser.
 _OPTION_UNKNOWN = re.compile(r"(unrecognized arguments:|not used by the HfArgumentParser:).*--deepspeed")
 _PATH_UNKNOWN = re.compile(rf"(unrecognized arguments:|not used by the HfArgumentParser:).*{_GIVEN}")
 
-#: Matches DeepSpeed's error about batch sizes that do not fit each other. Source: ``deepspeed/runtime/config.py``,
-#: ``_batch_assertion``.
+#: Source: ``deepspeed/runtime/config.py``, ``_batch_assertion``.
 _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (\d+) \* (\d+)", re.DOTALL)
 
 
@@ -84,11 +78,6 @@ class DeepSpeed(BasePath):
     resolved: ResolvedConfig | None = field(default=None, kw_only=True, repr=False)  # resolve() makes it from config
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepSpeed:
-        """Check and complete the configuration, and return the launch path with it as data for the nodes.
-
-        Raises:
-            ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.
-        """
         timeout = check_seconds("extensions_timeout", self.extensions_timeout, 1)
         kind = _check_arguments(self.script_arguments, self.config is not None)
         if self.config is None:
@@ -104,28 +93,23 @@ class DeepSpeed(BasePath):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must be able to import, each with the name of the option that requires it."""
         return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
 
     @property
     def deepspeed_config(self) -> str | None:
-        """The final configuration as JSON, for ``deepspeed.initialize``; ``None`` if there is no configuration."""
         return None if self.resolved is None else self.resolved.final
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that must be set before torch is imported."""
-        # When DeepSpeed is imported, it asks torch for GPUs. By default, torch would initialize CUDA to answer, and
-        # forked ranks could then not use GPUs. With this variable, torch asks NVML instead.
+        # On import, DeepSpeed asks torch for GPUs. By default, torch would initialize CUDA, and forked ranks could then
+        # use no GPUs. With this variable, torch asks NVML instead.
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on arguments that the script does not accept, and on batch sizes that DeepSpeed refuses."""
         text = f"{failure.message}\n{failure.traceback}\n{failure.log_tail}"
         return _on_arguments(text, self.script_arguments, job) or _on_batch_sizes(text, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         resolved = self.resolved
         files = {} if resolved is None else {_CONFIG: resolved.final, _GIVEN: resolved.given}
@@ -146,7 +130,7 @@ class DeepSpeed(BasePath):
 
 
 def _portable(auto: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for "auto" settings as plain data, without those that JSON cannot express: no setting used them."""
+    """Return ``auto`` as plain data, without what JSON cannot express: no setting used it."""
     portable = {}
     for name, value in auto.items():
         with suppress(TypeError, ValueError):
@@ -166,22 +150,16 @@ def _check_arguments(kind: Any, has_config: bool) -> ScriptArguments:
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append arguments that name DeepSpeed's configuration to ``sys.argv``.
-
-    The kind ``"deepspeed"`` is for code whose parser has the options of ``deepspeed.add_config_arguments``. The kind
-    ``"trainer"`` is for code that parses ``transformers.TrainingArguments``. Such code gets the path of the
-    configuration that still has "auto" values, because Hugging Face's Trainer replaces these itself.
-    """
     if kind is False:
         return target
     if kind == "trainer":
+        # Hugging Face's Trainer itself replaces "auto".
         return replace(target, argv=(*target.argv, "--deepspeed", paths[_GIVEN]))
     config = ("--deepspeed_config", paths[_CONFIG]) if _CONFIG in paths else ()
     return replace(target, argv=(*target.argv, "--deepspeed", *config))
 
 
 def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
-    """Return advice if a rank failed because of the arguments in ``sys.argv``, otherwise ""."""
     if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
         return (
             "The training code parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a "
@@ -217,7 +195,6 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
 
 
 def _on_batch_sizes(text: str, job: Job) -> str:
-    """Return advice if DeepSpeed has refused the configuration's batch sizes, otherwise ""."""
     if (found := _BATCH_SIZES.search(text)) is None:
         return ""
     total, micro, steps, ranks = map(int, found.groups())
@@ -234,7 +211,7 @@ def _on_batch_sizes(text: str, job: Job) -> str:
 
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
-    """Return the environment variables that ``deepspeed.launcher.launch`` sets in addition to torchrun's."""
+    """Return what ``deepspeed.launcher.launch`` sets in addition to torchrun's variables."""
     numbering = placement.numbering(node)
     return {
         "CROSS_RANK": str(numbering.group_rank),
@@ -244,13 +221,9 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 
 
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
-    """Return the paths of the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank.
-
-    Through these files, DeepSpeed's CPU ranks exchange tensors if ``LOCAL_SIZE`` is the number of all ranks. Otherwise,
-    DeepSpeed makes no such files, and the result is empty.
-
-    Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
-    """
+    """Return the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank."""
+    # Ranks exchange tensors by these files if ``LOCAL_SIZE`` is the number of all ranks. Source: ``shm_initialize`` in
+    # ``deepspeed/ops/csrc/cpu/comm/shm.cpp``.
     if placement.numbering(node).groups > 1:
         return ()
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{placement.master.address}_{placement.master.port}"  # noqa: S108
@@ -258,15 +231,10 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
 
 
 def _libraries(resolved: ResolvedConfig | None, paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
-
-    From these variables, Accelerate and Transformers learn that they must use DeepSpeed, and with which configuration.
-    One more variable, :data:`CONFIG_PATH`, is for ``distributor.runtime``.
-
-    Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
-    """
+    """Return the variables by which Accelerate and Transformers learn that they must use DeepSpeed."""
     if resolved is None:  # no configuration: with these variables, the libraries would use one of their own
         return {}
+    # Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     return {
         CONFIG_PATH: paths[_CONFIG],
         "ACCELERATE_USE_DEEPSPEED": "true",

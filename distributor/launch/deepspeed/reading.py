@@ -16,15 +16,7 @@ Config = dict[str, Any]
 
 
 def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
-    """Read a DeepSpeed configuration as plain data, such as dicts, lists and numbers.
-
-    Args:
-        source: a dict, or the path of a JSON or YAML file (``.yaml``, ``.yml``) on the driver. JSON may have comments
-            if ``hjson``, which DeepSpeed itself depends on and uses, is installed.
-
-    Raises:
-        ConfigurationError: the configuration cannot be read, is malformed, or holds a value that JSON cannot express.
-    """
+    """Read a configuration as plain data; ConfigurationError if it is malformed, or holds what JSON cannot express."""
     if isinstance(source, Mapping):
         return copy_of(source)
     if not isinstance(source, (str, os.PathLike)):
@@ -75,10 +67,7 @@ def _load_yaml(text: str) -> Any:
         ) from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type hints
-        """A YAML loader that refuses duplicate names, and reads 1e-4 as a number.
-
-        YAML 1.1 reads 1e-4 as text, because the number has no dot.
-        """
+        """Refuses duplicate names, and reads 1e-4 as a number, which is text in YAML 1.1, as it has no dot."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)  # as written: merging adds names to it later
@@ -101,13 +90,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def copy_of(config: Mapping[str, Any]) -> Config:
-    """Return a copy of a configuration, in which DeepSpeed's older name ``bfloat16`` is replaced by ``bf16``.
-
-    If both names are present, both stay.
-
-    Raises:
-        ConfigurationError: the configuration holds a value that JSON cannot express.
-    """
+    """Return a copy in which the older name ``bfloat16`` is ``bf16``, unless both are there."""
     copied: Config = plain(config, "")
     if "bfloat16" in copied and "bf16" not in copied:  # an older name that DeepSpeed still reads
         copied["bf16"] = copied.pop("bfloat16")
@@ -115,15 +98,7 @@ def copy_of(config: Mapping[str, Any]) -> Config:
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return a copy of a value of DeepSpeed's configuration, in which tuples become lists.
-
-    Args:
-        value: the value.
-        path: where the value is, such as ``"optimizer.params.lr"``, for the error message.
-
-    Raises:
-        ConfigurationError: JSON cannot express the value.
-    """
+    """Return a copy of a value, with lists for tuples; ConfigurationError if JSON cannot express it."""
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):

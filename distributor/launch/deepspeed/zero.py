@@ -1,6 +1,4 @@
-"""ZeRO: a complete configuration for each stage, and estimates of the memory that a model needs with each stage.
-
-This module does not import torch.
+"""ZeRO: a complete configuration for each stage, and estimates of the memory that a model needs. Imports no torch.
 
 Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054;
 https://deepspeed.readthedocs.io/en/latest/memory.html for the estimates.
@@ -128,7 +126,6 @@ def zero(
 
 
 def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
-    """Check that the arguments of :func:`zero` are valid and fit each other."""
     if not is_stage(stage):
         raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
     if offload not in ("none", "cpu", "nvme"):

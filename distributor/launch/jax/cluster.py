@@ -11,16 +11,7 @@ from distributor.rank.imports import on_import
 
 
 def register(coordinator: str, address: str, world_size: int, first_rank: int, use_gpu: bool, local_rank: int) -> None:
-    """Tell JAX about this run as soon as this process imports JAX.
-
-    Args:
-        coordinator: address and port of JAX's coordinator, which runs in rank 0.
-        address: this node's address, at which collectives on CPUs listen.
-        world_size: number of ranks.
-        first_rank: the node's first rank.
-        use_gpu: whether each rank has a GPU.
-        local_rank: this rank's number on its node.
-    """
+    """Tell JAX about this run once it is imported. Collectives on CPUs listen at ``address``, the node's own."""
     place = {
         "coordinator": coordinator,
         "world_size": world_size,
@@ -32,13 +23,8 @@ def register(coordinator: str, address: str, world_size: int, first_rank: int, u
 
 
 def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
-    """Define a subclass of JAX's ``ClusterEnv`` that describes this run, and put it before JAX's own subclasses.
-
-    Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
-    ``jax/_src/clusters/cluster.py``. JAX uses the first subclass of ``ClusterEnv`` whose ``is_env_present`` returns
-    ``True``.
-    """
-
+    # JAX uses the first subclass whose ``is_env_present`` returns ``True``: ``jax/_src/clusters/cluster.py``,
+    # https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
     class Placed(module.ClusterEnv):  # type: ignore[name-defined, misc]  # JAX need not be installed here
         name = "distributor"
 
@@ -48,8 +34,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
         @classmethod
         def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
-            # By default, the coordinator listens on all addresses. This default stays if the script names a
-            # coordinator, since JAX does not call this method then.
+            # By default, it listens on all addresses. If the script names a coordinator, JAX does not call this.
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", place["coordinator"])
             return str(place["coordinator"])
 
@@ -71,7 +56,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
 
 def _listen_on(module: ModuleType, address: str) -> None:
-    """Make collectives on CPUs listen on the node's address, not on the address to which the host's name resolves."""
+    """Make collectives on CPUs listen on the node's address, not on what the host's name resolves to."""
     for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
         make = getattr(where, "make_gloo_tcp_collectives", None)
         if make is not None:

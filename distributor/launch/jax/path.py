@@ -34,26 +34,18 @@ class Jax(BasePath):
     ports: ClassVar[int] = 1
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Jax:
-        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get.
-
-        One variable switches off JAX's preemption service. If this service were on, it would catch SIGTERM, and SIGTERM
-        would not end ranks (source: ``jax/_src/distributed.py``). If the run uses no GPUs, another variable makes JAX
-        use CPUs only.
-        """
+        # The preemption service would catch SIGTERM, which would then not end ranks (``jax/_src/distributed.py``).
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice if JAX was used before ``jax.distributed.initialize()`` was called."""
         if "jax.distributed.initialize() must be called before" in failure.message:
             return "Call jax.distributed.initialize() first, before you import modules that use JAX"
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         coordinator = wording.address(placement.master.address, placement.master.ports[0])
         known = {

@@ -1,11 +1,6 @@
-"""Send the commands that start MPI's daemons from node 0 to the other nodes.
+"""Send the commands that start MPI's daemons from node 0's companion to those of the other nodes.
 
-A node's *companion* is the process that runs MPI there. For each node, MPI's process manager gives the companion of
-node 0 a command that starts MPI's daemon on that node. The companions of the other nodes ask the companion of node 0
-for their nodes' commands, and run them. With Open MPI, some nodes have no daemon, and get no command.
-
-Before a command is sent, sender and receiver prove to each other that they have the run's key, with functions of
-``multiprocessing.connection``: each side sends random bytes, and the other side answers with the HMAC of these bytes.
+Both sides first prove that they have the run's key: each answers random bytes of the other with their HMAC.
 """
 
 from __future__ import annotations
@@ -18,18 +13,11 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 from distributor.machine import network
 
-#: Maximum number of bytes of a command.
-_MOST = 1 << 16
+_MOST = 1 << 16  # bytes of a command
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Answer each node that asks: send the line of text with which the node starts MPI. Never returns.
-
-    Args:
-        listener: the socket to which nodes connect.
-        key: the run's key; a client without this key gets no answer.
-        lines: a line for each node, with the MPI to use and the command that starts the node's daemon.
-    """
+    """Answer each node that asks with its line: the MPI to use, and the command of its daemon. Never returns."""
     while True:
         accepted, _ = listener.accept()
         connection = Connection(accepted.detach())
@@ -44,13 +32,7 @@ def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
 
 
 def ask(head: tuple[str, int], key: bytes, node: int) -> str:
-    """Ask node 0 for the text with which a node starts MPI, wait for the text, and return it; see :func:`tell`.
-
-    Args:
-        head: the host and port at which node 0 listens.
-        key: the run's key, by which this process and node 0 recognize each other.
-        node: the number of the node that asks.
-    """
+    """Ask node 0 for this node's line, and wait for it."""
     with Connection(network.connect_once_up(head).detach()) as connection:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)

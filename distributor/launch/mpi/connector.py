@@ -1,16 +1,10 @@
-"""Connect each rank of a node to MPI, although MPI does not start the ranks.
+"""Gives the ranks of a node their places, and passes messages between them and MPICH's process manager.
 
-MPI starts a small process, a *shim*, instead of each rank; see :mod:`distributor.launch.mpi.node`. MPI gives the shim a
-*place*: the environment variables and, with MPICH, the socket that a process needs to join MPI as a certain rank. The
-shim passes its place on to the rank.
+The manager hears of no rank's end and of no ``MPI_Abort``: it would end the other ranks itself, but whether a rank has
+failed is the launcher's decision. The rank that calls ``MPI_Abort`` ends.
 
-Messages between a rank and MPICH's process manager pass through this process, the node's companion (which runs MPI
-there). The companion does not report to the manager that a rank has ended, because the launcher decides whether a rank
-has failed. The companion does not pass on ``MPI_Abort`` either, because MPICH's manager would then end the other ranks
-itself. Instead, the rank that calls ``MPI_Abort`` ends, and the launcher stops the others, as after any failure.
-
-MPI starts a shim instead of each process that ranks spawn (``MPI_Comm_spawn``), too. This shim starts the process
-itself, and stays until the process has ended. If the process fails, the companion ends with an error.
+The shim of a process that ranks spawn (``MPI_Comm_spawn``) starts this process, and stays until it has ended. If the
+process fails, so does the companion.
 """
 
 from __future__ import annotations
@@ -29,34 +23,19 @@ from distributor.channel import control
 from distributor.launch.mpi import pmi, segments
 from distributor.machine import folders, processes, shared_memory
 
-#: Maximum number of bytes of a rank's place (the variables that MPI sets for it), and of a message that is passed on.
-_MOST = 1 << 16
+_MOST = 1 << 16  # bytes of a place, and of a message that is passed on
 
-#: Number of seconds between the end of a process of MPI and the error that reports this end. If the end of a rank was
-#: the cause, the rank's own error, which explains more, comes first.
+#: Seconds before the end of a process of MPI is reported. If a rank's end was the cause, its own error comes first.
 PATIENCE = 1.0
 
-#: Number of seconds between looks at the shared memory of processes that ranks have spawned.
-_LOOK = 0.5
+_LOOK = 0.5  # seconds between looks at the shared memory of spawned processes
 
-#: A function that is called with an error text if a process ends too early, and with the number of seconds in which the
-#: end of a rank may turn out to be the cause.
+#: Called with an error text if a process ends too early, and with the seconds to wait for the end of a rank.
 Fail = Callable[[str, float], None]
 
 
 class Places:
-    """Passes each rank of a node its *place*: what the rank needs to join MPI (variables and, with MPICH, a socket).
-
-    MPI gives the variables and the socket to a *shim*, a process that MPI starts instead of the rank. The shim sends
-    them to this process, the node's companion (which runs MPI there), and the companion sends them to the rank.
-
-    Args:
-        line: name of the socket to which ranks and shims (the processes that MPI starts instead of others) connect.
-        size: number of the node's ranks.
-        folder: the node's private folder.
-        fail: called when a shim ends, even if all ranks have already ended, and when a process that ranks have spawned
-            fails.
-    """
+    """The places of a node's ranks. ``line`` names the socket to which ranks and shims connect."""
 
     def __init__(self, line: str, size: int, folder: str, fail: Fail) -> None:
         self._size = size
@@ -83,15 +62,7 @@ class Places:
         return len(self._shims) == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Get from shims what ranks need to join MPI, and give it to the ranks. Never returns.
-
-        A *shim* is a process that MPI starts instead of a rank. A *place* is what a rank needs to join MPI: environment
-        variables and, with MPICH, a socket. Once the places of all ranks of this node have arrived, send each rank its
-        place when the rank asks for it.
-
-        Args:
-            ready: called once each shim has sent the place of its rank.
-        """
+        """Collect the ranks' places, call ``ready``, and give each rank its own when it asks. Never returns."""
         while not self.full:
             shim = self._accept()
             told, descriptors, _, _ = socket.recv_fds(shim, _MOST, 1)
@@ -120,7 +91,7 @@ class Places:
         )
 
     def _answer(self, asking: socket.socket) -> None:
-        """Answer a rank, or the shim of a process that ranks spawn."""
+        """Answer a rank, the shim of a spawned process, or a rank that waits for spawned processes."""
         asked, descriptors, _, _ = socket.recv_fds(asking, _MOST, 1)
         if asked.isdigit():
             place, manager, _ = self._shims[int(asked)]
@@ -139,7 +110,7 @@ class Places:
     def _give(
         self, asking: socket.socket, told: bytes, manager: socket.socket | None, on_abort: Callable[[bytes], object]
     ) -> None:
-        """Send a process a message and, with MPICH, a line that leads to MPICH's manager through this process."""
+        """Send a message and, with MPICH, a line that leads to MPICH's manager through this process."""
         if manager is None:
             asking.send(told)
             return
@@ -151,7 +122,7 @@ class Places:
         self._watch(manager, lambda _: relay.to_process())
 
     def _on_spawned(self, shim: socket.socket, command: str) -> None:
-        """Note how a process that ranks have spawned has ended, which its shim says at its own end."""
+        """Note how a spawned process has ended, which its shim says at its own end."""
         code = _received(shim)
         if code != b"0":
             self._miss(command, ending(int(code)) if code else "was lost")
@@ -164,19 +135,19 @@ class Places:
         self._release()
 
     def _miss(self, command: str, how: str) -> None:
-        """Report that a process that ranks have spawned has failed."""
+        """Report that a spawned process has failed."""
         self._note()
         self._fail(f"a process that MPI_Comm_spawn had started {how}: {command}", 0.0)
 
     def _note(self) -> None:
-        """Note the shared memory of the processes that ranks have spawned, so that it goes with the node's folder."""
+        """Note the shared memory of spawned processes, so that it goes with the node's folder."""
         new = segments.mapped(pid for each in self._spawned.values() for pid in processes.children(each.pid))
         if not new <= self._segments:
             self._segments |= new
             folders.note_elsewhere(self._folder, [f"{shared_memory.FOLDER}/{name}" for name in sorted(self._segments)])
 
     def _release(self) -> None:
-        """Let ranks end that wait for the processes that ranks have spawned."""
+        """Let ranks end that wait for spawned processes."""
         while self._waiting and not self._spawned:
             self._waiting.pop().close()
 
@@ -186,7 +157,7 @@ class Places:
         self._ended += 1
 
     def _accept(self) -> socket.socket:
-        """Return the next connection of this user. Close connections of other users, who may find the socket's name."""
+        """Return the next connection of this user; others may find the socket's name."""
         while True:
             connection, _ = self._listener.accept()
             if control.peer_user(connection) == os.getuid():
@@ -196,21 +167,14 @@ class Places:
 
 @dataclass(frozen=True)
 class _Spawned:
-    """A process that ranks have spawned: the pid of its shim and, with MPICH, the line to the manager."""
+    """A process that ranks have spawned."""
 
-    pid: int
-    manager: socket.socket | None
+    pid: int  # of its shim
+    manager: socket.socket | None  # with MPICH, the line to its manager
 
 
 class _Relay:
-    """Passes messages between a process and MPICH's manager.
-
-    Args:
-        ours: the line to the process.
-        manager: the line to the manager.
-        on_abort: called with the exit code that the process passes to ``MPI_Abort``.
-        forget: called with a line on which nothing more comes.
-    """
+    """Passes messages between a process and MPICH's manager; ``forget`` gets a line on which nothing more comes."""
 
     def __init__(
         self,
@@ -226,7 +190,7 @@ class _Relay:
         self._begun = b""
 
     def to_manager(self) -> None:
-        """Pass a message of the process on, answer it, or keep it until the rest of it has come."""
+        """Pass a message of the process on, answer it, or keep it until its rest has come."""
         said = _received(self._ours)
         message, self._begun = self._begun + said, b""
         if not said:
@@ -243,7 +207,6 @@ class _Relay:
             self._begun = message
 
     def to_process(self) -> None:
-        """Pass a message of the manager on."""
         if said := _received(self._manager):
             _send(self._ours, said)
         else:
@@ -251,7 +214,7 @@ class _Relay:
 
 
 def ending(code: int) -> str:
-    """Return how a process has ended with an exit code, which is negative if a signal has ended the process.
+    """Return how a process has ended; a negative code is a signal's.
 
     >>> ending(3), ending(-9)
     ('ended with code 3', 'was killed by SIGKILL')
@@ -260,7 +223,7 @@ def ending(code: int) -> str:
 
 
 def rank_of(place: Mapping[str, str]) -> int:
-    """Return the rank for which MPI has set the environment variables in ``place``.
+    """Return the rank of a place.
 
     >>> rank_of({"PMI_RANK": "3"}), rank_of({"OMPI_COMM_WORLD_RANK": "4"})
     (3, 4)
@@ -269,7 +232,7 @@ def rank_of(place: Mapping[str, str]) -> int:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Return the bytes that have arrived on a connection; no bytes if the process at its other end has ended."""
+    """Return the bytes that have arrived; none if the process at the other end has ended."""
     try:
         return connection.recv(_MOST)
     except OSError:

@@ -32,21 +32,17 @@ class MpiEnv(BasePath):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiEnv:
-        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that ``Torchrun`` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice for the user if a rank has called MPI, which this launch path does not start."""
         if "MPI_Init" in f"{failure.message}\n{failure.log_tail}":
             return 'launch="mpi-env" sets variables and starts no MPI: code that calls MPI needs launch="mpi"'
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: what its ranks run, and in which environment."""
         plan = Torchrun().plan(site)
         return replace(
             plan,
@@ -58,11 +54,8 @@ class MpiEnv(BasePath):
 
 
 def _variables(placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
-    """Return the environment variables that Open MPI and Azure's MPI jobs set for a rank.
-
-    Sources: https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html,
-    https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
-    """
+    # https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html,
+    # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
     numbering, master = placement.numbering(node), placement.master
     local = str(numbering.first_local + local_rank)
     return {

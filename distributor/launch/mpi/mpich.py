@@ -1,6 +1,4 @@
-"""MPICH's process manager: ``mpiexec`` on node 0 prints, for each node, a command that starts MPICH's daemon there.
-
-The command that ``mpiexec`` prints for a node starts the *proxy* (``hydra_pmi_proxy``), MPICH's daemon on the node.
+"""MPICH's process manager: ``mpiexec`` on node 0 prints, for each node, the command of its daemon, the *proxy*.
 
 Source: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
 """
@@ -17,7 +15,7 @@ from distributor.launch.mpi.programs import SHIM, find
 from distributor.launch.mpi.shim import RANK
 from distributor.values.environment import NODE_ID
 
-#: Prefixes of the variables that ``mpiexec`` gets: those by which users change what it does, and its mark.
+#: Prefixes of the variables that ``mpiexec`` gets: users' settings of MPICH, and the node's mark.
 _SETTINGS = ("HYDRA_", "MPIEXEC_", "MPIR_", "MPICH_", "LD_LIBRARY_PATH", NODE_ID)
 
 
@@ -29,17 +27,8 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], address: str, environ: Mapping[str, str], show: Callable[[subprocess.Popen[str]], object]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``mpiexec`` on node 0. Return its process and, for each node, the command that starts MPICH's daemon there.
-
-    ``mpiexec`` gets labels in place of host names, because it needs a different name for each node, and two executors
-    may share a host.
-
-    Args:
-        sizes: number of ranks of each node.
-        address: the address of node 0, to which the daemons (proxies) connect.
-        environ: the environment of the daemon of node 0.
-        show: called with the process of ``mpiexec``, whose further output it shows.
-    """
+    """Start ``mpiexec`` on node 0, and return it with each node's command; ``show`` passes its further output on."""
+    # Labels in place of host names: mpiexec needs different names, and two executors may share a host.
     hosts = ",".join(f"node{number}:{size}" for number, size in enumerate(sizes))
     shape = ["-launcher", "manual", "-localhost", address, "-hosts", hosts, "-n", str(sum(sizes))]
     process = subprocess.Popen(
@@ -58,14 +47,7 @@ def begin(
 
 
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
-    """Return the command of each node's proxy (MPICH's daemon), as ``mpiexec`` prints it.
-
-    End this process with an error if ``mpiexec`` ends before it has printed the commands.
-
-    Args:
-        mpiexec: the process of ``mpiexec``, which prints the commands that start the proxies.
-        nodes: number of nodes.
-    """
+    """Return the command of each node's proxy; exit if ``mpiexec`` ends before it has printed them."""
     assert mpiexec.stdout is not None
     found: dict[int, str] = {}
     for line in mpiexec.stdout:
@@ -80,14 +62,6 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this node's proxy (MPICH's daemon) from this node's own installation of MPICH.
-
-    ``command`` begins with the path of the program ``hydra_pmi_proxy`` on node 0. The program's path on this node may
-    differ, and replaces the path in ``command``.
-
-    Args:
-        command: the command that ``mpiexec`` has printed for this node's proxy.
-        environ: the environment of the proxy, and of the processes (*shims*) that the proxy starts in place of ranks.
-    """
+    """Start this node's proxy. ``command`` begins with its path on node 0, which may differ here."""
     words = [find("hydra_pmi_proxy") or "hydra_pmi_proxy", *shlex.split(command)[1:]]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ, text=True)

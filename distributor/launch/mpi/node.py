@@ -1,15 +1,4 @@
-"""The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
-
-The companion of node 0 starts MPI's process manager. For each node, the manager provides a command, which starts the
-manager's daemon there. (With Open MPI, the nodes of a host share one daemon, and the host of node 0 has none.) The
-companions of the other nodes fetch their commands from the companion of node 0.
-
-Each process that MPI starts gets a *place* from MPI: environment variables and, with MPICH, a socket. The
-place tells the process its rank, and connects the process to MPI's process manager. Here, however, the launcher (a
-process of this package) starts the ranks. MPI is therefore told to start a small process, the *shim*, in place of each
-rank. The shim passes its place to the companion (the process that runs MPI on the node), and the companion passes the
-place to the rank.
-"""
+"""The companion that runs MPI on a node; on node 0, also MPI's process manager."""
 
 from __future__ import annotations
 
@@ -35,25 +24,14 @@ KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
 
 def serve(
     node: int,
-    sizes: Sequence[int],
-    hosts: Sequence[str],
-    head: tuple[str, int],
+    sizes: Sequence[int],  # ranks of each node
+    hosts: Sequence[str],  # of each node
+    head: tuple[str, int],  # where node 0's companion gives out commands
     folder: str,
-    kind: str | None,
+    kind: str | None,  # None: the MPI that node 0 has
     ready: Callable[[], None],
 ) -> None:
-    """Run MPI on this node until SIGTERM; on node 0, also run MPI's process manager. Never returns.
-
-    Args:
-        node: number of this node.
-        sizes: number of ranks of each node.
-        hosts: name of each node's host.
-        head: address and port of node 0's companion (the process that runs MPI there). The companions of the other
-            nodes connect to it to fetch the commands that start MPI's daemons.
-        folder: the node's private folder.
-        kind: the MPI to use: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
-        ready: called once MPI has started its process (the shim) for each rank of this node.
-    """
+    """Run MPI on this node until SIGTERM. Never returns."""
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
     line = os.environ["DISTRIBUTOR_MPI_LINES"].split()[sum(sizes[:node])]
     places = Places(line, sizes[node], folder, lambda text, patience: _beside(_fail, text, places, patience))
@@ -73,11 +51,7 @@ def serve(
 
 
 def choose(kind: str | None) -> str:
-    """Return the MPI to use: ``kind`` if given, else MPICH, or Open MPI if MPICH is not installed.
-
-    End this process with an error if the MPI that ``kind`` names is not installed or, without ``kind``, if neither
-    MPICH nor Open MPI is installed.
-    """
+    """Return the MPI to use: ``kind``, or else MPICH, or else Open MPI. Exit if it is not installed."""
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
@@ -114,20 +88,16 @@ def _watch(name: str, manager: subprocess.Popen[str], places: Places) -> None:
 
 
 def _beside(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in a separate thread."""
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    """Wait until MPI's process manager or the manager's daemon ends. Report this as an error if ranks still run."""
+    """Report the end of MPI's manager, or of its daemon, if ranks still run."""
     _fail(f"{name} {ending(manager.wait())}", places, PATIENCE)
 
 
 def _show(places: Places, folder: str, manager: subprocess.Popen[str]) -> None:
-    """Write to stderr what MPI's process manager says and, while ranks run, also to the stderr of the first rank.
-
-    It says, for example, why it cannot spawn a process.
-    """
+    """Write what MPI's manager says, such as why it cannot spawn, to stderr and, while ranks run, to a rank's."""
     assert manager.stdout is not None
     with open(layout.rank_log(folder, 0, "stderr"), "a") as file:
         for line in manager.stdout:
@@ -136,7 +106,7 @@ def _show(places: Places, folder: str, manager: subprocess.Popen[str]) -> None:
 
 
 def _fail(text: str, places: Places, patience: float) -> None:
-    """End this process with an error because a process has ended, unless all ranks of the node have ended by then."""
+    """End this process with an error, unless all ranks of the node end within ``patience`` seconds."""
     time.sleep(patience)
     if not places.over:
         print(text, file=sys.stderr, flush=True)

@@ -1,9 +1,8 @@
-"""Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
+"""Open MPI's process manager: ``prterun`` on node 0, and a daemon, ``prted``, on each other host.
 
-By default, ``prterun`` uses ssh to start its daemon (``prted``) on another host. Here, ``prterun`` starts the script
-``remote_shell.py`` instead, once for each other host. The script gets the command that starts the daemon, and passes it to the
-*companion* of node 0 (the process that runs ``prterun``). The companion sends this command to the other host. Executors
-of one host share a daemon, since two daemons with the same host name do not find each other's ranks.
+In place of ssh, ``prterun`` starts the script in ``remote_shell.py`` for each other host, which hands the daemon's
+command to node 0's companion. Executors of one host share a daemon: two daemons with the same host name do not find
+each other's ranks.
 
 Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
 """
@@ -22,11 +21,9 @@ from distributor.launch.mpi.environ import prefixes
 from distributor.launch.mpi.programs import SHIM, find, write
 from distributor.launch.mpi.shim import CHOSEN, RANK
 
-#: Maximum number of bytes of a command.
-_MOST = 1 << 16
+_MOST = 1 << 16  # bytes of a command
 
-#: Stands in place of a command for a node that starts no daemon; see :func:`begin`.
-NOTHING = ""
+NOTHING = ""  # in place of a command: node 0, and nodes that share a host with an earlier one, start no daemon
 
 
 def is_here() -> bool:
@@ -41,18 +38,7 @@ def begin(
     environ: Mapping[str, str],
     show: Callable[[subprocess.Popen[str]], object],
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0. Return its process and, for each node, the command that starts Open MPI's daemon.
-
-    Among the returned commands, :data:`NOTHING` stands for a node that starts no daemon: node 0, and each node that
-    shares a host with an earlier node.
-
-    Args:
-        sizes: number of ranks of each node.
-        hosts: name of each node's host.
-        folder: the private folder of node 0.
-        environ: the environment of ``prterun``, and of the processes (*shims*) that it starts in place of ranks.
-        show: called with the process of ``prterun``, whose output it shows.
-    """
+    """Start ``prterun`` on node 0, and return it with each node's command; ``show`` passes its output on."""
     here = socket.gethostname()  # the name by which prterun recognizes its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
     others = len({*hosts}) - 1
@@ -77,7 +63,7 @@ def _agent(folder: str) -> Path:
 
 
 def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start ``prterun`` as Open MPI's ``mpirun`` would, because the ``mpirun`` on ``PATH`` may belong to MPICH."""
+    """Start ``prterun`` as Open MPI's ``mpirun`` would; the ``mpirun`` on ``PATH`` may be MPICH's."""
     manager = {
         "plm_ssh_agent": str(agent),
         "plm_ssh_no_tree_spawn": "1",
@@ -102,11 +88,7 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Receive from the script ``remote_shell.py`` the name of a host, and the arguments of Open MPI's daemon on this host.
-
-    The script ``remote_shell.py`` runs until its connection to this process closes. This process never closes the connection,
-    so the script ends when this process ends.
-    """
+    """Receive the name of a host, and the arguments of its daemon, from the script that runs in place of ssh."""
     listener.settimeout(1.0)
     while True:
         try:
@@ -117,16 +99,11 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
             continue
         connection.setblocking(True)
         host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word is the program: not needed
-        connection.detach()
+        connection.detach()  # stays open, so that the script ends when this process does
         return host, json.dumps([argument.strip('"') for argument in arguments])
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start Open MPI's daemon (``prted``) on this host. The path of ``prted`` here may differ from its path on node 0.
-
-    Args:
-        command: the daemon's command-line arguments, which ``prterun`` has chosen, as JSON.
-        environ: the environment of the daemon, and of the processes (*shims*) that it starts in place of ranks.
-    """
+    """Start ``prted`` with the arguments that ``prterun`` has chosen. Its path may differ from that on node 0."""
     words = [find("prted") or "prted", *json.loads(command)]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**prefixes(), **environ}, text=True)

@@ -48,28 +48,20 @@ class Mpi(BasePath):
     secret: str = field(default="", kw_only=True, repr=False)
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Mpi:
-        """Check ``implementation``, and return the launch path with a new secret.
-
-        Raises:
-            ConfigurationError: ``implementation`` is unknown.
-        """
         if self.implementation not in (None, "mpich", "openmpi"):
             raise ConfigurationError(f"implementation must be 'mpich' or 'openmpi', not {self.implementation!r}")
         return replace(self, secret=secrets.token_hex(16))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice if mpi4py finds no MPI library."""
         text = f"{failure.message}\n{failure.traceback}"
         if "mpi4py" in text and ("cannot load MPI library" in text or "cannot open shared object" in text):
             return "Install an MPI where ranks run: pip install mpich mpi4py"
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: a companion (a process beside the ranks) runs MPI's process manager."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.job_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]

@@ -1,4 +1,4 @@
-"""MPICH's messages between its processes and its process manager, as far as this package reads and changes them.
+"""MPICH's messages between processes and its process manager, as far as they are read and changed here.
 
 Source: the PMI-1 protocol; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from distributor.launch.mpi.programs import SHIM
 
-#: Keys of ``MPI_Info`` that choose where a process is spawned. The manager would start further daemons there, which it
-#: cannot, and wait for them.
+#: Keys of ``MPI_Info`` that choose hosts. The manager would wait for daemons there, which it cannot start.
 _HOSTS = (b"host", b"hosts", b"hostfile")
 
 _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
@@ -20,7 +19,7 @@ _COUNTS = re.compile(rb"^(totspawns|spawnssofar)=(\d+)$", re.MULTILINE)
 
 
 def aborts(message: bytes) -> bytes | None:
-    """Return the exit code that a process has passed to ``MPI_Abort``; ``None`` if this is another message.
+    """Return the exit code that a process has passed to ``MPI_Abort``, if the message says so.
 
     >>> aborts(b"cmd=abort exitcode=7\\n"), aborts(b"cmd=finalize\\n")
     (b'7', None)
@@ -30,16 +29,12 @@ def aborts(message: bytes) -> bytes | None:
 
 
 def asks_for_topology(message: bytes) -> bool:
-    """Return whether a process asks for a file that describes the machine.
-
-    Without such a file, the process looks at the machine itself. MPICH's daemon would create the file in ``/tmp``, and
-    leave it behind if the daemon is killed.
-    """
+    """Return whether a process asks for the machine's description, a file that a killed daemon leaves in ``/tmp``."""
     return b"key=PMI_hwloc_xmlfile" in message
 
 
 def spawns(message: bytes) -> bool:
-    """Return whether a message, or the beginning of one, asks the manager to spawn processes.
+    """Return whether a message, or the beginning of one, asks to spawn processes.
 
     >>> spawns(b"mcmd=spawn\\nnprocs=2\\n"), spawns(b"cmd=get key=mcmd=spawn\\n")
     (True, False)
@@ -48,7 +43,7 @@ def spawns(message: bytes) -> bool:
 
 
 def is_whole(message: bytes) -> bool:
-    """Return whether all parts of a request to spawn processes have arrived; each part names one program.
+    """Return whether all parts of a request to spawn have arrived, one for each program.
 
     >>> first = b"mcmd=spawn\\ntotspawns=2\\nspawnssofar=1\\nendcmd\\n"
     >>> is_whole(first), is_whole(first + first.replace(b"far=1", b"far=2"))
@@ -59,10 +54,7 @@ def is_whole(message: bytes) -> bool:
 
 
 def through_shims(message: bytes) -> bytes:
-    """Return a request to spawn processes, changed so that the manager starts a shim in place of each process.
-
-    The shim gets the current directory and the command of the process (see ``shim.py``).
-    """
+    """Return a request to spawn, changed so that shims start, with each process's directory and command."""
     return b"".join(line + b"\n" for part in _parts(message) for line in _through_shim(part))
 
 

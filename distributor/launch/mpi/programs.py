@@ -1,4 +1,4 @@
-"""The shims (processes that MPICH and Open MPI start in place of others), and the search for MPI's programs."""
+"""The command and the environment of shims, and the search for MPI's programs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from distributor.values import layout
 from distributor.values.environment import NODE_ID
 
-#: The command of a shim, which is the same for all nodes. Paths and marks differ between nodes, so each node sets the
-#: variables. MPICH gives all processes the mark of node 0. The command has tabs because Open MPI splits it at blanks.
+#: The same for all nodes, so each node sets its paths and mark as variables: MPICH gives all processes node 0's mark.
+#: The command has tabs because Open MPI splits it at blanks.
 SHIM = (
     "/bin/sh",
     "-c",
@@ -26,19 +26,12 @@ SHIM = (
 
 
 def environment(environ: Mapping[str, str], folder: str, line: str, mpi: Mapping[str, str]) -> dict[str, str]:
-    """Write to ``folder`` the script of the shims, and return their environment.
-
-    Args:
-        environ: this process's environment.
-        folder: the node's private folder.
-        line: name of the socket on which this process listens.
-        mpi: variables of this node for processes that ranks spawn. Open MPI would give those of ``prterun`` and of a
-            rank to the processes of all nodes.
-    """
+    """Write the script of shims to ``folder``, and return their environment."""
     spawn = {
         "line": line,
         "folder": os.getcwd(),
         "logs": [str(layout.rank_log(folder, 0, stream)) for stream in ("stdout", "stderr")],
+        # Open MPI would give spawned processes on all nodes the variables of ``prterun`` and of one rank.
         "environ": {**mpi, "TMPDIR": environ.get("TMPDIR"), "PYTHONPATH": os.pathsep.join(_import_path())},
     }
     return {
@@ -52,23 +45,20 @@ def environment(environ: Mapping[str, str], folder: str, line: str, mpi: Mapping
 
 
 def _import_path() -> list[str]:
-    """Return the ranks' import path without the folders of this Python, as a process may run another one."""
+    """Return the ranks' import path without the folders of this Python: a process may run another one."""
     library = sysconfig.get_path("stdlib")
     own = {library, os.path.join(library, "lib-dynload"), *site.getsitepackages()}
     return [path for path in dict.fromkeys(sys.path) if path and path not in own]
 
 
 def write(name: str, folder: str) -> Path:
-    """Copy a script of this package into a folder, and return the copy's path.
-
-    The package may be in a zip file, from which MPI could not start the script.
-    """
+    """Copy a script to a folder: the package may be in a zip file, from which MPI cannot start it."""
     path = Path(folder, name)
     path.write_bytes(pkgutil.get_data("distributor.launch.mpi", name) or b"")
     return path
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program beside this Python or on ``PATH``; ``None`` if there is no such program."""
+    """Return the path of a program beside this Python or on ``PATH``, if there is one."""
     beside = Path(sys.executable).parent / program
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(program)

@@ -1,8 +1,4 @@
-"""Functions by which a rank joins MPI at its start, and leaves MPI at its end.
-
-A rank joins MPI with the environment variables of the process that MPI has started in place of the rank. Before the
-rank ends, it finalizes MPI.
-"""
+"""How a rank joins MPI at its start, and leaves it at its end."""
 
 from __future__ import annotations
 
@@ -21,21 +17,11 @@ from distributor.launch.mpi.environ import variables
 from distributor.machine import processes, shared_memory
 from distributor.rank.imports import on_import
 
-#: Maximum number of bytes of the variables that MPI sets for a rank.
-_MOST = 1 << 16
+_MOST = 1 << 16  # bytes of a place
 
 
 def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
-    """Prepare this rank for ``MPI_Init``: set MPI's environment variables.
-
-    With MPICH, also receive a socket that leads to MPICH's process manager, and set ``PMI_FD`` to its descriptor.
-
-    Args:
-        line: name of the socket of the companion, the process that runs MPI on this node.
-        world_size: number of ranks.
-        beside: number of the run's ranks on this host.
-        local_rank: this rank's number on its node.
-    """
+    """Prepare this rank for ``MPI_Init`` with its place. ``beside`` is the number of the run's ranks on this host."""
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     companion.connect(f"\0{line}")
     companion.send(str(local_rank).encode())
@@ -48,14 +34,14 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
 
 
 def _await_abort(companion: socket.socket) -> None:
-    """With MPICH, end this process once it has called ``MPI_Abort``, which waits for a process manager to kill it."""
+    """With MPICH, end this process once it has called ``MPI_Abort``, which waits for a manager to kill it."""
     code = companion.recv(_MOST)  # without MPI_Abort, this waits until the process ends
     if code:
         os._exit(exit_code(int(code)))
 
 
 def exit_code(told: int) -> int:
-    """Return the exit code of a process that has called ``MPI_Abort(told)``. It is never 0, which means success.
+    """Return the exit code after ``MPI_Abort(told)``: never 0, which means success.
 
     >>> exit_code(7), exit_code(-1), exit_code(256), exit_code(0)
     (7, 255, 1, 1)
@@ -64,11 +50,7 @@ def exit_code(told: int) -> int:
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
-    """Check that mpi4py has found all ranks, and unlink MPI's shared memory.
-
-    MPI itself removes the files of its shared memory from ``/dev/shm`` only in ``MPI_Finalize``. Without this
-    function, a rank that is killed earlier would leave these files behind.
-    """
+    """Check that mpi4py has found all ranks, and unlink MPI's shared memory, which a killed rank would leave behind."""
     mpi: Any = module
     if not mpi.Is_initialized():
         return
@@ -79,7 +61,7 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
 
 
 def _check(mpi: Any, world_size: int) -> None:
-    """Raise an error if mpi4py has not found all ranks, as happens if mpi4py uses another MPI than the run does."""
+    """RuntimeError if mpi4py has not found all ranks, as happens if it uses another MPI than the run."""
     if (found := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
@@ -89,17 +71,10 @@ def _check(mpi: Any, world_size: int) -> None:
 
 
 def leave(line: str, local_rank: int) -> None:
-    """Finalize MPI, and wait until the processes that ranks have spawned have ended, as MPI's own launchers do.
-
-    By default, mpi4py finalizes MPI at the interpreter's exit, which ranks skip.
-
-    Args:
-        line: name of the socket of the companion, the process that runs MPI on this node.
-        local_rank: this rank's number on its node.
-    """
+    """Finalize MPI, and wait until spawned processes have ended, as MPI's own launchers do."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
+        mpi.Finalize()  # mpi4py does so at the interpreter's exit, which ranks skip
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as companion, suppress(OSError):  # it has ended
         companion.connect(f"\0{line}")
         companion.send(b"wait")

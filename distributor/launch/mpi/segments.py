@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from distributor.machine import shared_memory
 
-#: Prefixes of the names that MPICH and Open MPI give to their files in ``/dev/shm``.
-_NAMES = ("mpich_shm_", "sm_segment.")
+_NAMES = ("mpich_shm_", "sm_segment.")  # prefixes in ``/dev/shm``
 
 
 def mapped(pids: Iterable[int]) -> set[str]:

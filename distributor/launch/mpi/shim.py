@@ -1,13 +1,9 @@
-"""The process (*shim*) that MPI starts in place of a rank, and in place of each process that ranks spawn.
+"""The process that MPI starts in place of a rank, and of each process that ranks spawn.
 
-In place of a rank: MPI sets environment variables that the rank needs in order to join MPI. The shim sends these
-variables to the companion (the process that runs MPI on the rank's node), and the companion passes them on to the rank.
-The shim ends when the companion ends.
+For a rank, it passes the place to the node's companion, and ends with it. A spawned process is its child, runs in the
+ranks' current directory, and writes to the output of the node's first rank.
 
-In place of a process that ranks spawn (``MPI_Comm_spawn``): the shim starts this process as its child, in the ranks'
-current directory, and with the output of the node's first rank. It tells the companion how the child has ended.
-
-The script runs alone, without this package: ``python -S -E shim.py [FOLDER COMMAND...] [distributor-rank]``.
+Runs alone, without this package: ``python -S -E shim.py [FOLDER COMMAND...] [distributor-rank]``.
 """
 
 import json
@@ -17,24 +13,19 @@ import socket
 import sys
 import time
 
-#: The last argument of shims that stand for ranks.
-RANK = "distributor-rank"
+RANK = "distributor-rank"  # the last argument of shims that stand for ranks
 
-#: Stands for the current directory that Open MPI has chosen for a process.
-CHOSEN = "-"
+CHOSEN = "-"  # stands for the current directory that Open MPI has chosen for a process, if it is here
 
-#: Number of seconds that the companion (the process that runs MPI on the rank's node) may take to start.
-_PATIENCE = 60.0
+_PATIENCE = 60.0  # seconds that a companion may take to start
 
-#: Maximum number of characters of a command in the text of an error.
-_LONGEST = 1000
+_LONGEST = 1000  # characters of a command in the text of an error
 
-#: Prefixes of the variables that process managers set. Ranks find their place in MPI by these variables.
-_PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
+_PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")  # of the variables in a place
 
 
 def main() -> None:
-    """Stand for a rank until the companion ends, or for a process that ranks spawn until the process ends."""
+    """Stand for a rank until the companion ends, or for a spawned process until it ends."""
     if sys.argv[-1] != RANK:
         sys.exit(spawn(sys.argv[1], sys.argv[2:]))
     place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
@@ -47,12 +38,7 @@ def main() -> None:
 
 
 def connect(line: socket.socket, rank: int) -> None:
-    """Connect to the companion, the process that runs MPI on the rank's node.
-
-    Try again for :data:`_PATIENCE` seconds, because the companion may start later than this process. With Open MPI, one
-    daemon starts the processes that call this function (the shims) for all executors of a host, but each executor
-    starts its own companion.
-    """
+    """Connect to the rank's companion, which may start later: Open MPI's daemon serves all executors of a host."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -68,15 +54,7 @@ def connect(line: socket.socket, rank: int) -> None:
 
 
 def spawn(folder: str, command: list[str]) -> int:
-    """Run a command for ranks, and return its exit code. Tell the companion how it has ended.
-
-    With MPICH, the command's process speaks to MPICH's manager through the companion, as ranks do.
-
-    Args:
-        folder: the current directory of the process. A relative path starts at the current directory of the ranks. With
-            :data:`CHOSEN`, it is the one that Open MPI has chosen, if this machine has it.
-        command: the program to run, with its arguments.
-    """
+    """Run a command in ``folder``, which may be relative to the ranks', report its end, and return its exit code."""
     settings = json.loads(os.environ["DISTRIBUTOR_MPI_SPAWN"])
     for descriptor, path in enumerate(settings["logs"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)

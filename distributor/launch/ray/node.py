@@ -1,4 +1,4 @@
-"""The companion: a process on each node, beside the ranks. It starts Ray there with ``ray start``, and ends Ray."""
+"""The companion that starts Ray on a node with ``ray start``, and ends it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,23 @@ from distributor.machine import folders, network
 from distributor.rank import gpus
 from distributor.values.environment import CONTRACT, NODE_ID
 
-#: Number of seconds between checks whether Ray has started.
-_POLL = 0.05
+_POLL = 0.05  # seconds
 
-#: The file that Ray writes into its folder as the last step of its start on a node. Source:
-#: ``ray._private.utils.write_ray_address``.
+#: The file that Ray writes as the last step of its start: ``ray._private.utils.write_ray_address``.
 _STARTED = "ray_current_cluster"
 
-#: The first version of Ray that, in a test, refused clients without the run's token.
-_LEAST = (2, 60)
+_LEAST = (2, 60)  # the first version that, in a test, refused clients without the run's token
 
-#: Environment variables that Ray's workers must not get. Ray itself sets ``OMP_NUM_THREADS`` for them. With torchrun's
-#: variables, ``init_process_group`` in a worker would wait forever for a store that no process serves.
+#: Ray itself sets ``OMP_NUM_THREADS`` for its workers. With torchrun's variables, ``init_process_group`` in a worker
+#: would wait forever for a store that no process serves.
 _NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 
 def serve(
     head: tuple[str, int] | None, arguments: Sequence[str], temporary: str, use_gpu: bool, ready: Callable[[], None]
 ) -> NoReturn:
-    """Run Ray on this node until SIGTERM, or until Ray ends. Never returns.
-
-    Args:
-        head: address and port of Ray's head; ``None`` if this node is the head.
-        arguments: further arguments of ``ray start``, such as resources, addresses and ports.
-        temporary: the folder for Ray's files.
-        use_gpu: whether Ray's workers use this node's GPUs. Nodes without a rank check only here that they are there.
-        ready: called once the node is part of the Ray cluster.
-    """
-    refused = gpus.missing(through_torch=False) if use_gpu else None
+    """Run Ray on this node until SIGTERM or Ray's end; on the head's node, ``head`` is ``None``. Never returns."""
+    refused = gpus.missing(through_torch=False) if use_gpu else None  # nodes without a rank check only here
     if (refused := refused or too_old(metadata.version("ray"))) is not None:
         sys.exit(refused)
     folders.make_private(temporary)
@@ -62,9 +51,7 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is refused; ``None`` if the version is accepted.
-
-    Ray must accept only clients that have the run's secret token. Old versions also accept clients without this token.
+    """Return why a version of Ray is refused: old ones accept clients without the run's token.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")
@@ -77,11 +64,7 @@ def too_old(version: str) -> str | None:
 
 
 def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
-    """Return the environment of Ray's processes, in which workers can import the same modules as ranks.
-
-    Args:
-        environ: this process's environment.
-        path: this process's import path, ``sys.path``.
+    """Return the environment of Ray's processes, in which workers can import what ranks can.
 
     >>> environment({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "1", "HOME": "/root"}, ["/job", "", "/lib"])
     {'HOME': '/root', 'PYTHONPATH': '/job:/lib'}

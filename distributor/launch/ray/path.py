@@ -17,11 +17,10 @@ from distributor.values.launch_path import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 
-#: Minimum size of an object store in bytes. Source: ``ray/_private/ray_constants.py``.
-_LEAST = 78_643_200
+_LEAST = 78_643_200  # bytes of an object store; ``ray/_private/ray_constants.py``
 
-#: Maximum length of the path of Ray's folder. A socket's path has at most 107 bytes (unix(7)), and Ray appends
-#: names such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
+#: Of the path of Ray's folder. A socket's path has at most 107 bytes (unix(7)), and Ray appends names
+#: such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
 _LONGEST = 42
 
 
@@ -57,11 +56,6 @@ class Ray(BasePath):
     secret: str = field(default="", kw_only=True, repr=False)  # of this run; the cluster's token is made from it
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Ray:
-        """Check ``object_store_memory``, and return the launch path with this size in bytes and a new secret.
-
-        Raises:
-            ConfigurationError: the size of the object store is invalid.
-        """
         size = self.object_store_memory
         if size is not None:
             size = check_memory("object_store_memory", size)
@@ -73,11 +67,9 @@ class Ray(BasePath):
         return Ray(size, secret=secrets.token_hex(16))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: Ray runs as a companion, a process beside the ranks. Only node 0 has a rank."""
         plan, node, head = Torchrun().plan(site), site.node, site.placement.master
         token = key(self.secret, site.job.job_id)
         port, client_port = head.ports[:2]
@@ -111,23 +103,16 @@ class Ray(BasePath):
         return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
 
     def _temporary(self, site: Site) -> str:
-        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if socket paths would be too long.
-
-        Other users cannot guess the name in ``/tmp``, so they cannot create the folder first.
-        """
+        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if socket paths would be too long."""
         inside = os.path.join(site.folder, "ray")
         if len(inside) <= _LONGEST:
             return inside
-        unknown = key(self.secret, site.folder)[:8]
+        unknown = key(self.secret, site.folder)[:8]  # so that no other user can create the folder first
         return f"/tmp/dr-{site.job.job_id}-{unknown}"  # noqa: S108
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
-    """Return the arguments of ``ray start`` with a node's addresses, ports and folder.
-
-    ``port`` and ``client_port`` are ports of the head node that the run has reserved for Ray. The operating system
-    chooses all other ports.
-    """
+    """Return a node's addresses, ports and folder as arguments of ``ray start``; the system chooses other ports."""
     role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
     if node == head:
         role = (

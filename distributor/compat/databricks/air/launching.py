@@ -47,12 +47,13 @@ def ray_launch(
     arguments are those of :func:`distributed`, but only the first GPU of the function's node is checked. A list with
     one value is returned.
 
-    >>> @ray_launch(num_accelerators=4)
-    ... def resources():
-    ...     import ray
-    ...     return ray.cluster_resources()
-    >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
-    4.0
+    Example:
+        >>> @ray_launch(num_accelerators=4)
+        ... def resources():
+        ...     import ray
+        ...     return ray.cluster_resources()
+        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+        4.0
     """
     return decorator(request("ray_launch", Ray(), num_accelerators, accelerator_type), as_driver)
 

@@ -24,11 +24,12 @@ def ray_launch(
     Only the first GPU of the function's node is checked. Else, the arguments are those of ``distributed``. A list with
     one value is returned.
 
-    >>> @ray_launch(gpus=4, gpu_type="A10")
-    ... def resources():
-    ...     import ray
-    ...     return ray.cluster_resources()
-    >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
-    4.0
+    Example:
+        >>> @ray_launch(gpus=4, gpu_type="A10")
+        ... def resources():
+        ...     import ray
+        ...     return ray.cluster_resources()
+        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+        4.0
     """
     return decorator(request("ray_launch", Ray(), gpus, gpu_type, remote), as_driver)
