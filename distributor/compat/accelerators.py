@@ -11,20 +11,15 @@ from distributor.rank.gpus import in_fork
 from distributor.values.launch_path import Launch, LaunchPath
 from distributor.values.plan import Call, Plan, Site
 
-#: For each GPU type that stands for several models, these models. AWS offers A10G where other clouds offer A10.
+#: The models of a GPU type. AWS offers A10G where other clouds offer A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
 def is_a(accelerator: str, device: str) -> bool:
-    """Return whether a device is of a GPU type.
+    """Return whether a device, by the name that torch gives it, is of a GPU type.
 
-    Args:
-        accelerator: the GPU type to look for, such as ``"H100"``.
-        device: torch's name of the device, such as ``"NVIDIA A10G"``.
-
-    Example:
-        >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
-        (True, True, False)
+    >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
+    (True, True, False)
     """
     wanted = accelerator.upper()
     words = re.split(r"[\s_-]+", device.upper())
@@ -32,12 +27,7 @@ def is_a(accelerator: str, device: str) -> bool:
 
 
 def mismatch(accelerator: str, device: str | None) -> str | None:
-    """Return the error text that says why a rank must not train on a device; ``None`` if the rank may do so.
-
-    Args:
-        accelerator: the GPU type that the user asks for.
-        device: torch's name of the rank's GPU; ``None`` if the rank has no GPU.
-    """
+    """Return why a rank must not train on a device, which is ``None`` without a GPU; ``None`` if it may."""
     if device is None:
         return (
             f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train on "
@@ -52,21 +42,11 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 
 
 def check_here(accelerator: str, local_rank: int) -> None:
-    """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
-
-    CUDA is asked in a fork of the rank, because it would otherwise be initialized in the rank.
-
-    Args:
-        accelerator: the requested GPU type, such as ``"H100"``.
-        local_rank: this process's local rank, which is the number of its GPU.
-
-    Raises:
-        ConfigurationError: the rank's GPU is of another type, or the rank has no GPU.
-    """
+    """ConfigurationError in a rank whose GPU is not of the requested type, before the user's code begins."""
     import torch
 
     try:
-        device = in_fork(lambda: torch.cuda.get_device_name(local_rank))
+        device = in_fork(lambda: torch.cuda.get_device_name(local_rank))  # leaves CUDA uninitialized in the rank
     except RuntimeError:  # a torch for CPUs, no GPU driver, or no such device
         device = None
     if (told := mismatch(accelerator, device)) is not None:
@@ -77,21 +57,15 @@ def check_here(accelerator: str, local_rank: int) -> None:
 class OnAccelerator:
     """A launch path whose ranks check the type of their GPU before the user's code begins.
 
-    Args:
-        accelerator: the GPU type, such as ``"H100"``.
-        launch: the launch path that starts the ranks.
-
-    Example:
-        >>> from distributor.launch import Torchrun
-        >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
-        'torchrun'
+    >>> from distributor.launch import Torchrun
+    >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
+    'torchrun'
     """
 
     accelerator: str
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
-        """Resolve ``launch``, and add the check of GPUs to its launch path. Raises the errors of ``launch.resolve``."""
         return cast(LaunchPath, CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator))
 
 
@@ -108,7 +82,6 @@ class CheckedPath:
         return getattr(self.path, name)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of ``path``, which must not have a function of its own for ranks to call first."""
         plan = self.path.plan(site)
         assert plan.first is None
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

@@ -4,8 +4,7 @@
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
-One of Azure's instances is a Spark executor here. Without executors, the ranks of all instances train on
-this machine.
+One of Azure's instances is a Spark executor here. Without executors, all ranks train on this machine.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
 https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (environment variables).
@@ -62,7 +61,7 @@ class Distribution(Protocol):
 
 
 class _Counts:
-    """A base class that checks every number assigned to an attribute, both in the constructor and later."""
+    """Checks each number, in the constructor and when it is assigned later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -74,12 +73,7 @@ class _Counts:
 class PyTorchDistribution(_Counts):
     """Processes that find each other through torchrun's variables, such as ``RANK``, ``LOCAL_RANK`` and ``NODE_RANK``.
 
-    Args:
-        process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
-        others: further arguments, such as ``node_count``; accepted without effect, with a warning.
-
-    Raises:
-        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
+    Each instance has one by default. Other arguments, such as ``node_count``, have no effect, with a warning.
 
     Example:
         >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -94,25 +88,21 @@ class PyTorchDistribution(_Counts):
 
     @property
     def per_instance(self) -> int:
-        """The number of processes on each instance."""
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the total number of processes."""
         return instance_count * self.per_instance
 
     def launch(self, instance_count: int) -> Launch:
-        """Return torchrun's launch path."""
         return Torchrun()
 
 
 @dataclass(init=False)
 class MpiDistribution(PyTorchDistribution):
-    """Processes that read their rank from Open MPI's environment variables. MPI itself is not started.
+    """Processes that read their rank from Open MPI's variables, such as ``OMPI_COMM_WORLD_RANK``. MPI is not started.
 
-    Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 in
-    Azure's variables ``AZ_BATCH_MASTER_NODE`` (with a port) and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are the same
-    as for :class:`PyTorchDistribution`.
+    They also get torchrun's variables, and the address of rank 0 as ``AZ_BATCH_MASTER_NODE`` (with a port) and
+    ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are those of :class:`PyTorchDistribution`.
 
     Example:
         >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -120,7 +110,6 @@ class MpiDistribution(PyTorchDistribution):
     """
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path that sets Open MPI's environment variables."""
         return MpiEnv()
 
 
@@ -128,15 +117,8 @@ class MpiDistribution(PyTorchDistribution):
 class TensorFlowDistribution(_Counts):
     """Tasks of a TensorFlow cluster, which find each other through ``TF_CONFIG``.
 
-    With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``.
-
-    Args:
-        parameter_server_count: number of parameter servers.
-        worker_count: number of workers, including the chief; ``None`` (default): the number of instances.
-        others: further arguments; accepted without effect, with a warning.
-
-    Raises:
-        ConfigurationError: a number is not valid, whether it is given here or assigned to an attribute later.
+    With parameter servers, the first worker is the chief. ``worker_count`` includes it; by default, it is the number of
+    instances. Other arguments have no effect, with a warning.
 
     Example:
         >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
@@ -158,15 +140,9 @@ class TensorFlowDistribution(_Counts):
         """``None``: the number of tasks on each instance is not fixed."""
 
     def processes(self, instance_count: int) -> int:
-        """Return the total number of tasks."""
         return (self.parameter_server_count or 0) + (self.worker_count or instance_count)
 
     def launch(self, instance_count: int) -> Launch:
-        """Return TensorFlow's launch path.
-
-        Raises:
-            ConfigurationError: there are parameter servers, but no worker besides the chief.
-        """
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
             raise ConfigurationError(
@@ -180,17 +156,9 @@ class TensorFlowDistribution(_Counts):
 class RayDistribution:
     """A Ray cluster of all instances; the user's function runs on the first instance, as Ray's driver.
 
-    Each instance adds to the cluster the CPUs of one Spark task and, if the run uses GPUs, one GPU. To change these
-    amounts, use options of the run, such as ``run(..., options={"gpus_per_process": 4})``.
-
-    Args:
-        port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
-        include_dashboard: accepted without effect, with a warning if it is ``True``, since there is no dashboard.
-        address: address of an existing Ray cluster; refused, since the run starts a cluster of its own.
-        head_node_additional_args, worker_node_additional_args: refused, since the run decides how Ray starts.
-
-    Raises:
-        ConfigurationError: a refused argument is given.
+    Each instance adds the CPUs of one Spark task and, if the run uses GPUs, one GPU. Options of the run, such as
+    ``run(..., options={"gpus_per_process": 4})``, change that. Ports and ``include_dashboard`` have no effect, with a
+    warning; ``address`` and additional arguments of nodes are refused, since the run itself starts Ray.
     """
 
     port: int | None = None
@@ -223,19 +191,16 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """The number of Ray workers that each instance has room for: always 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of Ray workers that the cluster has room for: one for each instance."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
-        """Return Ray's launch path."""
         return Ray()
 
 
-#: The class of each distribution, by the ``type`` that names this distribution in a dict.
+#: By the ``type`` that names the distribution in a dict.
 _KINDS: Mapping[str, Callable[..., Distribution]] = {
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
@@ -245,17 +210,10 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {
 
 
 def as_distribution(value: Any) -> Distribution:
-    """Return the distribution that a user gives as an object, as a dict with a ``type``, or as ``None``.
+    """Return a distribution given as an object, as a dict with a ``type``, or as ``None``: one process per instance.
 
-    ``None`` means one process on each instance, started as with torchrun.
-
-    Raises:
-        ConfigurationError: ``value`` is neither a distribution, nor a dict with a known ``type``, nor ``None``; or an
-            argument of the distribution is wrong.
-
-    Example:
-        >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
-        PyTorchDistribution(process_count_per_instance=4)
+    >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
+    PyTorchDistribution(process_count_per_instance=4)
     """
     if value is None:
         return PyTorchDistribution()
@@ -278,11 +236,7 @@ def as_distribution(value: Any) -> Distribution:
 class Command:
     """A job that ``command`` returns and ``run`` accepts. Users can change its attributes, as in Azure's jobs.
 
-    Attributes that :data:`NOT_USED` lists can be set without effect, with a warning.
-
-    Raises:
-        ConfigurationError: an attribute gets an invalid value, or the user sets any other attribute that a command
-            does not have.
+    Those in :data:`NOT_USED` have no effect, with a warning. A wrong value, or any other name, is a ConfigurationError.
     """
 
     program: Program
@@ -305,7 +259,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances in ``resources`` or, if ``resources`` states no number, ``instance_count``."""
+        """The number of instances in ``resources`` or, if they state none, ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -314,7 +268,7 @@ def _checked_resources(value: Any) -> Any:
     return value
 
 
-#: The attributes of a command, and the functions that check their values.
+#: The attributes of a command, and what checks their values.
 _ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "program": lambda value: value,
     "code": lambda value: None if value is None else str(value),
@@ -344,15 +298,14 @@ def command(
         command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell is used. The value of an input
             replaces ``${{inputs.NAME}}``.
         code: the project folder, which becomes the ranks' current directory.
-        inputs: values of the command's inputs, by name: text, numbers, or objects with a ``path``, such as Azure's
-            ``Input``. Paths are taken as they are, and must exist on all nodes.
-        distribution: how many processes each instance has, and how they are started. Default: one process, started as
-            with torchrun. May be a dict with a ``type``, such as ``{"type": "pytorch"}``.
+        inputs: text, numbers, or objects with a ``path``, such as ``Input``, by name. Paths must exist on all nodes.
+        distribution: how many processes each instance has, and how they are started; an object, or a dict such as
+            ``{"type": "pytorch"}``. Default: one process, started as with torchrun.
         instance_count: number of instances.
         environment_variables: environment variables for the ranks.
         display_name: the run's name.
         resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
-        others: the arguments that ``NOT_USED`` lists; accepted without effect, with a warning.
+        others: those that ``NOT_USED`` lists have no effect, with a warning.
 
     Raises:
         ConfigurationError: an argument is wrong, or the command needs a shell.
@@ -396,17 +349,15 @@ def run(
     Args:
         target: a function, the path of a script, or a job that ``command`` has returned.
         args: arguments of the function or the script.
-        distribution: how many processes each instance has, and how they are started. Default: one process, started as
-            with torchrun.
+        distribution: as for :func:`command`.
         instance_count: number of instances. Each is a Spark executor; without executors, the ranks of all instances
             train on this machine.
         environment_variables: environment variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.
         use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if Spark's settings give GPUs to
             executors or, without executors, if this machine has GPUs.
-        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``. ``{"local_mode": True}``
-            trains on this machine, even if a Spark session is active. They cannot include ``num_processes`` or
-            ``launch``, which ``run`` itself sets, nor ``use_gpu`` if it is given as an argument of its own.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``, except for what ``run``
+            itself sets. ``{"local_mode": True}`` trains on this machine, even if a Spark session is active.
         kwargs: keyword arguments of the function.
 
     Raises:

@@ -54,7 +54,7 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
         raise ConfigurationError(
             f"command cannot be split into words ({error}): check the quotation marks and backslashes in {command!r}"
         ) from None
-    # ``-u`` (unbuffered output) is dropped, since ranks write each line at once anyway.
+    # Ranks write each line at once, with or without ``-u``.
     words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]
     if not re.fullmatch(r"python(3(\.\d+)?)?", words[0]) or len(words) < 2 + (words[1:2] == ["-m"]):
         raise ConfigurationError(
@@ -81,7 +81,7 @@ def _value(name: str, values: Mapping[str, str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return an input's value as text. If the value is an object with a ``path``, return this path."""
+    """Return an input's value, or the ``path`` of an object, as text."""
     value = getattr(value, "path", value)
     if not isinstance(value, (str, int, float)):
         raise ConfigurationError(f"input {name!r} must be text, a number or an object with a path, not {value!r}")

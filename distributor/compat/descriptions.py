@@ -16,7 +16,7 @@ from distributor.values.checks import check_count
 
 
 class AssetTypes:
-    """Kinds of inputs, for ``Input(type=...)``. The kind has no effect here: each ``Input`` is a path."""
+    """Kinds of inputs, for ``Input(type=...)``. They have no effect: each ``Input`` is a path."""
 
     CUSTOM_MODEL = "custom_model"
     MLFLOW_MODEL = "mlflow_model"
@@ -28,12 +28,7 @@ class AssetTypes:
 
 @dataclass(kw_only=True)
 class Input:
-    """An input of one of Azure's jobs: a path, which the job's command gets unchanged.
-
-    Args:
-        type: kind of the input; accepted without effect.
-        path: path of the input on all nodes.
-        mode: how Azure mounts the input; accepted without effect.
+    """An input: a path on all nodes, which the job's command gets unchanged. ``mode`` has no effect.
 
     Example:
         >>> Input(type=AssetTypes.URI_FOLDER, path="/mnt/data").path
@@ -47,11 +42,7 @@ class Input:
 
 @dataclass(init=False)
 class ResourceConfiguration:
-    """The number of instances of a job.
-
-    Args:
-        instance_count: number of instances; ``None`` (default): the job's own ``instance_count``.
-        others: further arguments, such as ``instance_type``; accepted without effect, with a warning.
+    """The number of instances of a job; by default, the job's own. Other arguments have no effect, with a warning.
 
     Example:
         >>> ResourceConfiguration(instance_count=2).instance_count
@@ -65,23 +56,14 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-#: Azure has a class of its own for the resources of jobs. Here it is the same as :class:`ResourceConfiguration`.
-JobResourceConfiguration = ResourceConfiguration
+JobResourceConfiguration = ResourceConfiguration  # in Azure, a class of its own
 
 
 def instances(resources: Any) -> int | None:
-    """Return the number of instances that a job's resources state; ``None`` if they state none.
+    """Return the number of instances in resources, which may be a dict, or an object such as Azure's; ``None`` if none.
 
-    Args:
-        resources: ``None``, a dict, or an object such as this module's or Azure's :class:`ResourceConfiguration`.
-
-    Raises:
-        ConfigurationError: ``resources`` is neither ``None`` nor a dict nor an object with an ``instance_count``, or
-            this count is not a positive integer.
-
-    Example:
-        >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
-        (2, None)
+    >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
+    (2, None)
     """
     if resources is None:
         return None

@@ -11,25 +11,15 @@ from distributor.machine import devices
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a run would train if it began now.
+    """The place where a run would train if it began now."""
 
-    Attributes:
-        exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.
-        executors: whether the run would train on the executors of a cluster, and not on this machine.
-        gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if the number is not known.
-    """
-
-    exists: bool = True
-    executors: bool = False
-    gpus: int | None = 0
+    exists: bool = True  # False: no Spark session is active, and one is needed
+    executors: bool = False  # not this machine
+    gpus: int | None = 0  # of all executors that are up, or of this machine; None: not known
 
 
 def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
-    """Return where a run with this ``local_mode`` would train. ``environ`` says which GPUs of this machine can be used.
-
-    Raises:
-        ConfigurationError: pyspark is needed and cannot be imported, or the active session has ended.
-    """
+    """Return where a run would train. ``environ`` says which of this machine's GPUs can be used."""
     session, here = choose_session(local_mode, needed=False)
     if session is not None:
         from distributor.schedulers.spark.sessions import is_connect

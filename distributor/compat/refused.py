@@ -37,9 +37,8 @@ REFUSED = {
 def refusal(module: str, name: str) -> Exception:
     """Return the error for a name that a module lacks: AttributeError, unless :data:`REFUSED` has the name.
 
-    Example:
-        >>> str(refusal("azure.ai.ml", "load_job"))
-        'azure.ai.ml.load_job is not supported: use command()'
+    >>> str(refusal("azure.ai.ml", "load_job"))
+    'azure.ai.ml.load_job is not supported: use command()'
     """
     reason, instead = REFUSED[module]
     if name not in instead:

@@ -23,47 +23,27 @@ from distributor.values.launch_path import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """What a call of another product's function, such as Azure's ``run``, asks for: processes, GPUs and so on.
+    """What a call of another product's function, such as Azure's ``run``, asks for."""
 
-    Attributes:
-        asked: the call in the user's words, such as ``"@distributed(gpus=8)"``; used in messages.
-        parameter: the name of the call's parameter that sets the number of processes; used in messages.
-        processes: number of processes; ``None``: one for each GPU.
-        local_mode: where to train; the same as ``local_mode`` of :class:`~distributor.Distributor`.
-        otherwise: advice for the error message if ``local_mode`` is ``False`` and no Spark session is active. The
-            default fits calls that have no argument of their own for ``local_mode``.
-        use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
-        accelerator: the type of the ranks' GPUs; ``None`` for any.
-        per_node: maximum number of ranks on one executor. If the run trains on this machine, there is no maximum.
-        launch: how ranks are started.
-        options: further options of ``Distributor``.
-    """
-
-    asked: str
-    parameter: str
-    processes: int | None = None
+    asked: str  # the call in the user's words, such as "@distributed(gpus=8)"
+    parameter: str  # of the call: sets the number of processes
+    processes: int | None = None  # None: one for each GPU
     local_mode: bool | None = None
-    otherwise: str = "leave out local_mode=False to train on this machine"
-    use_gpu: bool | None = None
-    accelerator: str | None = None
-    per_node: int | None = None
+    otherwise: str = "leave out local_mode=False to train on this machine"  # advice if no Spark session is active
+    use_gpu: bool | None = None  # None: if there are any
+    accelerator: str | None = None  # the type of GPUs; None: any
+    per_node: int | None = None  # at most so many ranks on one executor
     launch: Launch = field(default_factory=Torchrun)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of Distributor
 
 
 def with_options(request: Request, options: Mapping[str, Any] | None) -> Request:
-    """Return a request with further options of ``Distributor``, which the user gives by name.
+    """Return a request with options of ``Distributor`` that the user gives. They override the request's own.
 
-    ``local_mode`` and ``use_gpu`` may be among them, unless the request already says where to train or whether to use
-    GPUs. Of the other options, those that the user gives override those of the request.
+    They cannot be what the call sets: ``num_processes``, ``launch``, and ``local_mode`` or ``use_gpu`` where it does.
 
-    Raises:
-        ConfigurationError: an option sets what the call itself sets, or the value of ``local_mode`` or ``use_gpu`` is
-            wrong.
-
-    Example:
-        >>> with_options(Request("run()", "instance_count"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
-        False
+    >>> with_options(Request("run()", "instance_count"), {"use_gpu": False, "log_dir": "logs"}).use_gpu
+    False
     """
     others = dict(options or {})
     for name, advice in (("num_processes", f", and pass {request.parameter}= instead"), ("launch", "")):
@@ -94,24 +74,14 @@ class Settled:
 
 
 def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
-    """Return the arguments of ``Distributor`` for a run that does what ``request`` asks for.
+    """Return the arguments of ``Distributor`` for a request; ``trial`` is a number of ranks on CPUs that overrides it.
 
-    Args:
-        request: what the user's call asks for.
-        trial: the number of ranks to train with on CPUs, whatever the call asks for; ``None`` to follow the call.
-        look: a function that takes ``local_mode``, and returns where the run would train.
+    Whether executors have enough GPUs is not checked here.
 
-    Raises:
-        ConfigurationError: the request needs a Spark session, but none is active; or it needs all GPUs, whose
-            number is not known.
-        ResourceError: the request needs more GPUs than this machine has, needs GPUs of executors that have none, or
-            needs all GPUs, but there are none. Whether executors have enough GPUs is not checked here.
-
-    Example:
-        >>> settle(Request("run()", "gpus"), None, lambda mode: Place(gpus=4)).processes
-        4
-        >>> settle(Request("run()", "gpus", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
-        False
+    >>> settle(Request("run()", "gpus"), None, lambda mode: Place(gpus=4)).processes
+    4
+    >>> settle(Request("run()", "gpus", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
+    False
     """
     if trial is not None:
         here = True if request.local_mode else None  # None: on executors, if there are any
@@ -164,13 +134,13 @@ class EveryRank(Distributor):
     """A distributor whose run can also return the values of all ranks."""
 
     def run_all(self, train_object: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Train, and return every rank's value in rank order. Arguments and errors are the same as for :meth:`run`."""
+        """Train, and return every rank's value in rank order."""
         values: list[Any] = self._wait(*self._prepare(train_object, args, kwargs, "all"), Run.results)
         return values
 
 
 def run_first(request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Train as requested, and return rank 0's value. Raises the errors of ``Distributor.run``."""
+    """Train as requested, and return rank 0's value."""
     with _told_how_to_try(request):
         return _distributor(request).run(target, *args, **(kwargs or {}))
 
@@ -178,7 +148,7 @@ def run_first(request: Request, target: Any, args: Sequence[Any] = (), kwargs: M
 def run_all(
     request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> list[Any]:
-    """Train as requested, and return every rank's value, in rank order. Raises the errors of ``Distributor.run``."""
+    """Train as requested, and return every rank's value, in rank order."""
     with _told_how_to_try(request):
         return _distributor(request).run_all(target, *args, **(kwargs or {}))
 
@@ -201,14 +171,9 @@ def _distributor(request: Request) -> EveryRank:
 
 
 def check_trial(request: Request, trial: int) -> None:
-    """Check that the launch path of a request can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
+    """ConfigurationError if the launch path of a request cannot start ``trial`` ranks, as for TensorFlow's servers.
 
-    Raises:
-        ConfigurationError: the launch path cannot start ``trial`` ranks, for instance because a TensorFlow cluster
-            needs more processes.
-
-    Example:
-        >>> check_trial(Request("run()", "gpus"), 2)
+    >>> check_trial(Request("run()", "gpus"), 2)
     """
     try:
         request.launch.resolve(trial, False)
@@ -219,7 +184,7 @@ def check_trial(request: Request, trial: int) -> None:
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """Add a hint to each error about missing GPUs. The hint says how to try the same call on CPUs."""
+    """Add to each error about missing GPUs how to try the same call on CPUs."""
     try:
         yield
     except ResourceError as error:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from distributor.errors import ConfigurationError
 
-# How many ranks on CPUs each call starts, whatever number of GPUs it asks for.
-VARIABLE = "DISTRIBUTOR_COMPAT_CPU"
+VARIABLE = "DISTRIBUTOR_COMPAT_CPU"  # how many ranks on CPUs each call starts, whatever it asks for
 
 
 def cpu_ranks(environ: Mapping[str, str]) -> int | None:

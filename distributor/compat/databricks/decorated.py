@@ -25,11 +25,6 @@ class DistributedFunction(Generic[P, T]):
     """A function that also runs in many processes: ``function.distributed(*args, **kwargs)``.
 
     A plain call runs the function once, in this process, as if it were not decorated.
-
-    Args:
-        function: the user's function.
-        request: what the decorator asks for, such as a number of processes.
-        target: the function that each process calls: ``function``, or a wrapper of it.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -42,13 +37,10 @@ class DistributedFunction(Generic[P, T]):
         return self._function(*args, **kwargs)
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Run the function in all processes, and return their values in rank order.
-
-        With the decorator ``ray_launch``, the function runs once, as Ray's driver, so the returned list has one value.
+        """Run the function in all processes, and return their values in rank order; with ``ray_launch``, one value.
 
         Raises:
-            ConfigurationError: the function does not take these arguments, a call would not run its body, or the run
-                that the decorator asks for is not possible; nothing was started.
+            ConfigurationError: an argument is wrong, or the run is not possible; nothing was started.
             ResourceError: there are fewer GPUs than requested.
             TrainingError: a rank failed, for instance because its GPU is of another type.
         """
@@ -68,10 +60,7 @@ class DistributedFunction(Generic[P, T]):
 def decorator(
     request: Request, prepare: Callable[[Any], Any] = lambda function: function
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return a decorator that makes a function run in the processes that ``request`` describes.
-
-    ``prepare`` gets the decorated function, and returns the function that each process calls.
-    """
+    """Return a decorator that makes what ``prepare`` returns for a function run in the processes of ``request``."""
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
@@ -82,31 +71,25 @@ def decorator(
 
 
 def bare(function: Any, name: str) -> None:
-    """Raise an error if a decorator was used without parentheses: its first argument is then the decorated function.
-
-    Raises:
-        ConfigurationError: the decorator's first argument is a function, since the parentheses are missing.
-    """
+    """ConfigurationError if a decorator was used without parentheses: its first argument is the function then."""
     if callable(function) and not isinstance(function, type):
         raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return which of the environment variables in :data:`POOLS` are set. They choose one of Databricks' pools of GPUs.
+    """Return which of :data:`POOLS` are set.
 
-    Example:
-        >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
-        ['DATABRICKS_REMOTE_GPU_POOL_ID']
+    >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
+    ['DATABRICKS_REMOTE_GPU_POOL_ID']
     """
     return [name for name in POOLS if environ.get(name)]
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the notebook's MLflow variables, which ranks get so that they log to the notebook's MLflow run.
+    """Return the notebook's MLflow variables, with which ranks log to the notebook's MLflow run.
 
-    Example:
-        >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
-        {'MLFLOW_RUN_ID': '7'}
+    >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
+    {'MLFLOW_RUN_ID': '7'}
     """
     return {name: value for name, value in environ.items() if name.startswith("MLFLOW_")}
 
@@ -114,8 +97,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 def in_words(name: str, **given: Any) -> str:
     """Return a decorator call as a user would write it.
 
-    Example:
-        >>> in_words("distributed", gpus=8, gpu_type=None)
-        '@distributed(gpus=8)'
+    >>> in_words("distributed", gpus=8, gpu_type=None)
+    '@distributed(gpus=8)'
     """
     return f"@{name}({', '.join(f'{key}={value!r}' for key, value in given.items() if value is not None)})"

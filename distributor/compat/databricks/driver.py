@@ -1,7 +1,7 @@
-"""For ``ray_launch``: join the run's Ray cluster in the rank that runs the user's function, before the function begins.
+"""For ``ray_launch``: the rank that runs the user's function joins the run's Ray cluster first.
 
-Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
-https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
+Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``: those that
+embed sequences in https://github.com/databricks-industry-solutions/genesis-workbench.
 """
 
 from __future__ import annotations

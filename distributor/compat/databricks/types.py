@@ -1,4 +1,4 @@
-"""GPU types as Databricks names them. No side effects.
+"""GPU types as Databricks names them.
 
 Sources: https://docs.databricks.com/aws/en/machine-learning/ai-runtime/distributed-training (``gpu_type``),
 https://databricks.github.io/sdk-js/api/variables/_databricks_sdk-jobs.v2.ComputeSpec_AcceleratorType.html
@@ -31,7 +31,7 @@ class Accelerator:
 
 
 def gpu_type(name: str, value: Any) -> str | None:
-    """Return the GPU type that a user gives as the argument ``name``, in upper case.
+    """Return the GPU type that the argument ``name`` says, in upper case.
 
     >>> gpu_type("gpu_type", "h100"), gpu_type("gpu_type", GPUType.A10), gpu_type("gpu_type", None)
     ('H100', 'A10', None)
@@ -45,7 +45,7 @@ def gpu_type(name: str, value: Any) -> str | None:
 
 
 def accelerator(name: str, value: Any) -> Accelerator | None:
-    """Return the GPU type and the number of GPUs that a user asks for with the argument ``name``.
+    """Return the GPU type and the number of GPUs that the argument ``name`` says.
 
     >>> accelerator("accelerator_type", "GPU_8xH100")
     Accelerator(type='H100', number=8)

@@ -1,13 +1,7 @@
-"""The names of Databricks' package ``databricks.air``: ``distributed``, ``ray_launch``, ``ray_init``, ``data``.
+"""The names of Databricks' package ``databricks.air``, which trains on one node; here, ranks train on several nodes.
 
-    from distributor.compat.databricks.air import distributed     # instead of: from databricks.air import distributed
+    from distributor.compat.databricks.air import distributed  # instead of: from databricks.air import distributed
 
-    @distributed(num_accelerators=8, accelerator_type="GPU_8xH100")
-    def train(learning_rate): ...
-
-    values = train.distributed(1e-3)     # one value per rank
-
-Databricks trains on one node. Here, ranks train on as many executors as they need, or on this machine.
 Sources: the public page of the package ``databricks-sdk-air``,
 https://docs.databricks.com/aws/en/machine-learning/ai-runtime/connecting/distributed-training
 """

@@ -26,8 +26,7 @@ def distributed(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
-    ``num_accelerators`` GPUs, by default those in ``accelerator_type`` or all available, may be on any number of nodes.
-    Each rank checks that its GPU is of the model in ``accelerator_type``, such as ``"GPU_8xH100"``, if it is given.
+    By default, on the GPUs in ``accelerator_type``, such as ``"GPU_8xH100"``, or on all. Each rank checks its own GPU.
 
     >>> @distributed(num_accelerators=2, accelerator_type="GPU_8xH100")
     ... def train():
@@ -43,9 +42,7 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function, whose process has joined it before the call. The
-    arguments are those of :func:`distributed`, but only the first GPU of the function's node is checked. A list with
-    one value is returned.
+    It has joined the cluster, which ends with it. Only the first GPU of its node is checked. A list of one is returned.
 
     Example:
         >>> @ray_launch(num_accelerators=4)
@@ -78,7 +75,7 @@ def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: 
 
 
 def ray_init(*args: Any, **kwargs: Any) -> Any:
-    """Call ``ray.init`` to join the run's Ray cluster. For use in functions decorated with :func:`ray_launch`.
+    """Join the run's Ray cluster, in a function decorated with :func:`ray_launch`.
 
     >>> ray_init()  # doctest: +SKIP
     """

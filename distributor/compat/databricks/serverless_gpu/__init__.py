@@ -1,13 +1,7 @@
-"""The names of Databricks' package ``serverless_gpu``: ``distributed``, ``ray_launch``, ``runtime``, ``GPUType``.
+"""The names of Databricks' package ``serverless_gpu``. Here, ranks train on as many executors as they need.
 
-    from distributor.compat.databricks.serverless_gpu import distributed   # instead of: from serverless_gpu import ...
+    from distributor.compat.databricks.serverless_gpu import distributed  # instead of: from serverless_gpu import ...
 
-    @distributed(gpus=8, gpu_type="H100")
-    def train(learning_rate): ...
-
-    values = train.distributed(1e-3)     # one value per rank
-
-Ranks train on the executors of the active Spark session, on as many nodes as they need, or on this machine.
 Sources: https://api-docs.databricks.com/python/serverless_gpu/overview.html,
 https://docs.databricks.com/aws/en/machine-learning/ai-runtime/distributed-training
 """

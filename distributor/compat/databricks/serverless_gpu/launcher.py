@@ -1,8 +1,4 @@
-"""``serverless_gpu.launcher``, from which some notebooks import ``distributed``.
-
-For example, the notebooks for serverless GPUs of https://github.com/databricks-industry-solutions/genesis-workbench
-import ``distributed`` from this module.
-"""
+"""``serverless_gpu.launcher``: https://github.com/databricks-industry-solutions/genesis-workbench imports from it."""
 
 from distributor.compat.databricks.serverless_gpu.launching import distributed as distributed
 

@@ -21,9 +21,8 @@ def distributed(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
-    By default, all available GPUs are used. Each rank checks that its GPU is of ``gpu_type``, if that is given. With
-    ``remote=True``, ranks train on the executors of the active Spark session, with ``False`` on this machine; by
-    default, on executors if the session is on a cluster.
+    By default, in one for each available GPU; each rank checks its ``gpu_type``. ``remote=True`` trains on executors of
+    the Spark session, ``False`` on this machine; by default, on executors if the session is on a cluster.
 
     >>> @distributed(gpus=8, gpu_type="H100")
     ... def train(learning_rate):

@@ -20,9 +20,7 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function, whose process has joined it before the call.
-    Only the first GPU of the function's node is checked. Else, the arguments are those of ``distributed``. A list with
-    one value is returned.
+    It has joined the cluster, which ends with it. Only the first GPU of its node is checked. A list of one is returned.
 
     Example:
         >>> @ray_launch(gpus=4, gpu_type="A10")

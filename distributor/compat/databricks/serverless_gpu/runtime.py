@@ -1,8 +1,6 @@
-"""``serverless_gpu.runtime``: the rank of a process, the number of its node, and related numbers.
+"""``serverless_gpu.runtime``: the rank of a process and related numbers; outside of a run, those of a single rank.
 
-Outside of a run, they are those of a single rank. A node is an executor, or this machine. Databricks does not define
-the replica rank; here it is the number of the node, as if each node had one replica of the model.
-
+A node is an executor, or this machine. Databricks does not define the replica rank; here it is the node's number.
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
 
