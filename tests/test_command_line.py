@@ -275,7 +275,7 @@ def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> 
 ON_A_SESSION = """
 from pyspark.sql import SparkSession
 from distributor import TorchDistributor
-from distributor.schedulers.spark import session as sessions
+from distributor.schedulers.spark import sessions
 
 def train():
     import time

@@ -27,17 +27,18 @@ AGENT = """
 import sys
 _, part, port, certificate, private, folder, keep = sys.argv
 from jobs import make_job
-from distributor.channel import lines
+from distributor.channel import connections
 from distributor.channel.peers import PeerServer
-from distributor.node.state_keeper import Keeper
+from distributor.node.state_keeper import StateKeeper
 from distributor.values.job import Module
 
 class Server:
     def close(self):
         print("closed", flush=True)
 
-line = lines.connect(("127.0.0.1", int(port), open(certificate).read(), b"token"), 10.0)
-Keeper(make_job("3f2a0c0ffee1", 1, Module("train"), False), private, folder, Server(), line).end(keep=keep == "keep")
+line = connections.connect(("127.0.0.1", int(port), open(certificate).read(), b"token"), 10.0)
+job = make_job("3f2a0c0ffee1", 1, Module("train"), False)
+StateKeeper(job, private, folder, Server(), line).end(keep=keep == "keep")
 """
 
 
