@@ -298,9 +298,9 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
 @pytest.mark.slow
 def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None:
     """In local mode, the driver is a process of the node."""
-    script = tmp_path / "driver.py"
+    script, path = tmp_path / "driver.py", [*sys.path, str(Path(__file__).parent)]
     script.write_text(
-        f"import sys; sys.path[:0] = {sys.path!r}\nfrom distributor import TorchDistributor\n"
+        f"import sys; sys.path[:0] = {path!r}\nfrom distributor import TorchDistributor\n"
         "import test_stopping\n"
         f"run = TorchDistributor(2, True, False, checkpoints={str(tmp_path / 'saved')!r}).submit(test_stopping.load)\n"
         "test_stopping.await_all(run)\nprint('trains', flush=True)\nrun.result()\n"

@@ -18,7 +18,7 @@ from distributor.values.layout import OWNER, PREFIX
 
 # Names of folders that are never shipped.
 SKIPPED_DIRS = frozenset(
-    {".git", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    {".git", "__pycache__", ".venv", ".venvs", "venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 )
 
 
