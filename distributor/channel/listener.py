@@ -15,8 +15,8 @@ from distributor.values.plan import Endpoint
 
 _HELLO_TIMEOUT = 10.0  # seconds for the TLS handshake, and again for the token
 
-#: Maximum number of *strangers*, connections without a valid first message; twice the number of tasks if that is more.
-#: A further connection ends the oldest stranger, so that a flood of connections keeps no node out for long.
+#: Maximum number of connections without a valid first message; twice the number of tasks if that is more. A further
+#: one ends the oldest, so that a flood of connections keeps no node out for long.
 _MAX_UNAUTHENTICATED = 128
 
 #: Serves a connection until it ends.
@@ -67,7 +67,7 @@ class TlsListener:
                 next(iter(self._unauthenticated)).cancel()
 
     def admit(self) -> None:
-        """Count the current asyncio task's connection no longer as a stranger."""
+        """Count the current asyncio task's connection as authenticated."""
         task = asyncio.current_task()
         if task is not None:
             self._unauthenticated.pop(task, None)

@@ -515,7 +515,7 @@ async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
 async def _end(writer: asyncio.StreamWriter) -> None:
     """Close a connection once the other side has read all, or after :data:`_LINGER` seconds.
 
-    A connection without a valid first message stays a stranger meanwhile.
+    A connection without a valid first message stays unauthenticated meanwhile.
     """
     writer.close()
     try:

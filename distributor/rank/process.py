@@ -67,16 +67,16 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
     code = 1
     try:
         die_with_parent(launcher_pid)
-        account = RankResult(order, local_rank, Slot(slots, local_rank))
+        result = RankResult(order, local_rank, Slot(slots, local_rank))
         os.close(slots)
         try:
             _leave_launcher(order, local_rank, order.plan.rank_env[local_rank])
             spark.refuse()
         except BaseException as error:
-            account.raised(error)
+            result.raised(error)
             raise
-        code = _run(order, local_rank, account)
-        code = _finalize(code, account, order.plan.last, local_rank)
+        code = _run(order, local_rank, result)
+        code = _finalize(code, result, order.plan.last, local_rank)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -150,7 +150,7 @@ def _redirect(source: int, target: int) -> None:
     os.close(source)
 
 
-def _run(order: NodeOrder, local_rank: int, account: RankResult) -> int:
+def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     """Run the target, report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
@@ -159,32 +159,32 @@ def _run(order: NodeOrder, local_rank: int, account: RankResult) -> int:
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()
-    company = GroupCheck(order.placement.world_size)
+    ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
-        company.watch()
-    account.called()
+        ungrouped.watch()
+    result.called()
     try:
         try:
             value = _returned(order, local_rank)
         finally:
             _calm_signal_handlers()
             reports.finish()
-        if order.require_group and (framework := company.missed) is not None:
+        if order.require_group and (framework := ungrouped.missed) is not None:
             raise GroupError(alone(framework, order.placement.world_size))
     except SystemExit as stop:
         code, text = _exit_status(stop)
         if code:
-            account.exited(code, text)
+            result.exited(code, text)
         if text:
             print(text, file=sys.stderr)
         return code
     except BaseException as error:
         error.__traceback__ = _user_frames(error.__traceback__)
-        text = account.raised(error)
+        text = result.raised(error)
         with deadline(PATIENCE, partial(_exit, 1)):
-            _print(order, local_rank, error, text, is_rank=account.is_mine)
+            _print(order, local_rank, error, text, is_rank=result.is_mine)
         return 1
-    account.returned(value, company.missed)
+    result.returned(value, ungrouped.missed)
     return 0
 
 
@@ -319,16 +319,16 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
     end.start()
 
 
-def _finalize(code: int, account: RankResult, last: Call | None, local_rank: int) -> int:
+def _finalize(code: int, result: RankResult, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
     A rank that has failed has :data:`_FAILED_PATIENCE` seconds, because the others wait for it in collectives.
     """
-    if code != 0 and account.is_mine:
+    if code != 0 and result.is_mine:
         _end_soon(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    if code == 0 and account.is_mine:
+    if code == 0 and result.is_mine:
         _call_ours(last, local_rank)
     for item in gc.get_objects():
         # isinstance would ask the object's own __class__, which may run user code
@@ -338,7 +338,7 @@ def _finalize(code: int, account: RankResult, last: Call | None, local_rank: int
             except Exception:  # the file or its pipe is closed
                 continue
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
-    if code == 0 and account.is_mine:
+    if code == 0 and result.is_mine:
         with suppress(RuntimeError):  # without a thread, there is no time limit: do not wait
             _end_soon(code, exit_barrier.PATIENCE)
             exit_barrier.await_others()

@@ -1,6 +1,6 @@
-"""At most one run at a time uses a name: it claims the name, renews the claim, and notices if another run takes it.
+"""The lease of a name: at most one run at a time has it, renews it, and notices if another run takes it.
 
-A *claim* is a small record, in the folder or URL for checkpoints, that says which run uses the name.
+Its record is beside the checkpoints: see :mod:`distributor.values.lease_record`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _log = notices.logger
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a claim, in seconds."""
+    """The times of a lease, in seconds."""
 
     renew: float = 2.0  # between two renewals
     expire: float = 8.0  # without a renewal, until the holder counts as ended
-    settle: float = 0.2  # until a new claim is read again, in case another run writes one at the same moment
-    look: float = 0.25  # between two checks of another run's claim
+    settle: float = 0.2  # until a new record is read again, in case another run writes one at the same moment
+    look: float = 0.25  # between two checks of another run's record
 
 
 class Lease:
@@ -60,13 +60,13 @@ class Lease:
 
 
 class LeaseKeeper:
-    """Reads, writes and renews one claim."""
+    """Reads, writes and renews the record of one lease."""
 
     def __init__(self, place: Place, job: Job, times: Times) -> None:
         self._place = place
         self._job = job
         self._times = times
-        self._claim: LeaseRecord | None = None
+        self._record: LeaseRecord | None = None
         self._finished = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
@@ -74,34 +74,34 @@ class LeaseKeeper:
     def read(self) -> LeaseRecord | None:
         return lease_record.find(self._place.read)
 
-    def _write(self, claim: LeaseRecord) -> None:
-        self._place.write(FILES[claim.sequence % 2], seal(claim))
-        self._claim = claim
+    def _write(self, record: LeaseRecord) -> None:
+        self._place.write(FILES[record.sequence % 2], seal(record))
+        self._record = record
 
     def take(self, identity: Identity, wanted: Callable[[], bool]) -> LeaseRecord:
-        """Claim the name. Wait until an earlier holder has ended, or has not renewed for ``Times.expire`` seconds.
+        """Acquire the lease. Wait until an earlier holder has ended, or has not renewed for ``Times.expire`` seconds.
 
         StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self._job.run_id)
         found = self._await_end(here, wanted)
-        claim = lease_record.following(found, identity, here)
+        record = lease_record.following(found, identity, here)
         if (
             found is not None
-            and claim.training == found.training
+            and record.training == found.training
             and (changed := lease_record.changes(found, identity))
         ):
             told = "this run differs from the last one of its name"
             _log.warning("run %s: %s (run %s) in %s", self._job.label, told, found.run, ", ".join(changed))
-        self._write(claim)
+        self._write(record)
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
             raise _held(identity.name, None if again is None else again.holder)
-        return claim
+        return record
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
-        """Return the last run's claim once that run has ended or expired; ``None`` if no run has had the name."""
+        """Return the last run's record once that run has ended or expired; ``None`` if no run has had the name."""
         first: LeaseRecord | None = None
         since = time.monotonic()
         while True:
@@ -126,7 +126,7 @@ class LeaseKeeper:
             time.sleep(self._times.look)
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
-        """Renew the claim until :meth:`release`. If it is gone or another run's, tell ``lost`` in words, and end."""
+        """Renew the lease until :meth:`release`. If it is gone or another run's, tell ``lost`` in words, and end."""
         warned = False
         while not self._ended.wait(self._times.renew):
             try:
@@ -136,8 +136,8 @@ class LeaseKeeper:
                     if (other := self._other()) is not None:
                         lost(other)
                         return
-                    assert self._claim is not None
-                    self._write(self._claim.renewed())
+                    assert self._record is not None
+                    self._write(self._record.renewed())
                 warned = False
             except OSError as error:
                 if not warned:
@@ -147,8 +147,8 @@ class LeaseKeeper:
     def advance(self, attempt: int) -> None:
         """Record the first attempt of the run's new job, so that ranks of earlier jobs commit no more checkpoints."""
         with self._writing:
-            if self._claim is not None and self._other() is None:  # otherwise the run ends
-                self._write(self._claim.advanced(attempt))
+            if self._record is not None and self._other() is None:  # otherwise the run ends
+                self._write(self._record.advanced(attempt))
 
     def _other(self) -> str | None:
         """Return who holds the name now, in words; ``None`` if this run does."""
@@ -159,16 +159,16 @@ class LeaseKeeper:
         return f"{holder} holds its name now"
 
     def release(self, *, finished: bool) -> None:
-        """Stop renewing, and mark the claim as free; see :meth:`Lease.settle`."""
+        """Stop renewing, and mark the lease as free; see :meth:`Lease.settle`."""
         self._ended.set()
         with self._writing:
-            if self._claim is None or self._claim.holder is None:
+            if self._record is None or self._record.holder is None:
                 return
             self._finished = self._finished or finished
             try:
                 other = self._other()
                 if other is None:
-                    self._write(self._claim.released(finished=self._finished))
+                    self._write(self._record.released(finished=self._finished))
             except OSError as error:
                 told = (
                     "cannot release its name, so the next run of this name must wait, and then continues this training"
@@ -194,10 +194,10 @@ def hold(
     where = lease_record.folder_of(job.checkpoints.dir, job.identity.name)
     try:
         keeper = LeaseKeeper(open_place(where, job.run_id), job, Times() if times is None else times)
-        claim = keeper.take(job.identity, wanted)
+        record = keeper.take(job.identity, wanted)
     except OSError as error:
         raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None
-    folder = lease_record.training_folder(where, claim.training)
+    folder = lease_record.training_folder(where, record.training)
     checkpoints = replace(job.checkpoints, dir=folder)
     thread = threading.Thread(target=keeper.renew_until_end, args=(lost,), name="distributor-claim", daemon=True)
     thread.start()

@@ -55,7 +55,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
-        self._held_lease: Lease | None = None  # the run's claim to its name; None until the run has claimed it
+        self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall

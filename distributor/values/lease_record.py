@@ -1,6 +1,6 @@
-"""Claims: records that reserve a name (``name=``) for one run, so that no other run saves checkpoints under it.
+"""The record of a lease, which gives one run a name (``name=``): no other run saves checkpoints under it.
 
-A run whose driver does not renew its claim counts as ended. The two files of the record are written in turn: one is
+A run whose driver does not renew its lease counts as ended. The two files of the record are written in turn: one is
 always complete, even if the driver is killed while it writes the other, and no store has to overwrite atomically.
 """
 
@@ -15,7 +15,7 @@ from distributor.errors import ConfigurationError
 from distributor.values import sealed
 from distributor.values.files import fitted
 
-#: The names of the two files of a claim.
+#: The names of the two files of a record.
 FILES = ("claim-0.json", "claim-1.json")
 
 Resume = Literal["auto", "must", "never"]
@@ -30,7 +30,9 @@ class Identity:
     target: str  # name of the function or module, or file name of the script
     code: str = ""  # digest of the source or, without it, of the byte code; a constant for a module
     arguments: Mapping[str, str] = field(default_factory=dict)  # a digest of each, by its name or position
-    shown: Mapping[str, str] = field(default_factory=dict, repr=False)  # for warnings; may be secret: not for the claim
+    shown: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # for warnings; may be secret: not for the record
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ class LeaseRecord:
 
 
 def find(fetch: Callable[[str], bytes | None]) -> LeaseRecord | None:
-    """Return the newest version of a claim, whose files ``fetch`` reads; ``None`` if there is none."""
+    """Return the newest version of a record, whose files ``fetch`` reads; ``None`` if there is none."""
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
 def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
-    """Return the newest version in the contents of a claim's two files; ``None`` stands for a missing file."""
-    found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
-    return max(found, key=lambda claim: claim.sequence, default=None)
+    """Return the newest version in the contents of a record's two files; ``None`` stands for a missing file."""
+    found = [record for data in files if (record := sealed.unseal(data, _build)) is not None]
+    return max(found, key=lambda record: record.sequence, default=None)
 
 
 def _build(told: dict[str, Any]) -> LeaseRecord:
@@ -89,7 +91,7 @@ def _build(told: dict[str, Any]) -> LeaseRecord:
 
 
 def folder_of(where: str, name: str) -> str:
-    """Return the folder or URL of a name's claim, below the one for checkpoints.
+    """Return the folder or URL of a name's record, below the one for checkpoints.
 
     >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
     ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
@@ -99,7 +101,7 @@ def folder_of(where: str, name: str) -> str:
 
 
 def following(found: LeaseRecord | None, identity: Identity, holder: Holder) -> LeaseRecord:
-    """Return the claim of a new run after that of the last; ConfigurationError if they, or ``resume``, do not fit."""
+    """Return the record of a new run after that of the last; ConfigurationError if they, or ``resume``, do not fit."""
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training
     if identity.resume == "never":
@@ -138,13 +140,13 @@ def changes(found: LeaseRecord, identity: Identity) -> list[str]:
 
 @dataclass(frozen=True)
 class FencingToken:
-    """The condition under which ranks may commit checkpoints: their run holds its claim, for their job."""
+    """The condition under which ranks may commit checkpoints: their run holds its lease, for their job."""
 
-    place: str  # of the claim
+    place: str  # of the record
     run: str
     attempt: int = 0  # first of their job; ranks of earlier jobs may live on, cut off from the driver
 
 
 def training_folder(place: str, training: int) -> str:
-    """Return the folder or URL for the checkpoints of one training, counted from 1, below its claim's."""
+    """Return the folder or URL for the checkpoints of one training, counted from 1, below its record's."""
     return f"{place.rstrip('/')}/{training}"
