@@ -27,24 +27,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
         useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
             with gloo.
-        deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
-            :func:`distributor.zero` makes such a dict. ``"auto"`` values are filled in. A training function reads the
-            final configuration with ``distributor.runtime.deepspeed_config()``; the run leaves no copy of it behind.
-        auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
-            ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
-            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
-            are computed from it). If no value is given here, a batch size is computed from the other batch sizes, if
-            they are given. Bucket sizes get DeepSpeed's defaults. Everything else gets the defaults of Hugging Face's
-            ``TrainingArguments``, except that ``warmup_steps`` defaults to 1 and ``total_steps`` has no default. For
-            Accelerate and Transformers, only the values given here are filled in, since these libraries fill in the
-            others from the model and their own settings.
-        script_arguments: what is appended to ``sys.argv`` of functions, scripts and modules. ``"deepspeed"``
-            (default): ``--deepspeed --deepspeed_config PATH``, as in PySpark, or only ``--deepspeed`` if there is no
-            configuration. ``"trainer"``: ``--deepspeed PATH``, for code that parses ``TrainingArguments`` of
-            Transformers or TRL. ``False``: nothing.
-        extensions_timeout: maximum number of seconds (default 600) that ranks wait while another rank of their node
-            compiles DeepSpeed's extensions. Extensions are compiled on first use, and are kept in
-            ``~/.cache/distributor`` or in ``TORCH_EXTENSIONS_DIR``.
+        deepspeedConfig: ``config`` of :class:`distributor.launch.DeepSpeed`.
+        auto, script_arguments, extensions_timeout: as of :class:`distributor.launch.DeepSpeed`.
         options: the other options of :class:`distributor.TorchDistributor`, except ``launch``.
 
     Raises:

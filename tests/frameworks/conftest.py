@@ -16,22 +16,8 @@ from sessions import LOCAL
 _PROPERTY = "framework"
 
 
-#: The tests that CI runs: what each framework is there for, and that its first failure is told.
-CI = (
-    *("ranks_train_as_the_file_says", "a_file_that_does_not_suit_the_run"),  # Accelerate
-    *("numbers_of_a_trainer_are_those_of_the_run", "on_executors"),  # Lightning
-    *("ddp_trains_a_perceptron", "fsdp_checkpoints_are_loaded_by_another_number_of_ranks"),  # PyTorch
-    *("a_trainers_script", "a_function_that_parses_a_command_line", "the_trainer_resumes_its_own_checkpoint"),
-    *("a_sum_over_all_processes", "all_ranks_are_mpis_processes", "ranks_spawn_processes", "ranks_meet"),  # JAX, MPI
-    *("each_node_offers_its_slots", "torch_trainer_with_ray_data", "a_failure_is_told"),  # Ray
-    *("workers_mirror_each_other", "parameter_servers_end_with_the_chief"),  # TensorFlow
-    *("the_rank_that_failed_is_the_root", "a_killed_driver_leaves_nothing", "a_run_goes_on_in_a_new_job"),
-    *("a_function_runs_once_as_rays_driver", "azures_tensorflow_has_a_chief_workers_and_servers"),
-)
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if getattr(item, "originalname", item.name).removeprefix("test_") not in CI:
+    if item.get_closest_marker("ci") is None:
         item.add_marker("long")
 
 

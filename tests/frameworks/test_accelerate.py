@@ -77,6 +77,7 @@ def look() -> tuple[int, str, str, Any]:
     return accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision, os.environ["WORLD_SIZE"]
 
 
+@pytest.mark.ci
 @pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file)")
 def test_ranks_train_as_the_file_says(make: Make, mode: str, write: Any) -> None:
     run = make(2, launch=Accelerate(write(ON_CPUS)), **one_per_executor(mode)).submit(look)
@@ -157,6 +158,7 @@ def test_the_users_variables_come_last(write: Any) -> None:
     assert Distributor(1, True, False, launch=Accelerate(write(ON_CPUS)), env=env).run(look)[2] == "no"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "use_gpu", "told"),
     [

@@ -54,6 +54,7 @@ def _computed(times: int) -> list[int]:
     return computed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "launched",
     [
@@ -79,6 +80,7 @@ def cluster() -> Any:
     return {kind: len(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
 
 
+@pytest.mark.ci
 def test_azures_tensorflow_has_a_chief_workers_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow")
     monkeypatch.delenv(trial.VARIABLE)

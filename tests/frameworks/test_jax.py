@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 SYSTEM = ("JAX", "jax")
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "a sum over all processes")
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_a_sum_over_all_processes(num_processes: int, make: Make) -> None:
@@ -53,6 +54,7 @@ def meet_after_a_failure() -> None:
     multihost_utils.sync_global_devices("end")
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first rank that fails")
 @pytest.mark.parametrize("function", [fail_in_rank_1, meet_after_a_failure])
 def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
@@ -74,6 +76,7 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("jax", LOCAL, 2, tmp_path, leftovers)

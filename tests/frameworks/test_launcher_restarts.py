@@ -44,6 +44,7 @@ def train(training: Callable[..., Any], folder: str) -> Any:
     return training(folder, 10**9 if runtime.attempt() == 0 else 5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("path", "mode", "victim"), CASES, indirect=["mode"])
 def test_a_run_goes_on_in_a_new_job(
     path: str,

@@ -76,6 +76,7 @@ def assert_together(results: list[dict[str, Any]]) -> None:
     assert len({each["weight"] for each in results}) == 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,6 +99,7 @@ def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: di
     assert run.progress is not None and run.progress.total == steps
 
 
+@pytest.mark.ci
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Trainer", where="executors")
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])

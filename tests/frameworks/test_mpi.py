@@ -40,6 +40,7 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     return Mpi(request.param)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "all-reduce by MPI and by torch, with MPICH and Open MPI")
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
@@ -102,6 +103,7 @@ def killed_by_the_kernel() -> None:
     world.barrier()
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first rank that fails")
 @pytest.mark.parametrize(
     ("function", "told"),
@@ -118,6 +120,7 @@ def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, 
     leftovers.gone(run.id)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "MPI_Comm_spawn")
 def test_ranks_spawn_processes(make: Make, mpi: Mpi, leftovers: Leftovers, capfd: pytest.CaptureFixture[str]) -> None:
     run = make(2, launch=mpi, env={"MARK": "x"}).submit(launched.add_with_spawned, 3, launched.SPAWNED, "spawn")
@@ -251,6 +254,7 @@ def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, left
     leftovers.gone(run.id)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
 @pytest.mark.parametrize("path", IMPLEMENTATIONS)
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:

@@ -42,6 +42,7 @@ def perceptron(steps: int) -> list[float]:
     return [sum(losses[:5]) / 5, sum(losses[-5:]) / 5]
 
 
+@pytest.mark.ci
 def test_ddp_trains_a_perceptron(make: Make) -> None:
     first, last = make(2).run(perceptron, 60)
     assert last < first / 4
@@ -102,6 +103,7 @@ def transformer(steps: int, save_every: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_fsdp_checkpoints_are_loaded_by_another_number_of_ranks(make: Make, mode: str, tmp_path: Path) -> None:
     """With ``output_dir``, shards of all nodes come together, and every node gets them all."""

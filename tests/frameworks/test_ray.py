@@ -29,6 +29,7 @@ SYSTEM = ("Ray Train", "ray")
 LAUNCH = paths.LAUNCHES["ray"]
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the Ray cluster has all nodes of the run")
 def test_each_node_offers_its_slots(make: Make, mode: str, leftovers: Leftovers) -> None:
     options: dict[str, Any] = {"cpus_per_process": 1} if mode == LOCAL else {"max_processes_per_node": 1}
@@ -76,6 +77,7 @@ def train_with_ray(storage: str) -> Any:
     return trainer.fit().metrics
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "TorchTrainer with Ray Data")
 def test_torch_trainer_with_ray_data(make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(3, launch=LAUNCH).submit(train_with_ray, str(tmp_path))
@@ -109,6 +111,7 @@ def fail_in_a_task() -> None:
     ray.get(task.remote())
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first failure of a task or function")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
 def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> None:
@@ -206,6 +209,7 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("ray", LOCAL, 2, tmp_path, leftovers)

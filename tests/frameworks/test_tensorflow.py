@@ -27,12 +27,14 @@ pytestmark = pytest.mark.slow
 SYSTEM = ("TensorFlow", "tensorflow-cpu")
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "MultiWorkerMirroredStrategy")
 def test_workers_mirror_each_other(make: Make) -> None:
     values = make(2, launch="tensorflow").submit(launched.mirror).results(watch.DEADLINE)
     assert values == [[3.0, 2], [3.0, 2]]
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "ParameterServerStrategy with an evaluator")
 def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> None:
     launch = TensorFlow(parameter_servers=1, evaluator=True)
@@ -69,6 +71,7 @@ def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Le
     leftovers.gone(run.id)
 
 
+@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
 @pytest.mark.parametrize("path", [SERVERS, pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:

@@ -86,6 +86,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
     return ("--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--report_to", "none", "--save_strategy", "no")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mode", "kind", "cpu"),
     [
@@ -171,6 +172,7 @@ def parse() -> None:
     parser.parse_args()
 
 
+@pytest.mark.ci
 def test_a_function_that_parses_a_command_line() -> None:
     with pytest.raises(TrainingError, match=r"add both with deepspeed.add_config_arguments\(parser\)"):
         DeepspeedTorchDistributor(1, 1, True, False, zero(1, precision="fp32", torch_adam=True)).run(parse)

@@ -217,6 +217,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return {"working_dir": tmp_path / "work", "output_dir": tmp_path / "back"}
 
 
+@pytest.mark.ci
 @pytest.mark.framework("Transformers", "transformers", "Trainer, resumed")
 def test_the_trainer_resumes_its_own_checkpoint(
     make: Make, mode: str, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]

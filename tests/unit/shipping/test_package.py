@@ -51,6 +51,7 @@ LEFT = {
     "pkg/__pycache__/x.txt": b"",
     "venv/bin/python": b"",
     ".venv/x": b"",
+    ".venvs/main/x": b"",
     "pkg/.mypy_cache/x": b"",
     "old.pyc": b"",
     "old.pyo": b"",
