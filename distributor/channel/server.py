@@ -300,7 +300,7 @@ class ChannelServer:
                 self._tls_listener.admit()
                 await self.receiver.receive(message, writer)
             case messages.Upload() if (file_sink := self.returns.file_sink) is not None:
-                node = self._guard.check_upload(message)
+                node = self._guard.check_node(message)
                 self._tls_listener.admit()
                 await file_sink.receive(message, node, reader, writer)
             case messages.Fetch() if (file_sink := self.returns.file_sink) is not None:
@@ -313,7 +313,7 @@ class ChannelServer:
                 cast("asyncio.Task[None]", asyncio.current_task()).set_name(_HOLDING)
                 await reader.read(1)  # wait until the node has ended
             case messages.Delete() if (file_sink := self.returns.file_sink) is not None:
-                node = self._guard.check_upload(message)
+                node = self._guard.check_node(message)
                 self._tls_listener.admit()
                 await file_sink.delete(message, node, writer)
             case _:

@@ -219,7 +219,6 @@ class Supervisor:
             self._job.world_size,
             lambda: self.state.nodes.placement,
             self._received,
-            skips=not self._job.output.keep_logs,
         )
 
     def end(self, result: Verdict) -> None:

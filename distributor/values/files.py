@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from distributor.text.wording import size
+from distributor.values.codec import Between, Count, Path
 
 #: Maximum bytes of ``output_dir`` that are sent with a job; from a larger one, nodes fetch files from the driver.
 WITH_THE_JOB = 64 << 20
@@ -19,13 +21,27 @@ _LONGEST = 255
 
 
 @dataclass(frozen=True)
+class Inside:
+    """The bound of a path that leads out of no folder."""
+
+    def check(self, path: str) -> None:
+        if "\0" in path or {"", ".", ".."} & {*path.split("/")}:
+            raise ValueError(
+                f"the path {path!r} is not relative, or contains NUL, or a part that is empty, '.' or '..'"
+            )
+
+
+RelativePath = Annotated[Path, Inside()]
+
+
+@dataclass(frozen=True)
 class Entry:
     """The description of a file that a rank has written."""
 
-    path: str  # relative to the ranks' current directory, with slashes
-    size: int
-    mode: int
-    mtime_ns: int  # since the epoch
+    path: RelativePath  # to the ranks' current directory, with slashes
+    size: Count
+    mode: Annotated[int, Between(0, 0o777)]
+    mtime_ns: Count  # since the epoch
     digest: str  # SHA-256, hexadecimal
 
 

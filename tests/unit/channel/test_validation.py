@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +21,10 @@ A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
 PLACED = Placement((A, B))
 RETURNED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
-NO_INTEGER = ", but must be a non-negative signed 64-bit integer"
 UNPROVED = "but does not prove with a secret that it is a node of this run"
-BAD_PATH = "but a path must be relative, without NULs and without parts that are empty, '.' or '..'"
 TOO_MANY = "the sender claims to be a further node, but more node names have been reported than this run can have"
 MISPLACED = "the sender's list of nodes has a wrong node rank, first rank or number of ranks in entry"
 REPORT = NodeReport(1, "host-b", (RETURNED,), times={"task": 1.0}, passed=True)
-UNSUCCESSFUL = (
-    "node 'b' sends final results, which a node may send only if all its ranks have succeeded, but its report says "
-    "that they have not"
-)
 FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
 
 
@@ -85,147 +78,28 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
     ("message", "why"),
     [
         (Log(2, 1, 0, b""), not_run(2)),
-        (
-            messages.Reached(-1, True, 5),
-            f"the number of the proposal to which the node replies is -1{NO_INTEGER}",
-        ),
-        (messages.Reached(1, False, 2**80), f"the highest step that the node reports is {2**80}{NO_INTEGER}"),
         (messages.RankPreempted(2), not_run(2)),
         (messages.Halted(2, 5), not_run(2)),
-        (
-            messages.Halted(3, -1),
-            f"the step at which a rank stops, as its node reports it, is -1{NO_INTEGER}",
-        ),
-        (
-            messages.Finished(replace(REPORT, host="host-a")),
-            "node 'b' reports node rank 1 and host 'host-a', but has another node rank or host in this run",
-        ),
-        (
-            messages.Finished(replace(REPORT, node_rank=0)),
-            "node 'b' reports node rank 0 and host 'host-b', but has another node rank or host in this run",
-        ),
-        (
-            messages.Finished(replace(REPORT, outcomes=())),
-            "node 'b' does not report exactly one outcome for each of its ranks, in the order of ranks",
-        ),
-        (
-            messages.Finished(replace(REPORT, outcomes=(Outcome(3, "host-b", "failed", FAILURE),))),
-            UNSUCCESSFUL,
-        ),
-        (messages.Finished(replace(REPORT, error=("StartError", "no"))), UNSUCCESSFUL),
-        (messages.Finished(replace(REPORT, passed=False)), UNSUCCESSFUL),
-        (
-            messages.Finished(replace(REPORT, times={"task": math.inf})),
-            "the node's final report contains a time that is not a finite number",
-        ),
-        (messages.Finished(REPORT, ((2, "QUI="),)), not_run(2)),
-        (
-            messages.Finished(REPORT, ((3, "QU"),)),
-            "the return value of rank 3 in the node's message is not valid base64: Incorrect padding",
-        ),
-        (messages.Finished(REPORT, (), (2,)), not_run(2)),
-        (
-            messages.UnfitNode("h" * 1000, ""),
-            "the host name that the node reports has 1000 characters, but at most 512 are allowed",
-        ),
-        (
-            messages.UnfitNode("h", "x" * 20_000),
-            "the reason why the node cannot start has 20000 characters, but at most 16384 are allowed",
-        ),
-        (
-            Log(3, 0, 0, b""),
-            "the node sends output of stream 0, which is not the number of stdout, stderr or another stream of a rank",
-        ),
-        (
-            Log(3, 5, 0, b""),
-            "the node sends output of stream 5, which is not the number of stdout, stderr or another stream of a rank",
-        ),
-        (
-            Log(3, 1, 11, b"x"),
-            "the node sends output of rank 3 from byte 11 on, but the driver has only the bytes before 10",
-        ),
-        (
-            Log(3, 1, 2**63 - 1, b"x"),
-            "the node sends output that begins at byte 9223372036854775807, so that its end exceeds the largest signed "
-            "64-bit integer",
-        ),
-        (
-            messages.Beat(2),
-            "node 'b' reports 2 running ranks, but the number must be from 0 to the node's number of ranks",
-        ),
-        (
-            messages.Beat(-1),
-            "node 'b' reports -1 running ranks, but the number must be from 0 to the node's number of ranks",
-        ),
-        (
-            messages.Beat(1, math.nan),
-            "the node reports that its ranks have been idle for nan s, which is negative or not finite",
-        ),
-        (
-            messages.Beat(1, -1.0),
-            "the node reports that its ranks have been idle for -1.0 s, which is negative or not finite",
-        ),
         (messages.Skipped(0, 1, 5, 1000), not_run(0)),
-        (
-            messages.Skipped(3, 4, 5, 1000),
-            "the node reports that it has left out lines of stream 4, which is neither stdout, stderr nor the text of "
-            "an uncaught exception",
-        ),
-        (
-            messages.Skipped(3, 1, -5, 1000),
-            f"the number of output lines that the node has left out is -5{NO_INTEGER}",
-        ),
-        (
-            messages.Skipped(3, 1, 5, 2**64),
-            f"the position of the output after the lines that the node has left out is {2**64}{NO_INTEGER}",
-        ),
         (messages.StackDump(0, 4, ""), not_run(4)),
-        (
-            messages.StackDump(-1, 3, ""),
-            f"the request number in a node's message with stacks is -1{NO_INTEGER}",
-        ),
-        (
-            messages.StackDump(0, 3, "x" * (1 << 20)),
-            "the text with the stacks of a rank has 1048576 characters, but at most 524288 are allowed",
-        ),
         (messages.Failed(replace(FAILURE, rank=0)), not_run(0)),
-        (
-            messages.Failed(replace(FAILURE, time=math.inf)),
-            "the field 'time' in the node's message is inf, which is not a finite number",
-        ),
-        (
-            messages.Stopped(1, (Outcome(3, "", "failed", called=-math.inf),)),
-            "the field 'called' in the node's message is -inf, which is not a finite number",
-        ),
-        (messages.Stopped(0, ()), "the node reports that it listens at port 0, which is no valid port"),
         (messages.Stopped(1, (Outcome(0, "host-b", "failed"),)), not_run(0)),
         (messages.Stopped(1, (Outcome(3, "", "failed", replace(FAILURE, rank=1)),)), not_run(1)),
-        (
-            messages.Importing("a", 2, "torch"),
-            "the node reports which module node 'a' is importing, but may report this only about itself",
-        ),
-        (
-            messages.Importing("b", 2, "m" * 1000),
-            "the name of the module that a node imports has 1000 characters, but at most 512 are allowed",
-        ),
-        (messages.Warnings("host-a", ()), "node 'b' sends warnings about host 'host-a', but runs on another host"),
+        (messages.Finished(replace(REPORT, outcomes=(replace(RETURNED, rank=0),))), not_run(0)),
+        (messages.Finished(REPORT, ((2, "QUI="),)), not_run(2)),
+        (messages.Finished(REPORT, (), (2,)), not_run(2)),
+        (Log(3, 0, 0, b""), "the node sends output of stream 0, which is not the number of"),
+        (Log(3, 5, 0, b""), "the node sends output of stream 5, which is not the number of"),
+        (Log(3, 1, 11, b"x"), "output of rank 3 from byte 11 on, but the driver has only the bytes before 10"),
+        (messages.Importing("a", 2, "torch"), "which module node 'a' is importing, but may report this only about"),
         (messages.Stop("because"), not_later("Stop")),
         (messages.Hello("b"), not_later("Hello")),
         (messages.Retire(), not_later("Retire")),
     ],
 )
-def test_what_a_node_cannot_say_is_refused(message: Message | Log, why: str) -> None:
-    with pytest.raises(ProtocolError, match=f"^{why}$"):
-        guard().passes("b", message)
-
-
-def test_output_is_left_out_only_where_the_driver_does_not_keep_it() -> None:
-    why = (
-        "the node reports that it has left out output of rank 3, but the driver writes all output to log_dir, and must "
-        "get all of it"
-    )
+def test_a_message_about_another_node_or_out_of_turn_is_refused(message: Message | Log, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        guard(skips=False).passes("b", messages.Skipped(3, 1, 5, 1000))
+        guard().passes("b", message)
 
 
 def test_a_node_has_so_many_warnings_and_tells_them_again() -> None:
@@ -277,11 +151,6 @@ def test_secrets_are_not_shown() -> None:
             Hello("c", (replace(A, executor="c", local_world_size=4),)),
             "the sender claims to be node 'c', but the run has no node of this name",
         ),
-        (Hello("a" * 1000), "the name of a node that connects has 1000 characters, but at most 512 are allowed"),
-        (
-            Hello("a", secret="s" * 1000),
-            "the secret of a node that connects has 1000 characters, but at most 512 are allowed",
-        ),
     ],
 )
 def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
@@ -299,10 +168,6 @@ def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
         ((replace(A, local_world_size=-1), B), f"{MISPLACED} 0"),
         ((replace(A, local_world_size=2**62), B), f"{MISPLACED} 0"),
         ((A, replace(B, first_rank=2)), f"{MISPLACED} 1"),
-        (
-            (replace(A, host="h" * 1000), B),
-            "a name, address or GPU in the sender's list of nodes has 1000 characters",
-        ),
         ((replace(A, executor="c"), B), "the sender claims to be node 'a', but the run has no node of this name"),
     ],
 )
@@ -336,31 +201,10 @@ def test_values_come_from_the_task_of_their_node() -> None:
             it.check_value(value)
 
 
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        (
-            messages.TaskFacts("", 0, 4, {}),
-            "a task reports that it runs partition 4, which the run does not have",
-        ),
-        (
-            messages.TaskFacts("", 0, -1, {}),
-            "a task reports that it runs partition -1, which the run does not have",
-        ),
-        (
-            messages.TaskFacts("", 2**63, 0, {}),
-            f"the task attempt ID that a task reports is {2**63}{NO_INTEGER}",
-        ),
-        (
-            messages.TaskFacts("w" * 1000, 0, 0, {}),
-            "the identifier that a task reports for the tasks that Spark started together has 1000 characters",
-        ),
-    ],
-)
-def test_facts_of_no_task_are_refused(told: messages.TaskFacts, why: str) -> None:
+def test_facts_of_no_task_are_refused() -> None:
     guard().check_facts(messages.TaskFacts("", 0, 3, {}))
-    with pytest.raises(ProtocolError, match=why):
-        guard().check_facts(told)
+    with pytest.raises(ProtocolError, match="a task reports that it runs partition 4, which the run does not have"):
+        guard().check_facts(messages.TaskFacts("", 0, 4, {}))
 
 
 def test_imports_of_no_node_are_refused() -> None:
@@ -369,9 +213,6 @@ def test_imports_of_no_node_are_refused() -> None:
     why = "node 'c' reports which module it is importing, but the run has no node of this name"
     with pytest.raises(ProtocolError, match=why):
         it.check_importing(messages.Importing("c", 2, "torch"))
-    why = "a node reports that the run has 5 nodes, but the number must be from 1 to 4, the run's number of tasks"
-    with pytest.raises(ProtocolError, match=why):
-        it.check_importing(messages.Importing("a", 5, "torch"))
     before = guard(None)
     with pytest.raises(ProtocolError, match=TOO_MANY):
         for number in range(1000):
@@ -399,44 +240,28 @@ def test_the_first_message_is_bounded_by_the_number_of_tasks() -> None:
 FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
 
 
-def deposited(told: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
-    judge = guard(placement)
-    judge.admit(Hello("b", (A, B), "secret"))
-    return judge.check_upload(told)
+def node_rank(message: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
+    validation = guard(placement)
+    validation.admit(Hello("b", (A, B), "secret"))
+    return validation.check_node(message)
 
 
 def test_a_node_brings_files_with_its_secret() -> None:
-    assert deposited(messages.Upload(FILE, node="b", secret="secret")) == 1
-    assert deposited(messages.Delete("ckpt/a.pt", "b", "secret")) == 1
+    assert node_rank(messages.Upload(FILE, node="b", secret="secret")) == 1
+    assert node_rank(messages.Delete("ckpt/a.pt", "b", "secret")) == 1
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("message", "placement"),
     [
-        (messages.Upload(FILE, node="b", secret="guess"), f"message, {UNPROVED}"),
-        (messages.Upload(FILE, node="c", secret="secret"), f"message, {UNPROVED}"),
-        (messages.Delete("a", "a", ""), f"message, {UNPROVED}"),
-        (messages.Delete("../a", "b", "secret"), f"a node reports a file with the path '../a', {BAD_PATH}"),
-        *(
-            (messages.Upload(replace(FILE, **wrong), node="b", secret="secret"), why)
-            for wrong, why in (
-                ({"path": "/etc/passwd"}, "with the path '/etc/passwd'"),
-                ({"path": "a/../../b"}, "with the path"),
-                ({"path": ""}, "with the path"),
-                ({"path": "a\0b"}, "with the path"),
-                ({"path": "a" * 5000}, "has 5000 characters"),
-                ({"size": -1}, f"the size that a node reports for a new file is -1{NO_INTEGER}"),
-                ({"mtime_ns": -1}, f"the modification time that a node reports for a new file is -1{NO_INTEGER}"),
-                ({"mode": 0o4755}, "with the mode 4755, but only octal modes from 0 to 777 are allowed"),
-            )
-        ),
+        (messages.Upload(FILE, node="b", secret="guess"), PLACED),
+        (messages.Upload(FILE, node="c", secret="secret"), PLACED),
+        (messages.Delete("a", "a", ""), PLACED),
+        (messages.Upload(FILE, node="b", secret="secret"), None),
     ],
 )
-def test_files_that_are_not_taken(told: messages.Upload | messages.Delete, why: str) -> None:
-    with pytest.raises(ProtocolError, match=why):
-        deposited(told)
-
-
-def test_nobody_brings_files_before_the_placement_is_known() -> None:
-    with pytest.raises(ProtocolError, match="does not prove with a secret"):
-        deposited(messages.Upload(FILE, node="b", secret="secret"), None)
+def test_files_without_a_secret_or_before_the_placement_are_refused(
+    message: messages.Upload | messages.Delete, placement: Placement | None
+) -> None:
+    with pytest.raises(ProtocolError, match=UNPROVED):
+        node_rank(message, placement)
