@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distributor.checkpoint import records
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Shard
 from distributor.machine.places import Place
+from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
 
@@ -95,7 +96,7 @@ class Catalog:
             try:
                 data = self._fetch(name, name)
                 if data is not None:
-                    found[name] = records.read_index(data, name)
+                    found[name] = sealed.read(Index, data, name)
             except OSError as error:
                 self._unread[name] = error
         newest = sorted(found, key=lambda name: found[name].sequence, reverse=True)
@@ -172,7 +173,7 @@ class Catalog:
             shards=draft.shards,
             metrics=dict(draft.metrics),
         )
-        self._place.write(f"{draft.folder}/{MANIFEST}", records.pack(manifest))
+        self._place.write(f"{draft.folder}/{MANIFEST}", sealed.seal(manifest))
         known = [manifest, *known]
         removed = records.surplus(known, self._checkpoints, self._passed)
         stay = [each for each in known if each not in removed]
@@ -185,7 +186,7 @@ class Catalog:
         return manifest
 
     def _write_index(self, folders: Sequence[str]) -> None:
-        self._place.write(self._spare, records.pack(Index(self._number, tuple(folders))))
+        self._place.write(self._spare, sealed.seal(Index(self._number, tuple(folders))))
         self._spare = self._other(self._spare)
 
     def _remove(self, folders: Sequence[str]) -> None:

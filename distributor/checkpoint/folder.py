@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from distributor.checkpoint.context import Session, current
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.errors import ConfigurationError
+from distributor.values import codec
 
 
 @contextmanager
@@ -86,10 +86,9 @@ def _commit(session: Session, save: Save, own: Path, part: Part) -> None:
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
     """Exchange the reports of all ranks, without a time limit: the user's code may write for a long time."""
     key, exchange = f"{save.key}/2", session.exchange
-    told = exchange.gather(key, part.encode(), save.what, patient=True)
-    everything = json.dumps([each.decode() for each in told]).encode()
-    answer = exchange.share(key, [everything], save.what, patient=True)
-    return [Part.decode(each.encode()) for each in json.loads(answer)]
+    parts = exchange.gather(key, codec.pack(part), save.what, patient=True)
+    answer = exchange.share(key, [b"[" + b",".join(parts) + b"]"], save.what, patient=True)
+    return list(codec.read(tuple[Part, ...], answer))
 
 
 def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) -> str | None:

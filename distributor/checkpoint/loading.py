@@ -21,13 +21,14 @@ from distributor.checkpoint.memory import recalling
 from distributor.checkpoint.memory.generations import is_newer
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
 from distributor.checkpoint.memory.recalling import InMemory, Kept
-from distributor.checkpoint.records import Manifest, Shard, described, pack, read_manifest
+from distributor.checkpoint.records import Manifest, Shard, described, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
 from distributor.metrics import rank as reports
 from distributor.text.wording import who
+from distributor.values import sealed
 from distributor.values.sealed import DamagedError
 
 _WHAT = "load_checkpoint"
@@ -225,7 +226,7 @@ def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> M
         found = _committed(call.session, passed, kept)
         if kept is not None and is_newer(kept.checkpoint, None if found is None else found.folder):
             return kept.answers
-        return [b"" if found is None else pack(found)]
+        return [b"" if found is None else sealed.seal(found)]
 
     chosen = call.ask(recalling.tell(memory), answer)
     return recalling.read_answer(chosen) or (read_manifest(chosen) if chosen else None)

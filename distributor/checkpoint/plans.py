@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,7 +83,7 @@ class Planner:
         ConfigurationError.
         """
         key, own = f"{key}/1", _local(tensors)
-        value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
+        value = b"" if own == self._told else pickles.dumps((own, samples, astuple(self._seat)))
         self._told = b""  # if the exchange fails, it is not known which plan rank 0 has
         told = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
@@ -112,7 +113,7 @@ class Planner:
         _compare_sizes(plans)
         finals, self._metadata = _planner().create_global_plan(plans)
         finals = FileSystemWriter("").prepare_global_plan(finals)
-        peers = [None if (peer := peer_of(seat, seats)) is None else tuple(peer) for seat in seats]
+        peers = [None if (peer := peer_of(seat, seats)) is None else astuple(peer) for seat in seats]
         return [pickles.dumps(each) for each in zip(finals, left_out, omitted, peers, strict=True)]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from distributor.checkpoint.catalog import Draft
 from distributor.checkpoint.context import Session
@@ -14,6 +13,7 @@ from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
 from distributor.text import notices
 from distributor.text.wording import who
+from distributor.values import codec
 
 _log = notices.logger
 
@@ -71,14 +71,6 @@ class Part:
     problem: str | None = None  # why the files could not be written
     more: str = ""  # further data with which rank 0 completes the checkpoint
 
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Part:
-        told = json.loads(data)
-        return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
-
 
 def said(error: Exception) -> str:
     """Return an error as text, for the field ``problem`` of a :class:`Part`."""
@@ -88,9 +80,9 @@ def said(error: Exception) -> str:
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
     """Report this rank's part to rank 0, which commits or removes the checkpoint. Return whether it is committed."""
     exchange, key = session.exchange, f"{save.key}/done"
-    told = exchange.gather(key, part.encode(), save.what, patient=True)
+    parts = exchange.gather(key, codec.pack(part), save.what, patient=True)
     outcome = b""
-    if exchange.rank == 0 and _commit(session, save, [Part.decode(each) for each in told], complete):
+    if exchange.rank == 0 and _commit(session, save, [codec.read(Part, data) for data in parts], complete):
         outcome = b"committed"
     committed = exchange.share(key, [outcome], save.what, patient=True) != b""
     if committed:

@@ -16,10 +16,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.files import RelativePath
 from distributor.values.sealed import DamagedError
 
 MANIFEST = "manifest.json"
@@ -34,7 +34,7 @@ _FOLDER = re.compile(r"step-(?P<step>\d+)-(?P<origin>(?P<run>[0-9a-f]+)-(?P<atte
 class Shard:
     """One file of a checkpoint."""
 
-    name: str  # path in the checkpoint's folder, with slashes
+    name: RelativePath  # to the checkpoint's folder, with slashes
     size: int  # bytes
     digest: str  # SHA-256, in hexadecimal digits
 
@@ -62,45 +62,9 @@ class Index:
     folders: tuple[str, ...]
 
 
-def pack(record: Manifest | Index) -> bytes:
-    """Return a record as two lines: JSON, and the SHA-256 of the JSON.
-
-    >>> pack(Index(1, ("a",))).splitlines()[0]
-    b'{"format": 1, "sequence": 1, "folders": ["a"]}'
-    """
-    return sealed.seal(record)
-
-
 def read_manifest(data: bytes) -> Manifest:
     """Return a manifest from bytes; DamagedError if incomplete, OSError if a newer version wrote them."""
-    found = sealed.read(data, _manifest, MANIFEST)
-    if any(".." in shard.name.split("/") or shard.name[:1] == "/" or "\0" in shard.name for shard in found.shards):
-        raise DamagedError(f"{MANIFEST} names a file outside the checkpoint's folder")
-    return found
-
-
-def _manifest(told: dict[str, Any]) -> Manifest:
-    shards = tuple(Shard(**shard) for shard in told["shards"])
-    found = Manifest(**{**told, "shards": shards})
-    texts = (found.folder, found.origin, *(text for shard in shards for text in (shard.name, shard.digest)))
-    counts = (found.number, found.step, found.world_size, *(shard.size for shard in shards))
-    numbers = (found.time, *found.metrics.values())
-    for values, kind in ((texts, str), (counts, int), (numbers, (int, float))):
-        if not all(isinstance(value, kind) for value in values):
-            raise TypeError("a value has another type")
-    return found
-
-
-def read_index(data: bytes, name: str) -> Index:
-    """Return the index from the bytes of a file. It fails as :func:`read_manifest` does."""
-    return sealed.read(data, _index, name)
-
-
-def _index(told: dict[str, Any]) -> Index:
-    found = Index(told["sequence"], tuple(told["folders"]))
-    if not isinstance(found.sequence, int) or not all(isinstance(folder, str) for folder in found.folders):
-        raise TypeError("a value has another type")
-    return found
+    return sealed.read(Manifest, data, MANIFEST)
 
 
 def folder_name(step: int, origin: str, count: int) -> str:

@@ -94,33 +94,35 @@ class Reports:
             stream.offset = log.offset + len(log.data)
             *lines, begun = (stream.begun + data).split(b"\n")
             stream.begun = begun[: LONGEST + 1]
-            for line in lines:
-                self._add(log.rank, line)
-            return [*self._new_warnings(log.rank, lines), *self._too_many(log.rank)]
+            warnings = [warning for line in lines for warning in self._add(log.rank, line)]
+            return [*warnings, *self._too_many(log.rank)]
 
-    def _add(self, rank: int, line: bytes) -> None:
-        if len(line) > LONGEST:
-            return
-        if (committed := reports.parse_committed(line)) is not None:
-            self._note_step(committed.attempt, committed.step, committed.time)
-            self.last_committed = committed
-            self._add_news(committed)
-            return
-        if rank == 0 and (spent := reports.parse_spent(line)) is not None:
-            self._note_spent(spent)
-            return
-        report = reports.parse(line)
-        if report is None or report.attempt >= self._attempts:
-            return
+    def _add(self, rank: int, line: bytes) -> list[str]:
+        """Take a line. Return the warning in it, if it is a new one."""
+        record = reports.parse(line) if len(line) <= LONGEST else None
+        match record:
+            case Committed():
+                self._note_step(record.attempt, record.step, record.time)
+                self.last_committed = record
+                self._add_news(record)
+            case Spent() if rank == 0:
+                self._note_spent(record)
+            case Warned():
+                return self._new_warning(rank, record)
+            case Report() if record.attempt < self._attempts:
+                self._add_report(rank, record, len(line))
+        return []
+
+    def _add_report(self, rank: int, report: Report, length: int) -> None:
         if report.attempt > self._attempt:
             self._attempt = report.attempt
             self._newest.clear()
         self._note_step(report.attempt, report.step, report.time)
         kept = self._kept.setdefault((report.attempt, rank), _Kept())
-        if kept.size + len(line) >= self._room and report.stage <= kept.stage:
+        if kept.size + length >= self._room and report.stage <= kept.stage:
             kept.made = max(kept.made, report.number + 1)
             return
-        kept.add(report, len(line) + 1)
+        kept.add(report, length + 1)
         if report.attempt == self._attempt:
             self._note_newest(rank, report)
         self._add_news(_row(rank, report))
@@ -188,14 +190,11 @@ class Reports:
             if rank <= known[0] if known is not None else len(self._newest) < _MOST_NAMES:
                 self._newest[name] = (rank, value)
 
-    def _new_warnings(self, rank: int, lines: Iterable[bytes]) -> Iterator[str]:
-        for line in lines:
-            warned = reports.parse_warned(line) if len(line) <= LONGEST else None
-            if warned is None or warned.attempt >= self._attempts or len(self._warned) >= _MOST_WARNINGS:
-                continue
-            if warned not in self._warned:
-                self._warned.add(warned)
-                yield f"rank {rank}: {escapes.plain(warned.text)}"
+    def _new_warning(self, rank: int, warned: Warned) -> list[str]:
+        if warned.attempt >= self._attempts or len(self._warned) >= _MOST_WARNINGS or warned in self._warned:
+            return []
+        self._warned.add(warned)
+        return [f"rank {rank}: {escapes.plain(warned.text)}"]
 
     def _too_many(self, rank: int) -> Iterator[str]:
         if self._told or not any(kept.stage for (_, other), kept in self._kept.items() if other == rank):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.machine.own_file import OwnFile
@@ -27,9 +27,6 @@ from distributor.values.reports import (
     Warned,
     is_number,
     pack,
-    pack_committed,
-    pack_spent,
-    pack_warned,
     room,
 )
 
@@ -71,20 +68,20 @@ class Writer:
 
     def committed(self, step: int, path: str) -> None:
         with self._lock:
-            self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
+            self._write(pack(Committed(self._attempt, time.time(), step, path)))
 
-    def spent(self, what: str, seconds: float) -> None:
+    def spent(self, what: Literal["saving", "loading"], seconds: float) -> None:
         """Write how long a call that saves or loads a checkpoint has taken, except in a fork of the rank."""
         if os.getpid() == self._owner:
             with self._lock:
-                self._write(pack_spent(Spent(self._attempt, what, seconds)))
+                self._write(pack(Spent(self._attempt, what, seconds)))
 
     def warned(self, text: str) -> bool:
         """Write a warning. Return ``False`` in a fork of the rank or on a full disk."""
         if os.getpid() != self._owner:
             return False
         with self._lock:
-            return self._write(pack_warned(Warned(self._attempt, text)))
+            return self._write(pack(Warned.cut(self._attempt, text)))
 
     def finish(self) -> None:
         """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
@@ -153,7 +150,7 @@ def warn(text: str) -> None:
 
 
 @contextmanager
-def spending(what: str) -> Iterator[None]:
+def spending(what: Literal["saving", "loading"]) -> Iterator[None]:
     """Tell the driver how long the ``with`` block takes, if this process is a rank."""
     began = time.monotonic()
     try:

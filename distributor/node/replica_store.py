@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
@@ -11,7 +10,8 @@ from pathlib import Path
 
 from distributor.channel.peers import PeerServer
 from distributor.machine import network, state_folders
-from distributor.values.checkpoints import PEERS, PeerKey, SharedMemory
+from distributor.values import codec
+from distributor.values.checkpoints import PEERS, PeerAddress, PeerKey, SharedMemory
 from distributor.values.messages import Copy
 
 _SLOT = re.compile(r"\d{1,9}-[01]")
@@ -85,10 +85,10 @@ def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> Peer
     """Start a server for states, and write its address and token to a file for this node's ranks."""
     listener = network.listen(address)
     port = listener.getsockname()[1]
-    told = {"address": address, "port": port, "certificate": key.certificate, "token": key.token.hex()}
+    own = PeerAddress(address, port, key.certificate, key.token.hex())
     descriptor = os.open(f"{memory.folder}/{PEERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(told, file)
+    with open(descriptor, "wb") as file:
+        file.write(codec.pack(own))
     server = PeerServer(listener, key, ReplicaStore(run_id, memory))
     server.start()
     return server

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
+from distributor.values import codec
 from distributor.values.checks import check_count, check_place
 from distributor.values.lease_record import FencingToken
 
@@ -18,8 +18,7 @@ PLACE = "DISTRIBUTOR_CHECKPOINTS"
 #: All other settings of checkpoints, as JSON. Each run with a place for checkpoints sets it for its ranks.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 
-#: Address, certificate and token of a node's agent, in the node's folder in shared memory. Ranks exchange addresses to
-#: send copies of their states to other nodes.
+#: The :class:`PeerAddress` of a node's agent, in the node's folder in shared memory.
 PEERS = "peers.json"
 
 
@@ -107,6 +106,16 @@ class PeerKey:
     token: bytes = field(repr=False)  # proves to an agent that a rank belongs to the run
 
 
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where and how ranks of other nodes reach a node's agent."""
+
+    address: str
+    port: int
+    certificate: str = field(repr=False)  # PEM
+    token: str = field(repr=False)  # hexadecimal
+
+
 def to_environ(
     checkpoints: Checkpoints,
     staging: str,
@@ -115,15 +124,11 @@ def to_environ(
     fence: FencingToken | None = None,
 ) -> dict[str, str]:
     """Return the variables that tell a node's ranks where and how to keep checkpoints; ``hosts`` are for errors."""
-    settings = {
-        "keep": checkpoints.keep,
-        "best": checkpoints.best,
-        "staging": staging,
-        "hosts": {str(node): host for node, host in hosts.items()},
-        "memory": None if memory is None else asdict(memory),
-        "fence": None if fence is None else asdict(fence),
+    in_memory = replace(checkpoints, memory=memory is not None, replicate=memory is not None and memory.replicate)
+    return {
+        PLACE: checkpoints.dir,
+        SETTINGS: codec.pack(Settings(in_memory, staging, hosts, True, memory, fence)).decode(),
     }
-    return {PLACE: checkpoints.dir, SETTINGS: json.dumps(settings)}
 
 
 @dataclass(frozen=True)
@@ -144,24 +149,11 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
     >>> from_environ({}).checkpoints
     Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)
     """
-    told = json.loads(environ.get(SETTINGS, "{}"))
     place = environ.get(PLACE) or "checkpoints"
-    best, fence = told.get("best"), told.get("fence")
-    memory = None if told.get("memory") is None else SharedMemory(**told["memory"])
-    return Settings(
-        Checkpoints(
-            place,
-            told.get("keep", 3),
-            None if best is None else (best[0], best[1]),
-            memory is not None,
-            memory is not None and memory.replicate,
-        ),
-        told.get("staging"),
-        {int(node): host for node, host in told.get("hosts", {}).items()},
-        bool(environ.get(PLACE)),
-        memory,
-        None if fence is None else FencingToken(**fence),
-    )
+    if SETTINGS not in environ:
+        return Settings(Checkpoints(place), None, {}, bool(environ.get(PLACE)))
+    settings = codec.read(Settings, environ[SETTINGS])
+    return replace(settings, checkpoints=replace(settings.checkpoints, dir=place))
 
 
 def absolute(checkpoints: Checkpoints) -> Checkpoints:

@@ -80,10 +80,7 @@ def build(kind: Any, value: Any) -> Any:
     >>> build(tuple[Port, ...], [80])
     (80,)
     """
-    reader = _readers.get(kind)
-    if reader is None:
-        reader = _readers[kind] = _reader(kind)
-    return reader(value)
+    return _reader_of(kind)(value)
 
 
 def pack(value: Any) -> bytes:
@@ -101,6 +98,13 @@ def read(kind: type[T], data: bytes | str) -> T:
         return typing.cast(T, build(kind, json.loads(data)))
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def _reader_of(hint: Any) -> Reader:
+    reader = _readers.get(hint)
+    if reader is None:
+        reader = _readers[hint] = _reader(hint)
+    return reader
 
 
 def _reader(hint: Any) -> Reader:
@@ -141,8 +145,10 @@ def _float(value: Any) -> float:
 
 
 def _bounded(hint: Any, bounds: tuple[Any, ...]) -> Reader:
+    reader = _reader_of(hint)
+
     def read_bounded(value: Any) -> Any:
-        value = build(hint, value)
+        value = reader(value)
         for bound in bounds:
             bound.check(value)
         return value
@@ -151,40 +157,43 @@ def _bounded(hint: Any, bounds: tuple[Any, ...]) -> Reader:
 
 
 def _union(hint: Any, arguments: tuple[Any, ...]) -> Reader:
-    hints = [one for one in arguments if one is not types.NoneType]
+    readers = [_reader_of(one) for one in arguments if one is not types.NoneType]
 
     def read_union(value: Any) -> Any:
-        if value is None and len(hints) < len(arguments):
+        if value is None and len(readers) < len(arguments):
             return None
-        if len(hints) == 1:
-            return build(hints[0], value)
-        for one in hints:
+        for reader in readers[:-1]:
             try:
-                return build(one, value)
+                return reader(value)
             except ValueError:
                 pass
-        return _refuse(value, hint)
+        return readers[-1](value)
 
     return read_union
 
 
 def _tuple(hint: Any, arguments: tuple[Any, ...]) -> Reader:
+    readers = [_reader_of(one) for one in arguments if one is not Ellipsis]
+
     def read_tuple(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             if arguments[-1] is Ellipsis:
-                return tuple(build(arguments[0], entry) for entry in value)
-            if len(arguments) == len(value):
-                return tuple(build(one, entry) for one, entry in zip(arguments, value))
+                return tuple(map(readers[0], value))
+            if len(readers) == len(value):
+                return tuple(reader(entry) for reader, entry in zip(readers, value))
         return _refuse(value, hint)
 
     return read_tuple
 
 
 def _mapping(hint: Any, key: Any, entry: Any) -> Reader:
+    read_key = int if key is int else _reader_of(key)  # JSON has only texts as keys
+    read_entry = _reader_of(entry)
+
     def read_mapping(value: Any) -> Any:
         if not isinstance(value, dict):
             _refuse(value, hint)
-        return {build(key, name): build(entry, item) for name, item in value.items()}
+        return {read_key(name): read_entry(item) for name, item in value.items()}
 
     return read_mapping
 
@@ -193,16 +202,17 @@ def _record(kind: Any) -> Reader:
     hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(kind, include_extras=True)
+    readers = {name: _reader_of(hint) for name, hint in hints.items()}
 
     def read_record(value: Any) -> Any:
         if not isinstance(value, dict):
             _refuse(value, kind)
         fields = {}
         for name, entry in value.items():
-            if name not in hints:
-                raise ValueError(f"{kind.__name__} has no field {reprlib.repr(name)}")
             try:
-                fields[name] = build(hints[name], entry)
+                fields[name] = readers[name](entry)
+            except KeyError:
+                raise ValueError(f"{kind.__name__} has no field {reprlib.repr(name)}") from None
             except ValueError as error:
                 raise ValueError(f"{kind.__name__}.{name}: {error}") from None
         try:

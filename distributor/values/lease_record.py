@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from distributor.errors import ConfigurationError
@@ -81,13 +81,8 @@ def find(fetch: Callable[[str], bytes | None]) -> LeaseRecord | None:
 
 def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
     """Return the newest version in the contents of a record's two files; ``None`` stands for a missing file."""
-    found = [record for data in files if (record := sealed.unseal(data, _build)) is not None]
+    found = [record for data in files if (record := sealed.unseal(LeaseRecord, data)) is not None]
     return max(found, key=lambda record: record.sequence, default=None)
-
-
-def _build(told: dict[str, Any]) -> LeaseRecord:
-    holder = told["holder"]
-    return LeaseRecord(**{**told, "holder": None if holder is None else Holder(**holder)})
 
 
 def folder_of(where: str, name: str) -> str:

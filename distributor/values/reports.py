@@ -10,7 +10,10 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from distributor.values import codec
+from distributor.values.codec import Between, Count, Length, Seconds
 
 #: Maximum number of bytes of one report.
 LONGEST = 64 << 10
@@ -18,21 +21,79 @@ LONGEST = 64 << 10
 #: Bytes kept of all ranks' reports in an attempt, and the most and the least for one rank. The least always holds.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
-#: Whole numbers in reports are smaller than the first; the second is the largest ``stage``.
-_LARGEST, _LAST_STAGE = 1 << 63, 62
+_LARGEST = 1 << 63  # whole numbers in reports are smaller
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value can be reported as it is: a float, or a whole number of 64 bits."""
+    return type(value) is float or (type(value) is int and -_LARGEST < value < _LARGEST)
+
+
+class Number:
+    """The bound of what can be reported."""
+
+    def check(self, value: object) -> None:
+        if not is_number(value):
+            raise ValueError(f"{value!r} is not a number")
+
+
+Step = Annotated[int, Number()]
 
 
 @dataclass(frozen=True)
 class Report:
     """What a rank tells in one call of ``runtime.report``: a step, and numbers by name."""
 
-    number: int  # of reports that the rank has made before in this attempt
-    stage: int  # how often the rank has halved the share of reports that it writes
-    attempt: int
+    number: Count  # of reports that the rank has made before in this attempt
+    stage: Annotated[int, Between(0, 62)]  # how often the rank has halved the share of reports that it writes
+    attempt: Count
     time: float  # seconds since the epoch
-    step: int | None
-    total_steps: int | None
-    values: Mapping[str, float] = field(default_factory=dict)
+    step: Step | None
+    total_steps: Step | None
+    values: Mapping[str, Annotated[Any, Number()]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Rank 0's report that a checkpoint has been committed."""
+
+    attempt: Count
+    time: float  # seconds since the epoch
+    step: Count
+    path: str  # folder or URL
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The time that a rank has spent in a call that saves or loads a checkpoint."""
+
+    attempt: Count
+    what: Literal["saving", "loading"]
+    seconds: Seconds
+
+
+_LONGEST_WARNING = 4000
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning of a rank that the driver shows, whichever ranks' lines it shows."""
+
+    attempt: Count
+    text: Annotated[str, Length(_LONGEST_WARNING)]
+
+    @classmethod
+    def cut(cls, attempt: int, text: str) -> Warned:
+        return cls(attempt, text[:_LONGEST_WARNING])
+
+
+Line = Report | Committed | Spent | Warned
+
+#: By the first element of a line; lines of reports begin with a number.
+_KINDS: dict[str, type[Line]] = {"checkpoint": Committed, "spent": Spent, "warning": Warned}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def room(world_size: int) -> int:
@@ -44,25 +105,19 @@ def room(world_size: int) -> int:
     return max(_LEAST, min(_MOST, _OF_RUN // world_size))
 
 
-def pack(report: Report) -> bytes:
+def pack(record: Line) -> bytes:
     """Return a report as a line of JSON.
 
     >>> pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))
     b'[0,0,0,1.5,7,null,{"loss":0.25}]\\n'
+    >>> pack(Committed(0, 1.5, 7, "/runs/step-7"))
+    b'["checkpoint",0,1.5,7,"/runs/step-7"]\\n'
     """
-    line = [report.number, report.stage, report.attempt, report.time, report.step, report.total_steps, report.values]
-    return _encode(line).encode() + b"\n"
+    values = list(vars(record).values())
+    return _encode(values if type(record) is Report else [_NAMES[type(record)], *values]).encode() + b"\n"
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value can be reported as it is: a float, or a whole number of 64 bits."""
-    return type(value) is float or (type(value) is int and -_LARGEST < value < _LARGEST)
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-
-
-def parse(line: bytes) -> Report | None:
+def parse(line: bytes) -> Line | None:
     """Return the report in a line; ``None`` if the line is not a report, for example because the disk was full.
 
     >>> parse(pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))).values
@@ -70,137 +125,16 @@ def parse(line: bytes) -> Report | None:
     >>> parse(b'[0,0,0,"now",7,null,{}]')
     """
     try:
-        number, stage, attempt, time, step, total, values = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
+        values = json.loads(line)
+        kind = _KINDS[values.pop(0)] if isinstance(values[0], str) else Report
+        record: Line = codec.build(kind, dict(zip(kind.__dataclass_fields__, values, strict=True)))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return None
-    counts = (number, stage, attempt, *(each for each in (step, total) if each is not None))
-    if not all(type(each) is int and abs(each) < _LARGEST for each in counts) or min(number, stage, attempt) < 0:
-        return None
-    if stage > _LAST_STAGE or not isinstance(values, dict) or not all(map(is_number, (time, *values.values()))):
-        return None
-    interned = {sys.intern(name): value for name, value in values.items()}  # all reports have the same few names
-    return Report(number, stage, attempt, float(time), step, total, interned)
-
-
-@dataclass(frozen=True)
-class Committed:
-    """Rank 0's report that a checkpoint has been committed."""
-
-    attempt: int
-    time: float  # seconds since the epoch
-    step: int
-    path: str  # folder or URL
-
-
-#: The first element of a line about a checkpoint. Lines of reports begin with a number.
-_COMMITTED = "checkpoint"
-
-
-def pack_committed(told: Committed) -> bytes:
-    """Return the report of a committed checkpoint as a line.
-
-    >>> pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))
-    b'["checkpoint",0,1.5,7,"/runs/step-7"]\\n'
-    """
-    return _encode([_COMMITTED, told.attempt, told.time, told.step, told.path]).encode() + b"\n"
-
-
-def parse_committed(line: bytes) -> Committed | None:
-    """Return the report of a committed checkpoint in a line; ``None`` if the line is about something else.
-
-    >>> parse_committed(pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))).step
-    7
-    """
-    found = _elements(line, _COMMITTED, 4)
-    if found is None:
-        return None
-    attempt, time, step, path = found
-    whole = all(type(each) is int and 0 <= each < _LARGEST for each in (attempt, step))
-    if not whole or not is_number(time) or type(path) is not str:
-        return None
-    return Committed(attempt, float(time), step, path)
-
-
-def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
-    """Return the ``number`` values that follow ``kind`` in a line; ``None`` if the line is something else."""
-    if not line.startswith(f'["{kind}",'.encode()):
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found[1:] if isinstance(found, list) and len(found) == number + 1 else None
-
-
-@dataclass(frozen=True)
-class Spent:
-    """The time that a rank has spent in a call that saves or loads a checkpoint."""
-
-    attempt: int
-    what: str  # "saving" or "loading"
-    seconds: float
-
-
-_SPENT = "spent"
-
-
-def pack_spent(told: Spent) -> bytes:
-    """Return the time as a line.
-
-    >>> pack_spent(Spent(0, "saving", 0.25))
-    b'["spent",0,"saving",0.25]\\n'
-    """
-    return _encode([_SPENT, told.attempt, told.what, told.seconds]).encode() + b"\n"
-
-
-def parse_spent(line: bytes) -> Spent | None:
-    """Return the time in a line; ``None`` if the line is about something else.
-
-    >>> parse_spent(pack_spent(Spent(0, "saving", 0.25))).seconds
-    0.25
-    """
-    found = _elements(line, _SPENT, 3)
-    if found is None:
-        return None
-    attempt, what, seconds = found
-    whole = type(attempt) is int and 0 <= attempt < _LARGEST
-    if not whole or what not in ("saving", "loading") or not is_number(seconds):
-        return None
-    return Spent(attempt, what, float(seconds)) if 0 <= seconds < _LARGEST else None
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A warning of a rank that the driver shows, whichever ranks' lines it shows."""
-
-    attempt: int
-    text: str
-
-
-_WARNED, _LONGEST_WARNING = "warning", 4000
-
-
-def pack_warned(told: Warned) -> bytes:
-    """Return a warning as a line.
-
-    >>> pack_warned(Warned(0, "step 3 is damaged"))
-    b'["warning",0,"step 3 is damaged"]\\n'
-    """
-    return _encode([_WARNED, told.attempt, told.text[:_LONGEST_WARNING]]).encode() + b"\n"
-
-
-def parse_warned(line: bytes) -> Warned | None:
-    """Return the warning in a line; ``None`` if the line is about something else.
-
-    >>> parse_warned(pack_warned(Warned(0, "step 3 is damaged"))).text
-    'step 3 is damaged'
-    """
-    found = _elements(line, _WARNED, 2)
-    if found is None:
-        return None
-    attempt, text = found
-    whole = type(attempt) is int and 0 <= attempt < _LARGEST
-    return Warned(attempt, text) if whole and type(text) is str and len(text) <= _LONGEST_WARNING else None
+    if isinstance(record, Report):  # all reports have the same few names
+        return Report(
+            **{**vars(record), "values": {sys.intern(name): number for name, number in record.values.items()}}
+        )
+    return record
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from distributor.checkpoint.records import order_of, run_of
 
@@ -116,45 +114,6 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
         if not missing:
             return tuple(found)
     return None
-
-
-def pack(generation: Generation) -> bytes:
-    """Return the record of a state, which is JSON."""
-    return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
-
-
-def read(data: bytes) -> Generation:
-    """Return a state from its record."""
-    return _generation(json.loads(data))
-
-
-def _generation(told: dict[str, Any]) -> Generation:
-    return Generation(**{**told, "pieces": tuple(_pieces(told["pieces"])), "others": tuple(told["others"])})
-
-
-def _pieces(told: Iterable[dict[str, Any]]) -> Iterator[Piece]:
-    for piece in told:
-        yield Piece(**{**piece, "shape": tuple(piece["shape"]), "whole": tuple(piece["whole"])})
-
-
-def pack_holdings(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    """Return holdings as plain values, for JSON."""
-    return [asdict(holding) for holding in holdings]
-
-
-def read_holdings(told: Iterable[dict[str, Any]]) -> list[Holding]:
-    """Return holdings from the values that :func:`pack_holdings` has made."""
-    return [Holding(**{**each, "generation": _generation(each["generation"])}) for each in told]
-
-
-def pack_sources(found: Iterable[Source]) -> list[dict[str, Any]]:
-    """Return sources as plain values, for JSON."""
-    return [asdict(source) for source in found]
-
-
-def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
-    """Return sources from the values that :func:`pack_sources` has made."""
-    return tuple(Source(**{**each, "pieces": tuple(_pieces(each["pieces"]))}) for each in told)
 
 
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:

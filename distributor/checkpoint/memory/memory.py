@@ -24,13 +24,14 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, pack, padded, read
+from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, padded
 from distributor.checkpoint.memory.remote import Peers
 from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.memory.views import Room, dtype_of, views_in
 from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders
 from distributor.text import notices
+from distributor.values import codec
 from distributor.values.checkpoints import SharedMemory
 
 _log = notices.logger
@@ -99,7 +100,7 @@ class Memory:
             return
         generation, parts = kept.generation.without(omitted)
         try:
-            self.peers.send(peer, kept.path, pack(generation), objects, parts)
+            self.peers.send(peer, kept.path, codec.pack(generation), objects, parts)
         except OSError as error:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
@@ -189,7 +190,7 @@ class _Slot:
         #: ``None`` without a complete state. It is read once; later, only the rank that writes the slot updates it.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
-            self.generation = read(self._record.read_bytes())
+            self.generation = codec.read(Generation, self._record.read_bytes())
 
     def holds(self, checkpoint: str) -> bool:
         return self.generation is not None and self.generation.checkpoint == checkpoint
@@ -220,7 +221,7 @@ class _Slot:
 
     def seal(self, generation: Generation, objects: bytes) -> None:
         """Write a state's objects and then its record, which makes it valid. Its tensors must be there."""
-        state_folders.write_beside(self.path, objects, pack(generation))
+        state_folders.write_beside(self.path, objects, codec.pack(generation))
         self.generation = generation
 
 

@@ -5,23 +5,24 @@ Ranks tell rank 0 which states they, or the agents on their machines, keep. Rank
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distributor.checkpoint.memory.generations import (
-    Source,
-    common,
-    pack_holdings,
-    pack_sources,
-    read_holdings,
-    read_sources,
-    sources,
-)
+from distributor.checkpoint.memory.generations import Holding, Source, common, sources
 from distributor.checkpoint.memory.memory import Memory
 from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.records import step_of
+from distributor.values import codec
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank tells rank 0: the states that it can load itself or, if nodes keep copies, what its machine has."""
+
+    held: tuple[str, ...] = ()
+    seat: Seat | None = None
+    holdings: tuple[Holding, ...] = ()  # of local rank 0 alone
 
 
 @dataclass(frozen=True)
@@ -52,42 +53,37 @@ def tell(memory: Memory | None) -> bytes:
     rank 0 of each node also sends the holdings of its machine.
     """
     if memory is None:
-        return b"{}"
+        return codec.pack(Offer())
     if memory.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        return json.dumps({"held": [each.checkpoint for each in memory.held()]}).encode()
+        return codec.pack(Offer(tuple(generation.checkpoint for generation in memory.held())))
     speaks = int(os.environ.get("LOCAL_RANK", 0)) == 0
-    holdings = pack_holdings(memory.peers.holdings()) if speaks else []
-    return json.dumps({"seat": memory.peers.seat, "holdings": holdings}).encode()
+    holdings = tuple(memory.peers.holdings()) if speaks else ()
+    return codec.pack(Offer(seat=memory.peers.seat, holdings=holdings))
 
 
 def agree(told: Sequence[bytes]) -> Kept | None:
     """On rank 0, return the newest state in memory that all ranks can load; ``None`` if there is none."""
-    each = [json.loads(one) for one in told]
-    if all("seat" in one for one in each):
-        seats = [Seat(*one["seat"]) for one in each]
-        holdings = read_holdings(holding for one in each for holding in one["holdings"])
-        found = sources(holdings, [seat.node for seat in seats])
+    offers = [codec.read(Offer, data) for data in told]
+    seats = [offer.seat for offer in offers if offer.seat is not None]
+    if len(seats) == len(offers):
+        found = sources([holding for offer in offers for holding in offer.holdings], [seat.node for seat in seats])
         if found is None:
             return None
         checkpoint, by_rank = found
         places = tuple({seat.node: seat for seat in seats}.values())
-        return Kept(checkpoint, [_pack(checkpoint, pack_sources(one), places) for one in by_rank])
-    shared = common([one.get("held", []) for one in each])
-    return None if shared is None else Kept(shared, [_pack(shared, None, ())])
-
-
-def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequence[Seat]) -> bytes:
-    return _MARK + json.dumps({"checkpoint": checkpoint, "sources": found, "seats": seats}).encode()
+        return Kept(checkpoint, [_pack(InMemory(checkpoint, own, places)) for own in by_rank])
+    shared = common([offer.held for offer in offers])
+    return None if shared is None else Kept(shared, [_pack(InMemory(shared, None, ()))])
 
 
 #: The start of an answer that names a state in memory. Others are a manifest, which begins with a brace, or empty.
 _MARK = b"memory "
 
 
+def _pack(state: InMemory) -> bytes:
+    return _MARK + codec.pack(state)
+
+
 def read_answer(answer: bytes) -> InMemory | None:
     """Return the state in memory that rank 0's answer names; ``None`` if the answer names none."""
-    if not answer.startswith(_MARK):
-        return None
-    told = json.loads(answer.removeprefix(_MARK))
-    found = None if told["sources"] is None else read_sources(told["sources"])
-    return InMemory(told["checkpoint"], found, tuple(Seat(*seat) for seat in told["seats"]))
+    return codec.read(InMemory, answer.removeprefix(_MARK)) if answer.startswith(_MARK) else None

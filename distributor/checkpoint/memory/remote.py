@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,23 +11,24 @@ import torch
 from distributor.channel import peers
 from distributor.channel.connections import Endpoint
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.generations import Holding, Source, extract, read
+from distributor.checkpoint.memory.generations import Generation, Holding, Source, extract
 from distributor.checkpoint.memory.replica_placement import Seat
 from distributor.checkpoint.memory.views import Room, views_in
 from distributor.machine import state_folders
-from distributor.values.checkpoints import PEERS
+from distributor.values import codec
+from distributor.values.checkpoints import PEERS, PeerAddress
 
 
 class Peers:
     """Sends one rank's state to another node, and reads states from other nodes."""
 
     def __init__(self, folder: str, session: Session) -> None:
-        told = json.loads(Path(folder, PEERS).read_text())
-        self._certificate: str = told["certificate"]
-        self._token = bytes.fromhex(told["token"])
+        own = codec.read(PeerAddress, Path(folder, PEERS).read_bytes())
+        self._certificate = own.certificate
+        self._token = bytes.fromhex(own.token)
         self._run_id = session.origin.rpartition("-")[0]
         node = int(os.environ.get("GROUP_RANK", 0))
-        self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), told["address"], told["port"])
+        self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), own.address, own.port)
 
     def _at(self, seat: Seat) -> Endpoint:
         return seat.address, seat.port, self._certificate, self._token
@@ -52,7 +52,9 @@ class Peers:
                 path, rank = record.with_suffix(""), int(record.name.partition("-")[0])
                 try:
                     size = path.with_suffix(".objects").stat().st_size
-                    found.append(Holding(self.seat.node, rank, str(path), size, read(record.read_bytes())))
+                    found.append(
+                        Holding(self.seat.node, rank, str(path), size, codec.read(Generation, record.read_bytes()))
+                    )
                 except FileNotFoundError:  # the process that kept the state has just ended
                     continue
         return found

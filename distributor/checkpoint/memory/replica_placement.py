@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Seat(NamedTuple):
+@dataclass(frozen=True)
+class Seat:
     """Where a rank keeps its state in memory, and how other nodes reach its node."""
 
     folder: str = ""  # no other node's has this name; empty if the node keeps no states

@@ -16,6 +16,7 @@ import pytest
 from distributor.checkpoint import exchange as module
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.errors import ConfigurationError
+from distributor.values.checkpoints import Checkpoints, to_environ
 from distributor.values.environment import NODE_ID
 
 torch = pytest.importorskip("torch")
@@ -268,8 +269,7 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
             **os.environ,
             **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)},
             **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": folder.name, NODE_ID: "x"},
-            "DISTRIBUTOR_CHECKPOINTS": str(folder),
-            "DISTRIBUTOR_CHECKPOINT_SETTINGS": '{"hosts": {"0": "host-a"}}',
+            **to_environ(Checkpoints(str(folder)), str(folder), {0: "host-a"}),
         }
         return subprocess.Popen([sys.executable, "-c", CHECK], env=told, stderr=subprocess.PIPE, text=True)
 

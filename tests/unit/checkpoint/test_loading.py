@@ -19,9 +19,10 @@ from distributor.checkpoint import loading
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
-from distributor.checkpoint.records import INDEX, MANIFEST, Shard, folder_name, pack, read_index
+from distributor.checkpoint.records import INDEX, MANIFEST, Index, Shard, folder_name
 from distributor.machine import places
 from distributor.machine.places import Place, open_place
+from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints, Settings
 
 BEST = Checkpoints("x", keep=2, best=("loss", "min"))
@@ -277,7 +278,7 @@ def test_the_true_reason_of_a_file_that_is_not_loaded(
         empty = Shard("model.pt", 0, hashlib.sha256(b"").hexdigest())
         manifest = Catalog(place, Checkpoints("x")).read(name(3))
         assert manifest is not None
-        place.write(f"{name(3)}/{MANIFEST}", pack(replace(manifest, shards=(empty,))))
+        place.write(f"{name(3)}/{MANIFEST}", sealed.seal(replace(manifest, shards=(empty,))))
         stores.unreadable(path)
     else:
         path.write_bytes(path.read_bytes().upper())
@@ -295,14 +296,14 @@ def test_what_cannot_be_read_stays_and_is_found_again(place: Place, error: OSErr
     for step in (4, 5):
         save(catalog, place, step)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [name(3), name(5)]
-    index = max((read_index((tmp_path / file).read_bytes(), file) for file in INDEX), key=lambda each: each.sequence)
+    index = max((sealed.read(Index, (tmp_path / file).read_bytes()) for file in INDEX), key=lambda each: each.sequence)
     assert index.folders == (name(5), name(3))
     assert [each.step for each in Catalog(place, one).committed()] == [5, 3]
 
 
 def test_what_cannot_be_read_is_older_than_what_is_committed_meanwhile(place: Place, tmp_path: Path) -> None:
     """Even if the index that counts it cannot be read either."""
-    newest = max(INDEX, key=lambda file: read_index((tmp_path / file).read_bytes(), file).sequence)
+    newest = max(INDEX, key=lambda file: sealed.read(Index, (tmp_path / file).read_bytes()).sequence)
     faults: dict[str, OSError] = {f"{name(3)}/{MANIFEST}": EIO, newest: EIO}
     save(Catalog(stores.Faulty(place, faults), Checkpoints("x")), place, 4)  # type: ignore[arg-type]
     numbers = {each.step: each.number for each in Catalog(place, Checkpoints("x", keep=None)).committed()}

@@ -93,12 +93,12 @@ def test_a_later_stage_thins_out_what_is_there() -> None:
 
 def test_a_warning_of_ranks_is_shown_once_in_each_attempt() -> None:
     reports = Reports(2, 2)
-    lines = [form.pack_warned(Warned(attempt, text)) for attempt in (0, 1, 2) for text in ("a \x1b[31mred", "b")]
+    lines = [pack(Warned(attempt, text)) for attempt in (0, 1, 2) for text in ("a \x1b[31mred", "b")]
     data = b"".join(lines) + b'["warning",0,5]\n["warning",-1,"c"]\n' + made(0, loss=1.0)
     shown = ["rank 1: a red", "rank 1: b"] * 2  # there is no third attempt
     assert reports.take(Log(1, REPORTS, 0, data)) == shown
     assert reports.take(Log(1, REPORTS, 0, data)) == reports.take(Log(0, REPORTS, 0, data)) == []
-    many = b"".join(form.pack_warned(Warned(0, f"{number} {'é' * 70_000}")) for number in range(1000))
+    many = b"".join(pack(Warned(0, f"{number} {'é' * 70_000}")) for number in range(1000))
     kept = reports.take(Log(1, REPORTS, len(data), many))
     assert len(kept) < 100
     assert all(len(text) < 5000 for text in kept)

@@ -17,11 +17,12 @@ import stores  # noqa: E402
 
 from distributor.channel.tls import make_peer_key  # noqa: E402
 from distributor.checkpoint import pickles, plans as planning  # noqa: E402
-from distributor.checkpoint.memory.generations import Generation, Source, common, is_newer, oldest, pack, read  # noqa: E402
+from distributor.checkpoint.memory.generations import Generation, Source, common, is_newer, oldest  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
 from distributor.checkpoint.memory.remote import Peers  # noqa: E402
 from distributor.checkpoint.memory.replica_placement import Seat  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
+from distributor.values import codec  # noqa: E402
 from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402
 
 SIZE = 1 << 20
@@ -137,7 +138,7 @@ def test_shared_memory_that_is_full_is_no_bus_error(tmp_path: Path, caplog: pyte
 
 def test_a_record_is_read_as_it_was_written() -> None:
     empty = Generation("step-1-3f-0-1", 1, 2, (), ("a",))
-    assert read(pack(empty)) == empty
+    assert codec.read(Generation, codec.pack(empty)) == empty
 
 
 def test_what_was_loaded_is_overwritten_last() -> None:

@@ -14,14 +14,11 @@ from distributor.checkpoint.memory.generations import (
     Holding,
     Piece,
     Source,
-    pack_holdings,
-    pack_sources,
-    read_holdings,
-    read_sources,
     sources,
 )
 from distributor.checkpoint.memory.replica_placement import Seat, peer_of
 from distributor.checkpoint.records import folder_name, step_of
+from distributor.values import codec
 
 
 def piece(name: str, offset: int = 0, *, whole: bool = True, size: int = 8) -> Piece:
@@ -100,9 +97,9 @@ def test_a_state_of_which_a_part_is_missing_is_passed_over() -> None:
 
 def test_holdings_and_sources_are_read_as_they_were_written() -> None:
     holding = held(1, 0, state(1, piece("w"), others=("x",)))
-    assert read_holdings(pack_holdings([holding])) == [holding]
+    assert codec.read(Holding, codec.pack(holding)) == holding
     some = (Source(1, "/dev/shm/a", (piece("w"),), 5), Source(0, "/dev/shm/b", (piece("x"),)))
-    assert read_sources(pack_sources(some)) == some
+    assert codec.read(tuple[Source, ...], codec.pack(some)) == some
 
 
 @settings(max_examples=200, deadline=None)
