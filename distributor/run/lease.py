@@ -36,54 +36,35 @@ class Times:
 
 
 class Lease:
-    """A run's right to its name. ``job`` has the folder for checkpoints of the training that it begins or continues."""
+    """A run's right to its name: its record is read, written, renewed and released here.
 
-    def __init__(self, job: Job, keeper: LeaseKeeper | None = None) -> None:
+    ``job`` has the folder for checkpoints of the training that the run begins or continues. A run without a name has a
+    lease without a ``place``, which does nothing.
+    """
+
+    def __init__(self, job: Job, place: Place | None = None, times: Times | None = None) -> None:
         self.job = job
-        self._keeper = keeper  # None: the run has no name
-
-    def advance(self, job: Job) -> Job:
-        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints. Return it for them."""
-        if self._keeper is None or job.fence is None:
-            return job
-        self._keeper.advance(job.attempt)
-        return replace(job, fence=replace(job.fence, attempt=job.attempt))
-
-    def settle(self, *, finished: bool) -> None:
-        """Release the name at the end of the run.
-
-        RunCancelledError: the training is finished, but another run had taken the name. Since then, ranks of this run
-        could not commit checkpoints, so the last ones may be missing.
-        """
-        if self._keeper is not None:
-            self._keeper.release(finished=finished)
-
-
-class LeaseKeeper:
-    """Reads, writes and renews the record of one lease."""
-
-    def __init__(self, place: Place, job: Job, times: Times) -> None:
         self._place = place
-        self._job = job
-        self._times = times
+        self._times = Times() if times is None else times
         self._record: LeaseRecord | None = None
         self._finished = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
     def read(self) -> LeaseRecord | None:
-        return lease_record.find(self._place.read)
+        return None if self._place is None else lease_record.find(self._place.read)
 
     def _write(self, record: LeaseRecord) -> None:
+        assert self._place is not None
         self._place.write(FILES[record.sequence % 2], seal(record))
         self._record = record
 
-    def take(self, identity: Identity, wanted: Callable[[], bool]) -> LeaseRecord:
-        """Acquire the lease. Wait until an earlier holder has ended, or has not renewed for ``Times.expire`` seconds.
+    def acquire(self, identity: Identity, wanted: Callable[[], bool]) -> int:
+        """Return the number of the training under this name, once an earlier holder has ended or expired.
 
         StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
-        here = _here(self._job.run_id)
+        here = _here(self.job.run_id)
         found = self._await_end(here, wanted)
         record = lease_record.following(found, identity, here)
         if (
@@ -92,13 +73,13 @@ class LeaseKeeper:
             and (changed := lease_record.changes(found, identity))
         ):
             told = "this run differs from the last one of its name"
-            _log.warning("run %s: %s (run %s) in %s", self._job.label, told, found.run, ", ".join(changed))
+            _log.warning("run %s: %s (run %s) in %s", self.job.label, told, found.run, ", ".join(changed))
         self._write(record)
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
             raise _held(identity.name, None if again is None else again.holder)
-        return record
+        return record.training
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
         """Return the last run's record once that run has ended or expired; ``None`` if no run has had the name."""
@@ -113,15 +94,15 @@ class LeaseKeeper:
                 first = found
                 most = self._times.expire
                 told = "holds the name: waiting to see whether it has ended, for at most"
-                _log.warning("run %s: %s %s %g s", self._job.label, found.holder, told, most)
+                _log.warning("run %s: %s %s %g s", self.job.label, found.holder, told, most)
             elif found.sequence != first.sequence:
-                assert self._job.identity is not None
-                raise _held(self._job.identity.name, found.holder)
+                assert self.job.identity is not None
+                raise _held(self.job.identity.name, found.holder)
             elif now - since > self._times.expire:
                 return found
             if not wanted():
                 raise RunCancelledError(
-                    f"run {self._job.run_id} was cancelled while it waited for another run of the same name to end"
+                    f"run {self.job.run_id} was cancelled while it waited for another run of the same name to end"
                 )
             time.sleep(self._times.look)
 
@@ -141,25 +122,32 @@ class LeaseKeeper:
                 warned = False
             except OSError as error:
                 if not warned:
-                    _log.warning("run %s: cannot renew the claim to its name: %s", self._job.label, error)
+                    _log.warning("run %s: cannot renew the lease of its name: %s", self.job.label, error)
                 warned = True
 
-    def advance(self, attempt: int) -> None:
-        """Record the first attempt of the run's new job, so that ranks of earlier jobs commit no more checkpoints."""
+    def advance(self, job: Job) -> Job:
+        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints. Return it for them."""
+        if job.fence is None:
+            return job
         with self._writing:
             if self._record is not None and self._other() is None:  # otherwise the run ends
-                self._write(self._record.advanced(attempt))
+                self._write(self._record.advanced(job.attempt))
+        return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def _other(self) -> str | None:
         """Return who holds the name now, in words; ``None`` if this run does."""
         found = self.read()
-        if found is not None and found.run == self._job.run_id:
+        if found is not None and found.run == self.job.run_id:
             return None
         holder = "no run" if found is None else str(found.holder or f"run {found.run}")
         return f"{holder} holds its name now"
 
     def release(self, *, finished: bool) -> None:
-        """Stop renewing, and mark the lease as free; see :meth:`Lease.settle`."""
+        """Stop renewing, and mark the name as free.
+
+        RunCancelledError: the training is finished, but another run had taken the name. Since then, ranks of this run
+        could not commit checkpoints, so the last ones may be missing.
+        """
         self._ended.set()
         with self._writing:
             if self._record is None or self._record.holder is None:
@@ -173,10 +161,10 @@ class LeaseKeeper:
                 told = (
                     "cannot release its name, so the next run of this name must wait, and then continues this training"
                 )
-                _log.warning("run %s: %s: %s", self._job.label, told, error)
+                _log.warning("run %s: %s: %s", self.job.label, told, error)
                 return
         if other is not None and finished:
-            raise RunCancelledError(f"run {self._job.run_id} was cancelled: {other}")
+            raise RunCancelledError(f"run {self.job.run_id} was cancelled: {other}")
 
 
 @contextmanager
@@ -193,19 +181,19 @@ def hold(
         return
     where = lease_record.folder_of(job.checkpoints.dir, job.identity.name)
     try:
-        keeper = LeaseKeeper(open_place(where, job.run_id), job, Times() if times is None else times)
-        record = keeper.take(job.identity, wanted)
+        lease = Lease(job, open_place(where, job.run_id), times)
+        training = lease.acquire(job.identity, wanted)
     except OSError as error:
         raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None
-    folder = lease_record.training_folder(where, record.training)
-    checkpoints = replace(job.checkpoints, dir=folder)
-    thread = threading.Thread(target=keeper.renew_until_end, args=(lost,), name="distributor-claim", daemon=True)
+    checkpoints = replace(job.checkpoints, dir=lease_record.training_folder(where, training))
+    lease.job = replace(job, checkpoints=checkpoints, fence=FencingToken(where, job.run_id))
+    thread = threading.Thread(target=lease.renew_until_end, args=(lost,), name="distributor-lease", daemon=True)
     thread.start()
     try:
-        yield Lease(replace(job, checkpoints=checkpoints, fence=FencingToken(where, job.run_id)), keeper)
+        yield lease
     finally:
         with suppress(RunCancelledError):
-            keeper.release(finished=False)
+            lease.release(finished=False)
         thread.join()
 
 

@@ -97,7 +97,7 @@ class Supervisor:
                 self._held_lease, self.submission.job = held_lease, _with_peers(held_lease.job)
                 with keep(self._job) as output_sink:
                     result = self._run_jobs(submitted, output_sink)
-                held_lease.settle(finished=result.error is None and not self.state.stop_vote.halted)
+                held_lease.release(finished=result.error is None and not self.state.stop_vote.halted)
         except BaseException as error:
             result = self._judge(None, error)
         if result.error is not None:

@@ -16,7 +16,7 @@ from distributor.values import sealed
 from distributor.values.files import fitted
 
 #: The names of the two files of a record.
-FILES = ("claim-0.json", "claim-1.json")
+FILES = ("lease-0.json", "lease-1.json")
 
 Resume = Literal["auto", "must", "never"]
 

@@ -127,13 +127,11 @@ def parse(line: bytes) -> Line | None:
     try:
         values = json.loads(line)
         kind = _KINDS[values.pop(0)] if isinstance(values[0], str) else Report
+        if kind is Report:  # all reports have the same few names
+            values[-1] = {sys.intern(name): number for name, number in values[-1].items()}
         record: Line = codec.build(kind, dict(zip(kind.__dataclass_fields__, values, strict=True)))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return None
-    if isinstance(record, Report):  # all reports have the same few names
-        return Report(
-            **{**vars(record), "values": {sys.intern(name): number for name, number in record.values.items()}}
-        )
     return record
 
 

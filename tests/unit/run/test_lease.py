@@ -62,7 +62,7 @@ def test_a_run_without_a_name_holds_nothing(tmp_path: Path) -> None:
     asked = replace(job(tmp_path), identity=None)
     with held(asked) as made:
         assert made.job is asked
-        made.settle(finished=True)
+        made.release(finished=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,7 +74,7 @@ def test_a_run_holds_its_name_until_it_ends(tmp_path: Path) -> None:
         first = record(tmp_path)
         assert first.holder is not None and first.holder.run == "a0"
         watch.until(lambda: record(tmp_path).sequence > first.sequence + 3)
-        made.settle(finished=True)
+        made.release(finished=True)
     ended = record(tmp_path)
     assert (ended.finished, ended.holder, ended.run) == (True, None, "a0")
     with pytest.raises(ConfigurationError, match="has finished"), held(job(tmp_path, "b1")):
@@ -136,7 +136,7 @@ def test_a_run_whose_name_was_taken_hears_of_it(tmp_path: Path) -> None:
             watch.until(
                 lambda: write(tmp_path, taken) or told.is_set()
             )  # it renews, as this run may at the same moment
-            made.settle(finished=True)
+            made.release(finished=True)
     assert heard == ["run z9 of process 1 on host-z holds its name now"]
     assert record(tmp_path).run == "z9"
 
@@ -167,7 +167,7 @@ def test_many_at_once(tmp_path: Path) -> None:
             with held(job(tmp_path, f"{number:02}")) as made:
                 ended.release()
                 over.wait(watch.DEADLINE)
-                made.settle(finished=True)
+                made.release(finished=True)
             outcomes.append(None)
         except (StartError, RunCancelledError) as error:
             outcomes.append(type(error))
@@ -201,12 +201,12 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     down.clear()
     with held(job(tmp_path)) as made:
         down.set()
-        watch.until(lambda: "run a0: cannot renew the claim to its name: the store is down" in caplog.text)
+        watch.until(lambda: "run a0: cannot renew the lease of its name: the store is down" in caplog.text)
         down.clear()
         before = record(tmp_path).sequence
         watch.until(lambda: record(tmp_path).sequence > before)
         down.set()
-        made.settle(finished=True)
+        made.release(finished=True)
     assert "cannot release its name, so the next run of this name must wait, and then continues this" in caplog.text
 
 
@@ -216,7 +216,7 @@ def test_a_url(tmp_path: Path) -> None:
         assert made.job.checkpoints is not None
         assert made.job.checkpoints.dir == f"file://{tmp_path}/gpt/1"
         assert record(tmp_path).run == "a0"
-        made.settle(finished=False)
+        made.release(finished=False)
     assert record(tmp_path).holder is None
 
 
@@ -239,7 +239,7 @@ def test_a_name_that_could_not_be_given_back_at_first(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Folder, "write", failing)
     with held(job(tmp_path), times=replace(TIMES, renew=watch.DEADLINE)) as made:
-        made.settle(finished=True)
+        made.release(finished=True)
         assert not record(tmp_path).finished
     assert (record(tmp_path).finished, record(tmp_path).holder) == (True, None)
 
