@@ -749,7 +749,7 @@ def fail_in_loads() -> list[str]:
     """One rank fails in each of several loads, and catches the error, as the others do. What each of them says."""
     from distributor import runtime
     from distributor.checkpoint import loading
-    from distributor.machine.places import Folder
+    from distributor.machine.storage import Folder
 
     class Fails:
         def load_state_dict(self, _: Any) -> None:
@@ -879,9 +879,9 @@ def train_at_a_store() -> list[Any]:
     import torch
 
     from distributor import runtime
-    from distributor.machine import places
+    from distributor.machine import storage
 
-    places.PAUSES = (0.0,) * 5
+    storage.PAUSES = (0.0,) * 5
     stores.BEFORE.append(stores.fail_every(3))
     model = torch.nn.Linear(4, 4)
     for step in (1, 2, 3):

@@ -19,7 +19,7 @@ import watch
 from sessions import LOCAL, MASTERS, Make
 
 from distributor import ConfigurationError, Distributor, Run, StartError, Status
-from distributor.machine.places import Folder
+from distributor.machine.storage import Folder
 from distributor.values import lease_record
 from distributor.values.lease_record import FILES, LeaseRecord
 
@@ -126,7 +126,7 @@ def save_after_a_loss(folder: str) -> None:
     from dataclasses import replace
 
     from distributor import runtime
-    from distributor.machine.places import Folder
+    from distributor.machine.storage import Folder
     from distributor.values import lease_record
     from distributor.values.sealed import seal
 
@@ -250,7 +250,7 @@ def test_a_driver_that_sees_another_folder_than_the_ranks(tmp_path: Path, monkey
     from distributor.run import lease
 
     elsewhere = Folder(tmp_path / "elsewhere")
-    monkeypatch.setattr(lease, "open_place", lambda *_: elsewhere)
+    monkeypatch.setattr(lease, "open_storage", lambda *_: elsewhere)
     with pytest.raises(
         StartError, match="the driver must see the same folder as the ranks. Pass a URL as checkpoints=, or omit name="
     ):

@@ -16,8 +16,8 @@ from typing import Literal
 from distributor.api.parameters import Options
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.machine import versions
-from distributor.machine.urls import Remote, is_url
+from distributor.machine import storage, versions
+from distributor.machine.storage import Url, is_url
 from distributor.schedulers.base import Scheduler
 from distributor.shipping import modules, project, tree
 from distributor.text.wording import size
@@ -137,10 +137,10 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
         return None
     if is_url(where):
         with _usable(where):
-            remote = Remote(where)
-            if remote.folder is not None:
-                _check_folder(remote.folder)
-            held = sum(own(remote.sizes()).values())
+            url = Url(where)
+            if url.folder is not None:
+                _check_folder(url.folder)
+            held = sum(own(url.sizes()).values())
         _check_held(where, held, limit)
         return OutputDir(where, limit)
     folder = _place(asked)
@@ -163,7 +163,7 @@ def make_output_dir(kept: OutputDir | None) -> None:
         return
     with _usable(kept.where):
         if is_url(kept.where):
-            Remote(kept.where).check(f".distributor-{secrets.token_hex(6)}")
+            storage.check(Url(kept.where), f".distributor-{secrets.token_hex(6)}")
         else:
             os.makedirs(kept.where, exist_ok=True)
 

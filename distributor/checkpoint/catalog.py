@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distributor.checkpoint import records
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Shard
-from distributor.machine.places import Place
+from distributor.machine.storage import Storage
 from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
@@ -33,8 +33,8 @@ class Draft:
 class Catalog:
     """The checkpoints of one place. Only one process at a time may commit there: rank 0 of a run."""
 
-    def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
-        self._place = place
+    def __init__(self, storage: Storage, checkpoints: Checkpoints, *, sole: bool = False) -> None:
+        self._storage = storage
         self._checkpoints = checkpoints
         self._sole = sole  # only this run can commit here: remove others' uncommitted checkpoints, however new
         self._known: list[Manifest] | None = None  # committed, the newest first; None until they are read
@@ -45,7 +45,7 @@ class Catalog:
 
     def committed(self) -> list[Manifest]:
         """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
-        listed = [name for name, _ in self._place.folders()]
+        listed = [name for name, _ in self._storage.folders()]
         self._unread = {}
         indexes = self._read_indexes()
         named = indexes[0].folders if indexes else ()
@@ -85,7 +85,7 @@ class Catalog:
 
     def _fetch(self, path: str, name: str) -> bytes | None:
         try:
-            return self._place.read(path)
+            return self._storage.read(path)
         except OSError as error:
             raise OSError(f"{name} cannot be read: {error}") from error
 
@@ -116,7 +116,7 @@ class Catalog:
         """Return why a checkpoint lacks a file, or which file has another size; ``None`` if it has all files."""
         for shard in manifest.shards:
             try:
-                size = self._place.size(f"{manifest.folder}/{shard.name}")
+                size = self._storage.size(f"{manifest.folder}/{shard.name}")
             except OSError as error:
                 return OSError(f"{shard.name} cannot be read: {error}")
             if size != shard.size:
@@ -173,7 +173,7 @@ class Catalog:
             shards=draft.shards,
             metrics=dict(draft.metrics),
         )
-        self._place.write(f"{draft.folder}/{MANIFEST}", sealed.seal(manifest))
+        self._storage.write(f"{draft.folder}/{MANIFEST}", sealed.seal(manifest))
         known = [manifest, *known]
         removed = records.surplus(known, self._checkpoints, self._passed)
         stay = [each for each in known if each not in removed]
@@ -186,15 +186,15 @@ class Catalog:
         return manifest
 
     def _write_index(self, folders: Sequence[str]) -> None:
-        self._place.write(self._spare, sealed.seal(Index(self._number, tuple(folders))))
+        self._storage.write(self._spare, sealed.seal(Index(self._number, tuple(folders))))
         self._spare = self._other(self._spare)
 
     def _remove(self, folders: Sequence[str]) -> None:
         """Remove checkpoints, each manifest first, so that no manifest names a missing file."""
         for folder in folders:
             with suppress(OSError):  # a later commit removes what remains
-                self._place.remove_file(f"{folder}/{MANIFEST}")
-                self._place.remove_folder(folder)
+                self._storage.remove(f"{folder}/{MANIFEST}")
+                self._storage.remove_folder(folder)
 
     def _abandoned(self, origin: str) -> list[str]:
         """Return the folders of uncommitted checkpoints that no run will commit, as far as can be known."""
@@ -203,14 +203,14 @@ class Catalog:
         run = origin.rpartition("-")[0]
         earlier = [f"{run}-{attempt}" for attempt in range(int(origin.rpartition("-")[2]))]
         found = []
-        for folder, changed in self._place.folders():
+        for folder, changed in self._storage.folders():
             maker = records.origin_of(folder)
             if maker is None or folder in known:
                 continue
             of_another = self._sole and maker.rpartition("-")[0] != run
             is_over = of_another or maker in earlier or (changed is not None and changed < before)
             with suppress(OSError):  # what cannot be read may be committed
-                if is_over and self._place.read(f"{folder}/{MANIFEST}") is None:
+                if is_over and self._storage.read(f"{folder}/{MANIFEST}") is None:
                     found.append(folder)
         return found
 

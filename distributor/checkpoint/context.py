@@ -16,7 +16,7 @@ from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
-from distributor.machine.places import Place, open_place
+from distributor.machine.storage import Storage, open_storage
 from distributor.text import notices
 from distributor.values import lease_record
 from distributor.values.checkpoints import PLACE, Settings, from_environ
@@ -33,8 +33,8 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.place: Place = open_place(settings.checkpoints.dir)
-        self.catalog = Catalog(self.place, settings.checkpoints, sole=settings.fence is not None)
+        self.storage: Storage = open_storage(settings.checkpoints.dir)
+        self.catalog = Catalog(self.storage, settings.checkpoints, sole=settings.fence is not None)
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
         self.unfinished: list[str] = []  # on rank 0, folders of saves in which a rank has failed, to be removed
         self.memory: Memory | None = None  # the rank's states in memory; None until they are needed
@@ -87,7 +87,7 @@ class Session:
         fence = self.settings.fence
         if fence is None:
             return
-        found = lease_record.find(open_place(fence.place).read)
+        found = lease_record.find(open_storage(fence.place).read)
         if found is None:
             raise OSError(
                 f"{fence.place!r} has no record of this run's name, although the driver has written one there: the "

@@ -51,7 +51,7 @@ def _own_folder(session: Session, save: Save) -> Iterator[tuple[Path, str | None
 
 
 def _create(session: Session, save: Save) -> tuple[Path, str | None]:
-    name, root = f".rank-{session.exchange.rank}", session.place.root
+    name, root = f".rank-{session.exchange.rank}", session.storage.root
     if root is not None:
         own = root / save.folder / name
         try:
@@ -95,8 +95,8 @@ def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) ->
     """Move or upload this rank's files to the checkpoint's folder. Return an error text; ``None`` if this succeeds."""
     try:
         for shard in files:
-            session.place.upload(str(own / shard.name), f"{save.folder}/{shard.name}")
-        session.place.settle(save.folder)
+            session.storage.upload(str(own / shard.name), f"{save.folder}/{shard.name}")
+        session.storage.sync(save.folder)
     except Exception as error:  # any error: the other ranks wait for this report
         return publishing.said(error)
     return None

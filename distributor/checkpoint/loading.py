@@ -121,14 +121,14 @@ def _tell_passed(call: str, passed: Mapping[str, OSError], what: str) -> None:
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
     """Return a checkpoint for the user. If it is kept at a URL, download its files to this machine."""
     path = _folder(session, manifest)
-    if session.place.root is None:
+    if session.storage.root is None:
         for shard in manifest.shards:
             _fetch(session, manifest, shard)
     return Checkpoint(manifest.step, path, dict(manifest.metrics))
 
 
 def _folder(session: Session, manifest: Manifest) -> Path:
-    root = session.place.root
+    root = session.storage.root
     if root is not None:
         return root / manifest.folder
     return Path(session.settings.staging or session.staging) / "checkpoints" / manifest.folder
@@ -141,7 +141,7 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     process downloads it for itself.
     """
     target = _folder(session, manifest) / shard.name
-    if session.place.root is not None:
+    if session.storage.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(os.fsencode(shard.name)).hexdigest()[:16]  # a path may be longer than a file's name may be
@@ -150,7 +150,7 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
         if not target.exists():
             part = _folder(session, manifest).with_name(f"{beside}.part")
             try:
-                session.place.download(f"{manifest.folder}/{shard.name}", str(part))
+                session.storage.get(f"{manifest.folder}/{shard.name}", str(part))
             except OSError as error:
                 raise OSError(f"{shard.name} cannot be downloaded: {error}") from error
             shards.check(part, shard)
@@ -289,7 +289,7 @@ class _Loading:
     def check(self, some: Iterable[Shard]) -> None:
         for shard in some:
             path = _fetch(self._session, self._manifest, shard)
-            if self._session.place.root is not None:
+            if self._session.storage.root is not None:
                 shards.check(path, shard)
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> TrainingState:

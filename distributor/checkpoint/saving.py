@@ -120,7 +120,7 @@ class _Task:
         try:
             publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
         finally:
-            if session.place.root is None and folder is not None:
+            if session.storage.root is None and folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _warn_of_classes(self) -> None:
@@ -136,7 +136,7 @@ class _Task:
                 )
 
     def _folder(self) -> Path:
-        root = self.kept.session.place.root
+        root = self.kept.session.storage.root
         return (self.kept.session.staging if root is None else root) / self.save.folder
 
     def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
@@ -164,8 +164,8 @@ class _Task:
         return files
 
     def _upload(self, folder: Path, files: Sequence[Shard]) -> None:
-        place = self.kept.session.place
-        if place.root is None:
+        storage = self.kept.session.storage
+        if storage.root is None:
             for each in files:
-                place.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
-        place.settle(self.save.folder)
+                storage.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
+        storage.sync(self.save.folder)

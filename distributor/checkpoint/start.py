@@ -33,7 +33,7 @@ def check_place(*, local_rank: int) -> None:
     seen = session.exchange.gather(f"{key}/2", b"", _WHAT)
     if seen:
         with suppress(OSError):
-            session.place.remove_file(name)
+            session.storage.remove(name)
     if problem:
         raise StartError(problem)
 
@@ -43,8 +43,8 @@ def _write(session: Session, name: str) -> str:
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
-        session.place.write(name, b"")
-        if session.place.size(name) is None:
+        session.storage.write(name, b"")
+        if session.storage.size(name) is None:
             return f"checkpoints {where!r} cannot be used: a file that was written there cannot be found"
     except OSError as error:
         return f"checkpoints {where!r} cannot be used: {error}"
@@ -57,7 +57,7 @@ def _look(session: Session, name: str) -> str:
     own = f"{name}-{session.exchange.rank}"
     deadline = time.monotonic() + _VISIBLE
     try:
-        while session.place.size(name) is None:
+        while session.storage.size(name) is None:
             if time.monotonic() > deadline:
                 first = session.settings.hosts.get(0, "node 0")
                 return (
@@ -65,8 +65,8 @@ def _look(session: Session, name: str) -> str:
                     "written does not appear here. Pass a folder that all nodes share, or a URL"
                 )
             time.sleep(0.05)
-        session.place.write(own, b"")
-        session.place.remove_file(own)
+        session.storage.write(own, b"")
+        session.storage.remove(own)
     except OSError as error:
         return f"checkpoints {where!r} cannot be used: {error}"
     return ""

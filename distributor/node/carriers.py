@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from distributor.channel import requests as exchange
 from distributor.channel.requests import RequestRefusedError
-from distributor.machine.urls import is_url
+from distributor.machine.storage import Folder, is_url
 from distributor.node.driver_link import DriverLink
 from distributor.node.url_writer import UrlWriter
-from distributor.shipping import tree
-from distributor.values.files import Entry, beyond_limit, incoming, own, remove
+from distributor.values.files import Entry, beyond_limit, incoming, own
 from distributor.values.job import Job
 from distributor.values.messages import Delete, Upload
 from distributor.values.plan import AgentOrder
@@ -71,7 +69,7 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
     if is_url(job.output_dir.where):
         uploads = UrlWriter(order.root, job.output_dir.where, environ)
         return Direct(uploads, job.output_dir.limit) if order.on_driver else ToUrl(uploads, node_rank, driver)
-    return Direct(CopiesInPlace(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
+    return Direct(Folder(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
 
 
 def uploads_of(carrier: Carrier | None) -> UrlWriter | None:
@@ -151,24 +149,11 @@ class ToUrl:
         self._driver.delete(path)
 
     def close(self) -> None:
-        self.place.close()
+        if isinstance(self.place, UrlWriter):
+            self.place.close()
 
 
-class Destination(Protocol):
-    """A folder or URL to which files are copied."""
-
-    def sizes(self) -> dict[str, int]: ...
-
-    def put(self, source: str, name: str) -> None: ...
-
-    def move(self, source: str, name: str) -> None: ...
-
-    def remove(self, name: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _put(place: Destination, source: str, name: str, unchanged: Callable[[], bool]) -> None:
+def _put(place: Folder | UrlWriter, source: str, name: str, unchanged: Callable[[], bool]) -> None:
     """Copy a file to a folder or URL; ChangedError if it changes meanwhile."""
     place.put(source, name)
     if not unchanged():
@@ -176,36 +161,12 @@ def _put(place: Destination, source: str, name: str, unchanged: Callable[[], boo
         raise ChangedError(f"{source} changed while it was being copied")
 
 
-class CopiesInPlace:
-    """A folder on this machine to which files are copied."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def sizes(self) -> dict[str, int]:
-        return tree.sizes(str(self._folder))
-
-    def put(self, source: str, name: str) -> None:
-        target = self._folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
-
-    def move(self, source: str, name: str) -> None:
-        os.replace(self._folder / source, self._folder / name)
-
-    def remove(self, name: str) -> None:
-        remove(str(self._folder), name)
-
-    def close(self) -> None:
-        pass
-
-
 class Direct:
     """Copies files to their final names in local mode, without asking the driver, up to a total of ``limit`` bytes."""
 
     is_live, through_spark = True, False
 
-    def __init__(self, place: Destination, limit: int) -> None:
+    def __init__(self, place: Folder | UrlWriter, limit: int) -> None:
         self.place = place
         self._limit = limit
         self._sizes: dict[str, int] | None = None
@@ -230,4 +191,5 @@ class Direct:
             self._sizes.pop(path, None)
 
     def close(self) -> None:
-        self.place.close()
+        if isinstance(self.place, UrlWriter):
+            self.place.close()

@@ -18,7 +18,7 @@ from functools import partial
 from distributor.channel.requests import RequestRefusedError
 from distributor.errors import StartError
 from distributor.machine import open_files, processes
-from distributor.machine.urls import is_url
+from distributor.machine.storage import is_url
 from distributor.node import carriers, restoring, staging
 from distributor.node.carriers import Carrier, ChangedError
 from distributor.node.driver_link import DriverLink

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from distributor.errors import StartError
 from distributor.machine import bootstrap
-from distributor.machine.urls import Remote
+from distributor.machine.storage import Url, check
 from distributor.values.environment import NODE_ID
 
 _ASKED = 2  # tries of a call, each with a new process
@@ -25,7 +25,7 @@ _ASKED = 2  # tries of a call, each with a new process
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a method of :class:`Remote`."""
+    """A call of a method of :class:`Url`."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -40,7 +40,7 @@ class _Answer:
 
 
 class UrlWriter:
-    """A folder at a URL, like :class:`Remote`, accessed by a process that is started when needed. All methods block.
+    """A folder at a URL, like :class:`Url`, accessed by a process that is started when needed. All methods block.
 
     The process ends with the attempt, like all that the agent has started, and is started again when needed later.
     """
@@ -58,7 +58,7 @@ class UrlWriter:
         ``mark`` is a file that the driver has written there, ``own`` one that this node writes and removes.
         """
         try:
-            if not self._call("has", mark):
+            if self._call("size", mark) is None:
                 raise OSError(
                     "the file that the driver has written to this URL is missing. Pass a URL that leads to the same "
                     "place from the driver and from executors"
@@ -145,7 +145,7 @@ def main(url: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers
     try:
-        remote = Remote(url)
+        storage = Url(url)
     except OSError as error:
         _send(answers, _Answer(error=str(error)))
         return
@@ -156,9 +156,15 @@ def main(url: str) -> None:
         except EOFError:
             return
         try:
-            _send(answers, _Answer(getattr(remote, call.method)(*call.arguments)))
+            _send(answers, _Answer(_perform(storage, call)))
         except OSError as error:
             _send(answers, _Answer(error=error.strerror or str(error)))
+
+
+def _perform(storage: Url, call: _Call) -> Any:
+    if call.method == "check":
+        return check(storage, *call.arguments)
+    return getattr(storage, call.method)(*call.arguments)
 
 
 def _send(answers: IO[bytes], answer: _Answer) -> None:

@@ -14,10 +14,9 @@ from typing import TypeVar
 
 from distributor.channel import frames
 from distributor.errors import StartError
-from distributor.machine.urls import Remote, is_url
-from distributor.output.file_versions import Put, Version, Versions
-from distributor.output.store import OutputFolder, OutputStore, OutputUrl
-from distributor.shipping import project
+from distributor.machine.storage import Folder, Storage, Url, is_url
+from distributor.output.file_versions import Put, Remove, Version, Versions
+from distributor.shipping import project, tree
 from distributor.text.wording import count
 from distributor.values.files import WITH_THE_JOB, Brought, Entry, beyond_limit, incoming, mark, own
 from distributor.values.job import Job, OutputDir
@@ -37,8 +36,8 @@ class OutputSink:
     files over the channel.
     """
 
-    def __init__(self, store: OutputStore, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
-        self._store = store
+    def __init__(self, storage: Storage, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
+        self._storage = storage
         self._limit = limit  # bytes of all files together
         self._silence = silence  # seconds within which a node must send or take the next piece of a file
         self._versions = Versions(before)
@@ -116,10 +115,9 @@ class OutputSink:
 
         OSError if a file cannot be read or has become shorter, or if the connection has ended or stalled.
         """
-        assert isinstance(self._store, OutputFolder)
-        folder = str(self._store.path)
-        for path in await _in_thread(self._store.sizes):
-            with open(os.path.join(folder, path), "rb", buffering=0) as file:
+        folder = self._folder
+        for path in await _in_thread(tree.sizes, str(folder)):
+            with open(folder / path, "rb", buffering=0) as file:
                 about = os.fstat(file.fileno())
                 _answer(writer, Offer(path, about.st_size, about.st_mode & 0o777, about.st_mtime_ns))
                 left = about.st_size
@@ -139,14 +137,13 @@ class OutputSink:
         _answer(writer, Received())
 
     async def _take(self, entry: Entry, name: str, reader: asyncio.StreamReader) -> None:
-        assert isinstance(self._store, OutputFolder)
         descriptor: int | None = None
         try:
-            descriptor = await _in_thread(self._store.open, name)
+            descriptor = await _in_thread(_create, self._folder / name)
             await self._write(entry, descriptor, reader)
-            await _in_thread(self._store.finish, name, entry)
+            await _in_thread(_finish, self._folder / name, entry)
         except BaseException:
-            self._store.discard(name)
+            self._discard(name)
             raise
         finally:
             if descriptor is not None:
@@ -177,14 +174,24 @@ class OutputSink:
         try:
             if used and came is None:
                 raise ConnectionError(f"the driver no longer has the bytes of {path}, so the node must send them again")
-            self._store.apply(steps, came)
+            apply(self._storage, steps, came)
         except BaseException:
             self._versions.restore(path, before)
             used = False
             raise
         finally:
             if came is not None and not used:
-                self._store.discard(came)
+                self._discard(came)
+
+    def _discard(self, name: str) -> None:
+        with suppress(OSError):
+            self._storage.remove(name)
+
+    @property
+    def _folder(self) -> Path:
+        """The driver's ``output_dir``: at a URL, nodes write and read files themselves."""
+        assert self._storage.root is not None
+        return self._storage.root
 
     def settle(self, brought: Iterable[Brought]) -> None:
         """Keep, in the order of node ranks, the files that nodes could send only with the results of Spark tasks."""
@@ -194,7 +201,7 @@ class OutputSink:
             if self._versions.size + self._versions.growth(entry.path, file.node, version) > self._limit:
                 self._refused[entry.path] = beyond_limit(self._limit)
                 if file.uploaded is not None:
-                    self._store.discard(came)
+                    self._discard(came)
                 continue
             try:
                 if file.uploaded is None:
@@ -205,10 +212,9 @@ class OutputSink:
                 self._refused[entry.path] = error.strerror or str(error)
 
     def _write_pieces(self, entry: Entry, name: str, pieces: Sequence[bytes]) -> None:
-        assert isinstance(self._store, OutputFolder)
         found = hashlib.sha256()
         try:
-            with open(self._store.open(name), "wb") as file:
+            with open(_create(self._folder / name), "wb") as file:
                 for piece in pieces:
                     found.update(piece)
                     file.write(piece)
@@ -217,9 +223,9 @@ class OutputSink:
                     "the file's SHA-256 differs from the one that its node announced: the file changed while the node "
                     "was sending it, or on the way through Spark"
                 )
-            self._store.finish(name, entry)
+            _finish(self._folder / name, entry)
         except BaseException:
-            self._store.discard(name)
+            self._discard(name)
             raise
 
     @property
@@ -237,6 +243,31 @@ class OutputSink:
                 f"{count(len(self._refused), 'new file')} could not be kept in output_dir (the first: {path!r}): {why}"
             )
         return told
+
+
+def apply(storage: Storage, steps: Iterable[Put | Remove], came: str | None) -> None:
+    """Perform steps in order. ``came`` is the temporary name of the file that has arrived."""
+    for step in steps:
+        if isinstance(step, Remove):
+            with suppress(OSError):
+                storage.remove(step.name)
+        elif step.source is not None:
+            storage.copy(step.source, step.name)
+        elif came is not None:
+            storage.move(came, step.name)
+
+
+def _create(path: Path) -> int:
+    """Create an empty file to write to, and return its descriptor."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def _finish(path: Path, entry: Entry) -> None:
+    """Set the mode and modification time of a received file to those that it had on its node."""
+    with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+        os.chmod(path, entry.mode)
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _answer(writer: asyncio.StreamWriter, message: Message) -> None:
@@ -284,7 +315,7 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
     if kept is None or is_url(kept.where):
         return kept
     folder = Path(kept.where)
-    sizes = OutputFolder(folder).sizes()
+    sizes = tree.sizes(str(folder))
     held = sum(sizes.values())
     with_the_job = kept.archive is not None and held <= WITH_THE_JOB
     archive = project.pack_files(folder, [folder / name for name in sizes]) if with_the_job else None
@@ -303,18 +334,18 @@ def keep(job: Job) -> Iterator[OutputSink | None]:
         return
     where, silence = job.output_dir.where, job.deadlines.heartbeat_timeout
     if not is_url(where):
-        folder = OutputFolder(Path(where))
-        yield OutputSink(folder, job.output_dir.limit, silence, folder.sizes())
+        folder = Folder(Path(where), "node-0")  # so that `is_incoming` knows its temporary names
+        yield OutputSink(folder, job.output_dir.limit, silence, tree.sizes(where))
         return
     name = mark(job.run_id)
     try:
-        remote = Remote(where)
-        before = own(remote.sizes())
-        remote.mark(name)
+        url = Url(where)
+        before = own(url.sizes())
+        url.write(name, b"")
     except OSError as error:
         raise StartError(f"output_dir {where!r} cannot be used: {error}") from None
     try:
-        yield OutputSink(OutputUrl(remote), job.output_dir.limit, silence, before)
+        yield OutputSink(url, job.output_dir.limit, silence, before)
     finally:
         with suppress(OSError):
-            remote.remove(name)
+            url.remove(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from distributor.errors import RunCancelledError, StartError
 from distributor.machine import processes
-from distributor.machine.places import Place, open_place
+from distributor.machine.storage import Storage, open_storage
 from distributor.text import notices
 from distributor.values import lease_record
 from distributor.values.job import Job
@@ -39,12 +39,12 @@ class Lease:
     """A run's right to its name: its record is read, written, renewed and released here.
 
     ``job`` has the folder for checkpoints of the training that the run begins or continues. A run without a name has a
-    lease without a ``place``, which does nothing.
+    lease without a ``storage``, which does nothing.
     """
 
-    def __init__(self, job: Job, place: Place | None = None, times: Times | None = None) -> None:
+    def __init__(self, job: Job, storage: Storage | None = None, times: Times | None = None) -> None:
         self.job = job
-        self._place = place
+        self._storage = storage
         self._times = Times() if times is None else times
         self._record: LeaseRecord | None = None
         self._finished = False
@@ -52,11 +52,11 @@ class Lease:
         self._writing = threading.Lock()
 
     def read(self) -> LeaseRecord | None:
-        return None if self._place is None else lease_record.find(self._place.read)
+        return None if self._storage is None else lease_record.find(self._storage.read)
 
     def _write(self, record: LeaseRecord) -> None:
-        assert self._place is not None
-        self._place.write(FILES[record.sequence % 2], seal(record))
+        assert self._storage is not None
+        self._storage.write(FILES[record.sequence % 2], seal(record))
         self._record = record
 
     def acquire(self, identity: Identity, wanted: Callable[[], bool]) -> int:
@@ -181,7 +181,7 @@ def hold(
         return
     where = lease_record.folder_of(job.checkpoints.dir, job.identity.name)
     try:
-        lease = Lease(job, open_place(where, job.run_id), times)
+        lease = Lease(job, open_storage(where, job.run_id), times)
         training = lease.acquire(job.identity, wanted)
     except OSError as error:
         raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None

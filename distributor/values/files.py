@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -95,18 +94,6 @@ def make_way(folder: str, name: str) -> str:
     if os.path.lexists(path):
         os.unlink(path)
     return path
-
-
-def remove(folder: str, name: str) -> None:
-    """Remove a file if it exists, and then its parent folders that are empty."""
-    path = os.path.join(folder, name)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    while (path := os.path.dirname(path)) != folder:
-        try:
-            os.rmdir(path)
-        except OSError:  # the folder contains other files
-            break
 
 
 def beyond_limit(limit: int) -> str:

@@ -56,7 +56,7 @@ def committed(folder: Path) -> list[int]:
     """The steps that a new process would find."""
     from distributor import Checkpoints
     from distributor.checkpoint.catalog import Catalog
-    from distributor.machine.places import Folder
+    from distributor.machine.storage import Folder
 
     found = Catalog(Folder(folder), Checkpoints(str(folder)))
     return [each.step for each in found.committed() if found.problem(each) is None]

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from distributor.machine.places import Place
+from distributor.machine.storage import Storage
 
 #: What all stores of this process hold, by path.
 FILES: dict[str, bytes] = {}
@@ -117,17 +117,17 @@ class Faulty:
     """A place in which reading some files fails.
 
     Args:
-        place: holds the files.
+        storage: holds the files.
         faults: the error of each file, by the end of its name. ``""`` stands for the list of folders.
     """
 
-    def __init__(self, place: Place, faults: dict[str, OSError]) -> None:
-        self._place = place
+    def __init__(self, storage: Storage, faults: dict[str, OSError]) -> None:
+        self._storage = storage
         self.faults = faults
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._place, name)
-        if name not in ("read", "size", "download", "folders"):
+        method = getattr(self._storage, name)
+        if name not in ("read", "size", "get", "folders"):
             return method
 
         def call(*arguments: str) -> Any:

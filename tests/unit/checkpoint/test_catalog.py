@@ -14,8 +14,8 @@ import stores
 from distributor.checkpoint import catalog
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.records import MANIFEST, Shard, folder_name
-from distributor.machine import places
-from distributor.machine.places import Folder, Place, open_place
+from distributor.machine import storage
+from distributor.machine.storage import Folder, Storage, open_storage
 from distributor.values.checkpoints import Checkpoints
 
 KEEP = Checkpoints("x", keep=2)
@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def _empty_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(places, "PAUSES", (0.0,) * 5)
+    monkeypatch.setattr(storage, "PAUSES", (0.0,) * 5)
     stores.FILES.clear()
     yield
     stores.FILES.clear()
@@ -35,13 +35,13 @@ def _empty_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(params=["folder", "forgetful"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
     """Opens the place anew, as each process does."""
     where = str(tmp_path / "runs") if request.param == "folder" else "forgetful://bucket/run"
-    return lambda: open_place(where)
+    return lambda: open_storage(where)
 
 
-def save(place: Place, step: int, origin: str = "3f-0", content: bytes = b"weights") -> None:
+def save(place: Storage, step: int, origin: str = "3f-0", content: bytes = b"weights") -> None:
     """Saves one shard, and commits it, with a catalog that knows nothing yet."""
     folder = folder_name(step, origin, step)
     shard = Shard("model.pt", len(content), hashlib.sha256(content).hexdigest())
@@ -49,12 +49,12 @@ def save(place: Place, step: int, origin: str = "3f-0", content: bytes = b"weigh
     Catalog(place, KEEP).commit(Draft(folder, step, 1, origin, (shard,), {}))
 
 
-def steps(place: Place) -> list[int]:
+def steps(place: Storage) -> list[int]:
     found = Catalog(place, KEEP)
     return [each.step for each in found.committed() if found.problem(each) is None]
 
 
-def test_checkpoints_are_found_again_and_old_ones_go(opened: Callable[[], Place]) -> None:
+def test_checkpoints_are_found_again_and_old_ones_go(opened: Callable[[], Storage]) -> None:
     assert Catalog(opened(), KEEP).latest({}) is None
     for step in (1, 2, 3, 4):
         save(opened(), step)
@@ -63,23 +63,23 @@ def test_checkpoints_are_found_again_and_old_ones_go(opened: Callable[[], Place]
     assert opened().size(f"{folder_name(2, '3f-0', 2)}/{MANIFEST}") is None
 
 
-def test_the_last_commit_counts_and_not_the_highest_step(opened: Callable[[], Place]) -> None:
+def test_the_last_commit_counts_and_not_the_highest_step(opened: Callable[[], Storage]) -> None:
     save(opened(), 1000)
     save(opened(), 10, origin="aa-0")
     found = Catalog(opened(), KEEP).latest({})
     assert found is not None and found.step == 10
 
 
-def test_a_checkpoint_that_lacks_a_shard_is_not_offered(opened: Callable[[], Place]) -> None:
+def test_a_checkpoint_that_lacks_a_shard_is_not_offered(opened: Callable[[], Storage]) -> None:
     save(opened(), 1)
     save(opened(), 2)
     opened().write(f"{folder_name(2, '3f-0', 2)}/model.pt", b"weigh")
     assert steps(opened()) == [1]
-    opened().remove_file(f"{folder_name(2, '3f-0', 2)}/model.pt")
+    opened().remove(f"{folder_name(2, '3f-0', 2)}/model.pt")
     assert steps(opened()) == [1]
 
 
-def kill_at(place: Place, number: int, torn: bool) -> Place:
+def kill_at(place: Storage, number: int, torn: bool) -> Storage:
     """A place whose so-manyth change kills the process, before it happens or, for a write, in the middle of it."""
     count = 0
     root = place.root
@@ -87,7 +87,7 @@ def kill_at(place: Place, number: int, torn: bool) -> Place:
     class Dying:
         def __getattr__(self, name: str) -> object:
             method = getattr(place, name)
-            if name not in ("write", "remove_file", "remove_folder"):
+            if name not in ("write", "remove", "remove_folder"):
                 return method
 
             def call(*arguments: object) -> object:
@@ -113,7 +113,7 @@ def kill_at(place: Place, number: int, torn: bool) -> Place:
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_kill_at_any_change_leaves_a_committed_step(opened: Callable[[], Place], torn: bool) -> None:
+def test_a_kill_at_any_change_leaves_a_committed_step(opened: Callable[[], Storage], torn: bool) -> None:
     """After each kill, a new process finds a whole checkpoint, and goes on to commit more."""
     save(opened(), 1)
     save(opened(), 2)
@@ -136,7 +136,7 @@ def test_a_kill_at_any_change_leaves_a_committed_step(opened: Callable[[], Place
 
 
 def test_a_store_that_fails_every_third_request_is_asked_again() -> None:
-    place = open_place("forgetful://bucket/run")
+    place = open_storage("forgetful://bucket/run")
     stores.BEFORE.append(stores.fail_every(3))
     for step in range(1, 6):
         save(place, step)
@@ -144,7 +144,7 @@ def test_a_store_that_fails_every_third_request_is_asked_again() -> None:
 
 
 def test_a_store_that_stays_down_leaves_earlier_checkpoints() -> None:
-    place = open_place("forgetful://bucket/run")
+    place = open_storage("forgetful://bucket/run")
     save(place, 1)
     stores.BEFORE.append(stores.fail_every(1))
     with pytest.raises(ConnectionError, match="503 Slow Down"):
@@ -185,7 +185,7 @@ def test_what_nobody_writes_to_any_more_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_holds_a_name_removes_what_other_runs_have_not_committed(tmp_path: Path) -> None:
-    place = open_place(str(tmp_path))
+    place = open_storage(str(tmp_path))
     torn, own, whole = folder_name(3, "aa-0", 3), folder_name(3, "3f-0", 3), folder_name(1, "aa-0", 1)
     save(place, 1, origin="aa-0")
     for name in (torn, own):
@@ -194,7 +194,7 @@ def test_a_run_that_holds_a_name_removes_what_other_runs_have_not_committed(tmp_
     assert [name for name in (torn, own, whole) if (tmp_path / name).exists()] == [own, whole]
 
 
-def test_a_checkpoint_that_cannot_be_committed_is_removed(opened: Callable[[], Place]) -> None:
+def test_a_checkpoint_that_cannot_be_committed_is_removed(opened: Callable[[], Storage]) -> None:
     place = opened()
     place.write("step-1-3f-0-1/model.pt", b"x")
     Catalog(place, KEEP).discard("step-1-3f-0-1")

@@ -52,7 +52,7 @@ def test_a_download_replaces_no_other_file(tmp_path: Path, monkeypatch: pytest.M
     session = Session(Settings(Checkpoints("forgetful://bucket/run"), str(tmp_path), {}, True))
     folder, names = "step-1-3f-0-1", ("a.part", "a", "sub/a.part", "sub/a", "/".join(["s" * 100] * 3))
     for name in names:
-        session.place.write(f"{folder}/{name}", name.encode())
+        session.storage.write(f"{folder}/{name}", name.encode())
     shards = tuple(Shard(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in names)
     found = loading._here(session, Manifest(folder, 1, 1, 0.0, 1, "3f-0", shards))
     there = {str(path.relative_to(found.path)): path.read_text() for path in found.path.rglob("*") if path.is_file()}
@@ -74,7 +74,7 @@ def test_a_name_that_is_not_utf_8_comes_back_from_a_url(
     with folders.checkpoint_folder(1) as folder:
         (folder / name).write_text("weights")
     if damaged:
-        session.place.write(f"step-1-3f-0-1/{name}", b"WEIGHTS")
+        session.storage.write(f"step-1-3f-0-1/{name}", b"WEIGHTS")
         assert loading.load_checkpoint({"value": 0}) is None
         assert r"passes over step-1-3f-0-1 (caf\udce9.pt has other bytes than were saved)" in caplog.text
     else:

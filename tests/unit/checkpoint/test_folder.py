@@ -16,7 +16,7 @@ from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.folder import checkpoint_folder
 from distributor.errors import ConfigurationError
-from distributor.machine.places import Folder
+from distributor.machine.storage import Folder
 from distributor.values.checkpoints import Checkpoints, Settings
 
 torch = pytest.importorskip("torch")
@@ -179,7 +179,7 @@ def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
 
 def test_who_gets_no_folder_holds_up_nobody(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ranks.sessions[1].place = Folder(tmp_path / "file")
+    ranks.sessions[1].storage = Folder(tmp_path / "file")
     ranks.sessions[1]._staging = tmp_path / "file"
     first, second = ranks.run(save(nothing), save(nothing))
     with pytest.raises(NotADirectoryError):
@@ -324,7 +324,7 @@ def test_files_of_a_save_that_failed_are_removed_before_the_next_commit(ranks: R
             save(write)()
         unfinished = list(session.unfinished)
         for folder in unfinished:
-            session.place.write(f"{folder}/model.pt", b"weights")
+            session.storage.write(f"{folder}/model.pt", b"weights")
         session.unfinished.append(session.catalog.committed()[0].folder)
         save(write)()
         return unfinished
@@ -339,4 +339,4 @@ def test_files_of_a_save_that_failed_are_removed_before_the_next_commit(ranks: R
     second.result(LIMIT)
     (unfinished,) = first.result(LIMIT)
     assert ranks.steps == [1, 1]
-    assert unfinished not in [name for name, _ in session.place.folders()]
+    assert unfinished not in [name for name, _ in session.storage.folders()]

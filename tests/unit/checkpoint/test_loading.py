@@ -20,8 +20,8 @@ from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Shard, folder_name
-from distributor.machine import places
-from distributor.machine.places import Place, open_place
+from distributor.machine import storage
+from distributor.machine.storage import Storage, open_storage
 from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints, Settings
 
@@ -36,7 +36,7 @@ def name(step: int) -> str:
     return folder_name(step, "3f-0", step)
 
 
-def save(catalog: Catalog, place: Place, step: int, **metrics: float) -> None:
+def save(catalog: Catalog, place: Storage, step: int, **metrics: float) -> None:
     content = b"weights of step %d" % step
     shard = Shard("model.pt", len(content), hashlib.sha256(content).hexdigest())
     place.write(f"{name(step)}/model.pt", content)
@@ -45,16 +45,16 @@ def save(catalog: Catalog, place: Place, step: int, **metrics: float) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(places, "PAUSES", (0.0,) * 5)
+    monkeypatch.setattr(storage, "PAUSES", (0.0,) * 5)
     monkeypatch.setattr(stores, "FILES", {})
     yield
     stores.BEFORE.clear()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Storage:
     """Three checkpoints."""
-    made = open_place(str(tmp_path))
+    made = open_storage(str(tmp_path))
     catalog = Catalog(made, Checkpoints("x"))
     for step in (1, 2, 3):
         save(catalog, made, step)
@@ -62,7 +62,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def latest(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int | None]:
+def latest(place: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int | None]:
     """Returns the step of ``latest_checkpoint`` in a process of its own, whose place may have faults."""
 
     def find(call: str = "latest_checkpoint", /, checkpoints: Checkpoints | None = None, **faults: Any) -> int | None:
@@ -77,8 +77,8 @@ def latest(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
 def open_session(checkpoints: Checkpoints, faults: dict[str, OSError]) -> Session:
     session = Session(Settings(checkpoints, None, {}, True))
     session._exchange = Exchange(None, 0, 1), "3f-1"
-    session.place = stores.Faulty(session.place, faults)  # type: ignore[assignment]
-    session.catalog = Catalog(session.place, checkpoints)
+    session.storage = stores.Faulty(session.storage, faults)  # type: ignore[assignment]
+    session.catalog = Catalog(session.storage, checkpoints)
     return session
 
 
@@ -172,7 +172,7 @@ def test_a_missing_or_truncated_file_is_never_silent(
 
 
 def test_an_older_checkpoint_that_was_removed_is_not_spoken_of(
-    place: Place, latest: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Storage, latest: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two were superfluous, and the user has removed another one, which the index still names."""
     save(Catalog(place, Checkpoints("x", keep=2)), place, 4)
@@ -214,7 +214,7 @@ def test_a_checkpoint_of_a_newer_version_alone_is_an_error(tmp_path: Path, lates
 
 
 def test_the_second_best_takes_the_place_of_a_damaged_best(
-    latest: Any, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    latest: Any, place: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     catalog = Catalog(place, BEST)
     for step, loss in ((4, 0.1), (5, 0.3), (6, 0.2), (7, 0.9)):
@@ -227,7 +227,7 @@ def test_the_second_best_takes_the_place_of_a_damaged_best(
 
 
 def test_a_url_that_fails_on_one_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    place = open_place("forgetful://bucket/run")
+    place = open_storage("forgetful://bucket/run")
     catalog = Catalog(place, Checkpoints("x"))
     for step in (1, 2, 3):
         save(catalog, place, step)
@@ -251,7 +251,7 @@ def test_a_damaged_file_at_a_url_costs_its_own_checkpoint(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``latest_checkpoint`` downloads the files, and so learns of it."""
-    place = open_place("forgetful://bucket/run")
+    place = open_storage("forgetful://bucket/run")
     catalog = Catalog(place, Checkpoints("x"))
     for step in (1, 2):
         save(catalog, place, step)
@@ -271,7 +271,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int | None:
 
 @pytest.mark.parametrize("damage", ["unreadable", "changed"])
 def test_the_true_reason_of_a_file_that_is_not_loaded(
-    place: Place, damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Storage, damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / name(3) / "model.pt"
     if damage == "unreadable":  # its size is 0
@@ -289,7 +289,7 @@ def test_the_true_reason_of_a_file_that_is_not_loaded(
 
 
 @pytest.mark.parametrize("error", [EIO, EACCES])
-def test_what_cannot_be_read_stays_and_is_found_again(place: Place, error: OSError, tmp_path: Path) -> None:
+def test_what_cannot_be_read_stays_and_is_found_again(place: Storage, error: OSError, tmp_path: Path) -> None:
     """It is not removed, counts for none of those that are kept, and is not newer than what is committed meanwhile."""
     one = Checkpoints("x", keep=1)
     catalog = Catalog(stores.Faulty(place, {f"{name(3)}/{MANIFEST}": error}), one)  # type: ignore[arg-type]
@@ -301,7 +301,7 @@ def test_what_cannot_be_read_stays_and_is_found_again(place: Place, error: OSErr
     assert [each.step for each in Catalog(place, one).committed()] == [5, 3]
 
 
-def test_what_cannot_be_read_is_older_than_what_is_committed_meanwhile(place: Place, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_older_than_what_is_committed_meanwhile(place: Storage, tmp_path: Path) -> None:
     """Even if the index that counts it cannot be read either."""
     newest = max(INDEX, key=lambda file: sealed.read(Index, (tmp_path / file).read_bytes()).sequence)
     faults: dict[str, OSError] = {f"{name(3)}/{MANIFEST}": EIO, newest: EIO}
@@ -310,7 +310,7 @@ def test_what_cannot_be_read_is_older_than_what_is_committed_meanwhile(place: Pl
     assert numbers[4] > numbers[3]
 
 
-def test_one_bad_record_stops_no_removal_of_others(place: Place, tmp_path: Path) -> None:
+def test_one_bad_record_stops_no_removal_of_others(place: Storage, tmp_path: Path) -> None:
     """A folder in the place of a manifest, and an abandoned folder whose manifest cannot be read."""
     torn = folder_name(9, "3f-0", 9)
     for folder in (name(2), torn):
@@ -329,7 +329,9 @@ def test_one_bad_record_stops_no_removal_of_others(place: Place, tmp_path: Path)
 
 @pytest.mark.parametrize("error", [EIO, IsADirectoryError(errno.EISDIR, "Is a directory")])
 @pytest.mark.parametrize("file", INDEX)
-def test_an_index_that_cannot_be_read_is_not_replaced(place: Place, file: str, error: OSError, tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_read_is_not_replaced(
+    place: Storage, file: str, error: OSError, tmp_path: Path
+) -> None:
     before = (tmp_path / file).read_bytes()
     catalog = Catalog(stores.Faulty(place, {file: error}), Checkpoints("x"))  # type: ignore[arg-type]
     for step in (4, 5):
@@ -346,7 +348,7 @@ def test_an_index_that_cannot_be_read_is_not_replaced(place: Place, file: str, e
     ],
 )
 def test_checkpoints_that_cannot_be_loaded_take_no_room_of_good_ones(
-    place: Place,
+    place: Storage,
     faults: dict[str, OSError],
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -367,7 +369,7 @@ def test_checkpoints_that_cannot_be_loaded_take_no_room_of_good_ones(
 
 
 def test_a_list_of_folders_is_not_stopped_by_one_file(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a folder has changed last is not known if one of its files cannot be looked at."""
     stat = os.stat
@@ -377,7 +379,7 @@ def test_a_list_of_folders_is_not_stopped_by_one_file(
             raise ESTALE
         return stat(path, *arguments, **options)
 
-    monkeypatch.setattr(places.os, "stat", fail)
+    monkeypatch.setattr(storage.os, "stat", fail)
     changed = dict(place.folders())
     assert changed[name(2)] is None
     assert None not in (changed[name(1)], changed[name(3)])
@@ -386,9 +388,9 @@ def test_a_list_of_folders_is_not_stopped_by_one_file(
 def test_a_url_that_has_failed_is_not_asked_for_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it answers, so that a store that fails as a whole is an error soon, however many files it has."""
     slept: list[float] = []
-    monkeypatch.setattr(places, "PAUSES", (0.1, 0.3, 1.0, 3.0, 9.0))
-    monkeypatch.setattr(places.time, "sleep", slept.append)
-    place = open_place("forgetful://bucket/run")
+    monkeypatch.setattr(storage, "PAUSES", (0.1, 0.3, 1.0, 3.0, 9.0))
+    monkeypatch.setattr(storage.time, "sleep", slept.append)
+    place = open_storage("forgetful://bucket/run")
     stores.BEFORE.append(stores.fail_every(1))
     for _ in range(2):
         with pytest.raises(ConnectionError):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
+from distributor.machine.storage import Folder
 from distributor.output.file_versions import Version, Versions, names
-from distributor.output.store import OutputFolder
+from distributor.output.sink import apply
 from distributor.values.files import incoming, is_incoming
 
 
@@ -26,14 +27,14 @@ def test_what_is_kept_depends_on_the_last_versions_only(told: list[tuple[int, st
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        store, versions, held = OutputFolder(Path(folder)), Versions(), {}
+        store, versions, held = Folder(Path(folder)), Versions(), {}
         for node, content in told:
             new = None if content is None else version(content)
             came = None
             if new is not None and content is not None and not versions.knows("x", new):
                 came = "came"
                 Path(folder, came).write_text(content)
-            store.apply(versions.change("x", node, new), came)
+            apply(store, versions.change("x", node, new), came)
             held[node] = content
         last = {node: content for node, content in held.items() if content is not None}
         expected = names("x", {node: version(content) for node, content in last.items()})
@@ -62,9 +63,9 @@ def test_the_names_of_long_files_fit() -> None:
 
 
 def test_an_empty_folder_goes_with_its_last_file(tmp_path: Path) -> None:
-    store = OutputFolder(tmp_path / "out")
+    store = Folder(tmp_path / "out")
     (tmp_path / "out/a/b").mkdir(parents=True)
     (tmp_path / "out/a/b/c.txt").touch()
-    store.discard("a/b/c.txt")
+    store.remove("a/b/c.txt")
     assert list((tmp_path / "out").iterdir()) == []
-    store.discard("absent")
+    store.remove("absent")

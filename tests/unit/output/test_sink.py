@@ -14,9 +14,10 @@ from jobs import make_job
 
 from distributor.channel import frames
 from distributor.errors import StartError
+from distributor.machine.storage import Folder
+from distributor.output import sink as module
 from distributor.output.file_versions import Version
 from distributor.output.sink import OutputSink, keep
-from distributor.output.store import OutputFolder
 from distributor.values.files import Brought, Entry
 from distributor.values.job import OutputDir
 from distributor.values.messages import Delete, Message, Proceed, Received, Refused, Upload
@@ -58,7 +59,7 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_arrives_with_its_mode_and_time(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
     assert bring(output_sink, 0, "a/b.txt", b"content") == [Proceed(), Received()]
     about = (tmp_path / "a/b.txt").stat()
     assert (about.st_mode & 0o777, about.st_mtime_ns) == (0o640, 10**18)
@@ -78,14 +79,14 @@ def test_a_file_that_becomes_shorter_as_it_is_sent_ends_the_connection(
             pass
 
         writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None), "drain": staticmethod(drain)})
-        await OutputSink(OutputFolder(tmp_path), 100, 5).give(writer)
+        await OutputSink(Folder(tmp_path), 100, 5).give(writer)
 
     with pytest.raises(ConnectionError, match="a has become shorter while it was being sent to a node"):
         asyncio.run(give())
 
 
 def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
     bring(output_sink, 1, "a", b"same")
     assert bring(output_sink, 0, "a", b"same") == [Received()]
     assert there(tmp_path) == {"a": b"same"}
@@ -96,7 +97,7 @@ def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
     [(b"short", {"size": 9}), (b"other", {"digest": "0" * 64})],
 )
 def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: dict[str, Any], tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
     with pytest.raises(OSError):
         bring(output_sink, 0, "a/b", content, **about)
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +106,7 @@ def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: di
 
 
 def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 0.05)
+    output_sink = OutputSink(Folder(tmp_path), 100, 0.05)
 
     async def wait() -> None:
         writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None)})
@@ -117,7 +118,7 @@ def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 10, 5)
+    output_sink = OutputSink(Folder(tmp_path), 10, 5)
     bring(output_sink, 0, "a", b"123456")
     (refused,) = bring(output_sink, 0, "b", b"12345")
     assert isinstance(refused, Refused) and "would exceed output_limit (10 bytes)" in refused.why
@@ -140,7 +141,7 @@ def test_the_limit_counts_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 10, 5)
+    output_sink = OutputSink(Folder(tmp_path), 10, 5)
     bring(output_sink, 0, "a", b"123456")
     (refused,) = bring(output_sink, 1, "a", b"654321")
     assert isinstance(refused, Refused)
@@ -148,7 +149,7 @@ def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
 
     def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -161,7 +162,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 12, 5)
+    output_sink = OutputSink(Folder(tmp_path), 12, 5)
     brought = [Brought(node, entry("a", content), [content]) for node, content in ((1, b"one"), (0, b"zero"))]
     output_sink.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
     assert there(tmp_path) == {"a": b"zero", "a.node-1": b"one"}
@@ -172,7 +173,7 @@ def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
 
 
 def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path) -> None:
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
     output_sink.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
     assert (
@@ -181,13 +182,13 @@ def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path)
 
 
 def test_a_full_disk_keeps_no_part_of_what_comes_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output_sink, create = OutputSink(OutputFolder(tmp_path), 100, 5), OutputFolder.open
+    output_sink, create = OutputSink(Folder(tmp_path), 100, 5), module._create
 
-    def full(store: OutputFolder, name: str) -> int:
-        os.close(create(store, name))
+    def full(path: Path) -> int:
+        os.close(create(path))
         return os.open("/dev/full", os.O_WRONLY)
 
-    monkeypatch.setattr(OutputFolder, "open", full)
+    monkeypatch.setattr(module, "_create", full)
     output_sink.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
     assert list(tmp_path.iterdir()) == []
     assert output_sink.warnings == [
@@ -214,7 +215,7 @@ def test_a_url_that_fails_as_the_run_starts() -> None:
 
 def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) -> None:
     """A node that has the version that was kept when it said so need not have it when its turn comes."""
-    output_sink = OutputSink(OutputFolder(tmp_path), 100, 5)
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
     bring(output_sink, 0, "a", b"first")
     first = Version(entry("a", b"first").digest, 5)
     bring(output_sink, 0, "a", b"second")
@@ -238,7 +239,7 @@ def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch:
 
 def test_each_job_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
     """Nodes bring files at the same time, in one job and in the next."""
-    output_sink = OutputSink(OutputFolder(tmp_path), 1 << 20, 5.0)
+    output_sink = OutputSink(Folder(tmp_path), 1 << 20, 5.0)
 
     async def bring_all(job: int) -> list[list[Message]]:
         content = b"x" * 1000

@@ -18,7 +18,7 @@ from jobs import make_job
 from distributor import Checkpoints
 from distributor.errors import ConfigurationError, RunCancelledError, StartError
 from distributor.machine import processes
-from distributor.machine.places import Folder
+from distributor.machine.storage import Folder
 from distributor.run import lease
 from distributor.run.lease import Lease, Times, hold
 from distributor.values import lease_record

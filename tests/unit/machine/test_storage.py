@@ -1,0 +1,57 @@
+"""Folders and URLs as storage."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from distributor.machine.storage import Folder, Storage, Url, check
+
+
+@pytest.mark.parametrize("kind", ["folder", "url"])
+def test_a_storage_keeps_files(tmp_path: Path, kind: str) -> None:
+    storage: Storage = Folder(tmp_path / "run") if kind == "folder" else Url(f"file://{tmp_path}/run/")
+    assert (storage.sizes(), storage.folders(), storage.read("b/c.txt")) == ({}, [], None)
+    (tmp_path / "a").write_text("content")
+    storage.put(str(tmp_path / "a"), "b/c.txt")
+    storage.copy("b/c.txt", "copy")
+    storage.move("copy", "d/moved")
+    storage.upload(str(tmp_path / "a"), "e")
+    storage.write("e", b"new")
+    storage.sync("b")
+    assert storage.sizes() == {"b/c.txt": 7, "d/moved": 7, "e": 3}
+    assert sorted(name for name, changed in storage.folders() if changed is not None) == ["b", "d"]
+    storage.get("d/moved", str(tmp_path / "back/a"))
+    assert (tmp_path / "back/a").read_text() == "content"
+    for _ in range(2):
+        storage.remove("d/moved")
+        storage.remove_folder("b")
+    check(storage, "probe")
+    assert storage.sizes() == {"e": 3}
+    assert (storage.size("d/moved"), storage.size("e"), storage.read("e")) == (None, 3, b"new")
+    storage.write("f/g", b"")
+    with pytest.raises(IsADirectoryError):
+        storage.size("f")
+
+
+def test_all_errors_are_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Url(f"file://{tmp_path}")
+    with pytest.raises(OSError):
+        remote.get("absent", str(tmp_path / "target"))
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(remote._fs, "rm_file", refuse)
+    remote.remove("a")  # there is none
+    (tmp_path / "a").touch()
+    with pytest.raises(OSError, match="RuntimeError: no credentials"):
+        remote.remove("a")
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(OSError, match="fsspec is not installed"):
+        Url("file:///tmp")
