@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distributor.channel.rank_slots import RankSlots, Slot
-from distributor.node import rank_supervisor
+from distributor.node import rank_state
 from distributor.node.rank_supervisor import HANDLED, RankSupervisor
 from distributor.values import layout, messages
 from distributor.values.job import Function, Script, Target
@@ -60,7 +60,7 @@ class Ranks(RankSupervisor):
         """The same, where some ranks serve the others."""
         self.begin()
         self.await_end(DEADLINE)
-        if self.stopping or self._failed:
+        if self.stopping or self._state.has_failed:
             self.stop()
         else:
             self.release()
@@ -128,7 +128,7 @@ def test_ranks_that_serve_were_released_at_one_moment_however_late_they_end() ->
     def tell(message: messages.Message) -> None:
         ranks.told.append(message)
         if isinstance(message, messages.RankExited) and message.local_rank == 2:
-            os.kill(ranks._ranks[1].pid, signal.SIGKILL)
+            os.kill(ranks._processes[1].pid, signal.SIGKILL)
 
     ranks._tell = tell
     ranks.thread = threading.Thread(target=ranks.meet_servers, daemon=True)
@@ -250,7 +250,7 @@ def test_sigterm_from_outside_is_for_the_agent_to_decide_about() -> None:
 
 def test_a_rank_that_is_killed_before_it_begins_was_started() -> None:
     ranks = Ranks(int)
-    ranks._start(0, lambda: ranks._spawn(0))
+    ranks._start(lambda: ranks._spawn(0))
     threading.Thread(target=lambda: ranks.await_end(DEADLINE) and ranks.end(), daemon=True).start()
     ranks.run()
     assert [type(each) for each in ranks.told] == [messages.RanksStarted, messages.RankExited]
@@ -290,4 +290,4 @@ def test_a_rank_that_fails_by_itself_stops_the_others_at_once() -> None:
     ranks.thread.start()
     ranks.run()
     first, other = ranks.exits()[0], ranks.exits()[1]
-    assert other.stopped is not None and other.stopped - first.moment < 0.5 * rank_supervisor._PATIENCE
+    assert other.stopped is not None and other.stopped - first.moment < 0.5 * rank_state.PATIENCE
