@@ -162,7 +162,8 @@ class TrainingError(DistributorError):
         error. The rank's exception is not stored there.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
-        if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
+        caller = getattr(sys, "_getframe", None)  # an interpreter without it prints the exception twice
+        if cause is not None or (caller and caller(1).f_globals.get("__name__") == traceback.__name__):
             return cause
         return getattr(self, "_original", None)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distributor.errors import ConfigurationError, DistributorError
 from distributor.schedulers.spark import java
-from distributor.text import wording
+from distributor.text import notices, wording
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -198,9 +198,21 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
     if python is None or context.pythonExec != _SPARKS_PYTHON:
         return context
-    view = type(context).__new__(type(context))
-    vars(view).update(vars(context), pythonExec=python)
-    return view
+    return _with_python(context, python)
+
+
+def _with_python(context: SparkContext, python: str) -> SparkContext:
+    """Return a second object for a context, with another Python; the same one if PySpark's contexts have changed."""
+    try:
+        view = type(context).__new__(type(context))
+        vars(view).update(vars(context), pythonExec=python)
+        if vars(view).keys() == vars(context).keys() and view.defaultParallelism == context.defaultParallelism:
+            return view
+    except Exception as error:
+        notices.logger.debug("no second SparkContext: %s", error)
+    told = "this PySpark has another SparkContext than expected, so executors run %s: set spark.pyspark.python to %s"
+    notices.logger.warning(told, context.pythonExec, python)
+    return context
 
 
 def set_connect_python(session: SparkSession) -> None:
@@ -235,8 +247,13 @@ def without_bar(session: SparkSession) -> Iterator[None]:
             while not ended.wait(_BAR_INTERVAL):
                 _hide_bar(bar.get())
 
-    with suppress(Exception):
+    try:
         _hide_bar(bar.get())
+    except Exception as error:
+        told = "Spark's progress bar cannot be hidden (%s), so it may break log lines: set %s to false"
+        notices.logger.warning(told, _first_words(error), "spark.ui.showConsoleProgress")
+        yield
+        return
     keeper = threading.Thread(target=keep_away, name="distributor-bar", daemon=True)
     keeper.start()
     try:
@@ -251,15 +268,13 @@ def without_bar(session: SparkSession) -> Iterator[None]:
 def _hide_bar(bar: Any) -> None:
     """Clear Spark's progress bar and hide it for ten seconds.
 
-    ``refresh`` draws no bar until half a second after ``lastFinishTime``. In a version of Spark without this field, the
-    bar is hidden for only half a second. Source:
+    ``refresh`` draws no bar until half a second after ``lastFinishTime``. Source:
     https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/ui/ConsoleProgressBar.scala
     """
     bar.finishAll()
-    with suppress(Exception):
-        field = bar.getClass().getDeclaredField("lastFinishTime")
-        field.setAccessible(True)
-        field.setLong(bar, int((time.time() + _BAR_ORDER) * 1000))
+    field = bar.getClass().getDeclaredField("lastFinishTime")
+    field.setAccessible(True)
+    field.setLong(bar, int((time.time() + _BAR_ORDER) * 1000))
 
 
 def _start_java(settings: Mapping[str, str]) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distributor.rank import lookups
 
 #: Prints whether descriptors, threads and files are as they were before.
@@ -27,6 +29,15 @@ def test_switching_off_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SWITCH, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+def test_a_store_that_takes_other_arguments_leaves_look_ups_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def store(host: str) -> None: ...
+
+    monkeypatch.setattr("torch.distributed.TCPStore", store)
+    monkeypatch.setattr(lookups, "_done", False)
+    lookups.switch_off(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_comes_up_at_once_is_no_warning() -> None:

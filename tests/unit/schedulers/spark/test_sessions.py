@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,10 +118,10 @@ def test_gpus_of_a_driver_whose_jvm_has_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Bar:
-    """Spark's progress bar, without the private field that hides it for longer."""
+    """Spark's progress bar, and its class and private field."""
 
     def __init__(self, shown: bool = True) -> None:
-        self.shown, self.hidden = shown, 0
+        self.shown, self.hidden, self.fields = shown, 0, ["lastFinishTime"]
         self.third = threading.Event()
 
     def progressBar(self) -> Bar:
@@ -131,6 +132,20 @@ class Bar:
 
     def get(self) -> Bar:
         return self
+
+    def getClass(self) -> Bar:
+        return self
+
+    def getDeclaredField(self, name: str) -> Bar:
+        if name not in self.fields:
+            raise RuntimeError(f"java.lang.NoSuchFieldException: {name}")
+        return self
+
+    def setAccessible(self, _: bool) -> None:
+        pass
+
+    def setLong(self, bar: Bar, milliseconds: int) -> None:
+        assert milliseconds > time.time() * 1000
 
     def finishAll(self) -> None:
         self.hidden += 1
@@ -150,6 +165,49 @@ def test_sparks_bar_is_hidden_again_and_again_until_the_end() -> None:
         assert bar.third.wait(watch.DEADLINE)
     assert bar.hidden >= 4  # the last order ends the earlier ones
     assert not [thread for thread in threading.enumerate() if thread.name == "distributor-bar"]
+
+
+def test_a_bar_that_cannot_be_hidden_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    bar = Bar()
+    bar.fields.clear()
+    with without_bar(with_bar(bar)):
+        assert not [thread for thread in threading.enumerate() if thread.name == "distributor-bar"]
+    (record,) = caplog.records
+    assert "set spark.ui.showConsoleProgress to false" in record.getMessage()
+
+
+class Context:
+    """A SparkContext, as far as a second one for the same JVM needs it."""
+
+    pythonExec = "python3"
+
+    def __init__(self) -> None:
+        self.pythonExec, self.defaultParallelism = "python3", 2
+
+
+class Sealed(Context):
+    """A context of which no second object can be made."""
+
+    def __new__(cls, *given: object) -> Sealed:
+        if not given:
+            raise TypeError("use SparkContext.getOrCreate()")
+        return super().__new__(cls)
+
+    def __init__(self, *given: object) -> None:
+        super().__init__()
+
+
+def test_a_second_context_has_another_python(caplog: pytest.LogCaptureFixture) -> None:
+    context: Any = Context()
+    assert sessions._with_python(context, "/env/python").pythonExec == "/env/python"
+    assert (context.pythonExec, caplog.records) == ("python3", [])
+
+
+def test_a_context_that_cannot_be_copied_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    context: Any = Sealed("given")
+    assert sessions._with_python(context, "/env/python") is context
+    (record,) = caplog.records
+    assert "set spark.pyspark.python to /env/python" in record.getMessage()
 
 
 def test_without_a_bar_nothing_is_hidden() -> None:
