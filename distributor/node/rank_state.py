@@ -2,9 +2,9 @@
 
 ::
 
-    Waiting ──Begin──▶ Running ──a failure──▶ Holding ─┐
-       │                  │                            ▼
-       └────── Stop ──────┴───── Stop, Release ───▶ Stopping ──grace period──▶ Killing
+    NotBegun ──begin──▶ Begun ──a failure──▶ AwaitingCause ─┐
+       │                  │                                 ▼
+       └────── stop ──────┴───── stop, release ──────▶ Terminating ──grace period──▶ Killed
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginRanks:
     """All nodes have met: the ranks may begin."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopRequested:
     """Stop the ranks. ``ordered`` is by the agent, which ends the ranks itself if ``fast``: send no SIGTERM."""
 
     ordered: bool = False
@@ -34,12 +34,12 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseRequested:
     """End ranks that only serve others, such as parameter servers. They count as succeeded."""
 
 
 @dataclass(frozen=True)
-class Exited:
+class ProcessExited:
     """A rank has ended. ``early``: before its function returned. ``echoes``: it failed because another was lost."""
 
     local_rank: int
@@ -49,7 +49,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class GotSigterm:
+class SigtermReceived:
     """The launcher got SIGTERM from outside."""
 
 
@@ -58,72 +58,72 @@ class TimePassed:
     """The deadline may be over."""
 
 
-Event = Begin | Stop | Release | Exited | GotSigterm | TimePassed
+Event = BeginRanks | StopRequested | ReleaseRequested | ProcessExited | SigtermReceived | TimePassed
 
 
 @dataclass(frozen=True)
-class Spawn:
+class SpawnRanks:
     """Start the ranks that have not been forked."""
 
 
 @dataclass(frozen=True)
-class Announce:
+class TellStarted:
     """Tell the agent that all ranks have been started."""
 
 
 @dataclass(frozen=True)
-class LetBegin:
+class OpenGate:
     """Let the ranks begin."""
 
 
 @dataclass(frozen=True)
-class Tell:
+class TellAgent:
     """Tell the agent."""
 
     message: Message
 
 
 @dataclass(frozen=True)
-class Signal:
+class SignalRanks:
     """Send a signal to these local ranks."""
 
     number: signal.Signals
     local_ranks: tuple[int, ...]
 
 
-Action = Spawn | Announce | LetBegin | Tell | Signal
+Action = SpawnRanks | TellStarted | OpenGate | TellAgent | SignalRanks
 
 
 @dataclass(frozen=True)
-class Waiting:
+class NotBegun:
     """The ranks wait, or are not started. They have run no user code, and get no grace period."""
 
 
 @dataclass(frozen=True)
-class Running:
+class Begun:
     """The ranks have begun."""
 
 
 @dataclass(frozen=True)
-class Holding:
+class AwaitingCause:
     """A rank has failed. Until ``until``, another failure may explain it, or the agent may order what follows."""
 
     until: float
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Terminating:
     """The ranks have been told to stop, and are killed at ``until``."""
 
     until: float
 
 
 @dataclass(frozen=True)
-class Killing:
+class Killed:
     """The ranks have been killed."""
 
 
-Phase = Waiting | Running | Holding | Stopping | Killing
+Phase = NotBegun | Begun | AwaitingCause | Terminating | Killed
 
 
 @dataclass
@@ -142,21 +142,21 @@ class RankState:
     def __init__(self, grace_period: float, *, spare: bool) -> None:
         self.ranks: list[Rank] = []  # by local rank, once started
         self.has_begun = False
-        self.phase: Phase = Waiting()
+        self.phase: Phase = NotBegun()
         self._grace_period = grace_period
         self._spare = spare
-        self._stop: Stop | None = None
+        self._stop: StopRequested | None = None
         self._releases = False
         self._announced = False
 
     @property
     def deadline(self) -> float | None:
-        return self.phase.until if isinstance(self.phase, Holding | Stopping) else None
+        return self.phase.until if isinstance(self.phase, AwaitingCause | Terminating) else None
 
     @property
     def is_stopping(self) -> bool:
         """Whether a stop has been requested or has begun."""
-        return self._stop is not None or isinstance(self.phase, Stopping | Killing)
+        return self._stop is not None or isinstance(self.phase, Terminating | Killed)
 
     @property
     def has_stopped(self) -> bool:
@@ -180,20 +180,20 @@ class RankState:
         """Take an event, and return what to do, in order."""
         actions: list[Action] = []
         match event:
-            case Begin() if isinstance(self.phase, Waiting):
-                self.phase, self.has_begun = Running(), True
-                actions = [Spawn(), *self._announce(), LetBegin()]
-            case Stop():
-                before = self._stop or Stop()
-                self._stop = Stop(before.ordered or event.ordered, before.fast or event.fast)
-            case Release():
+            case BeginRanks() if isinstance(self.phase, NotBegun):
+                self.phase, self.has_begun = Begun(), True
+                actions = [SpawnRanks(), *self._announce(), OpenGate()]
+            case StopRequested():
+                before = self._stop or StopRequested()
+                self._stop = StopRequested(before.ordered or event.ordered, before.fast or event.fast)
+            case ReleaseRequested():
                 self._releases = True
                 for number in self.running():
                     self.ranks[number].released = self.ranks[number].released or now
-            case Exited():
+            case ProcessExited():
                 actions = self._exited(event, now)
-            case GotSigterm():
-                actions = [Tell(Terminated())]
+            case SigtermReceived():
+                actions = [TellAgent(Terminated())]
         return actions + self._go_on(now)
 
     def _announce(self) -> list[Action]:
@@ -201,30 +201,30 @@ class RankState:
         if self._announced:
             return []
         self._announced = True
-        return [Announce()]
+        return [TellStarted()]
 
-    def _exited(self, event: Exited, now: float) -> list[Action]:
+    def _exited(self, event: ProcessExited, now: float) -> list[Action]:
         rank = self.ranks[event.local_rank]
         code = event.code if rank.released is None else 0
         early = event.early and code == 0 and rank.released is None
         exited = RankExited(event.local_rank, code, rank.stopped, now, rank.released, early)
         rank.succeeded, rank.echoes = exited.succeeded, event.echoes and code >= 0
-        return [*self._announce(), Tell(exited)]
+        return [*self._announce(), TellAgent(exited)]
 
     def _go_on(self, now: float) -> list[Action]:
         """Stop the ranks if a stop, a release or a failure asks for it, and kill them after the grace period."""
         if not (self._stop or self.has_failed or (self._releases and self.running())):
             return []
-        if isinstance(self.phase, Stopping):
+        if isinstance(self.phase, Terminating):
             if now < self.phase.until:
                 return []
-            self.phase = Killing()
+            self.phase = Killed()
             return self._signal(signal.SIGKILL, now)
-        if isinstance(self.phase, Killing):
+        if isinstance(self.phase, Killed):
             return []
         if self._holds(now):
             return []
-        self.phase = Stopping(now + (self._grace_period if self.has_begun else 0.0))
+        self.phase = Terminating(now + (self._grace_period if self.has_begun else 0.0))
         return self._signal(None if self._stop and self._stop.fast else signal.SIGTERM, now)
 
     def _holds(self, now: float) -> bool:
@@ -238,9 +238,9 @@ class RankState:
         failed = [rank for rank in self.ranks if rank.succeeded is False]
         if not self._spare and not (failed and all(rank.echoes for rank in failed)):
             return False
-        if isinstance(self.phase, Running):
-            self.phase = Holding(now + PATIENCE)
-        return isinstance(self.phase, Holding) and now < self.phase.until
+        if isinstance(self.phase, Begun):
+            self.phase = AwaitingCause(now + PATIENCE)
+        return isinstance(self.phase, AwaitingCause) and now < self.phase.until
 
     def _signal(self, number: signal.Signals | None, now: float) -> list[Action]:
         """Note that running ranks are being stopped, and send them a signal, if any."""
@@ -248,4 +248,4 @@ class RankState:
         for rank in (self.ranks[local_rank] for local_rank in running):
             if rank.stopped is None and rank.released is None:
                 rank.stopped = now
-        return [Signal(number, running)] if number is not None and running else []
+        return [SignalRanks(number, running)] if number is not None and running else []

@@ -23,18 +23,18 @@ from distributor.machine.processes import die_with_parent, pidfd_open, readable
 from distributor.node import launchers, rank_exits
 from distributor.node.rank_state import (
     Action,
-    Announce,
-    Begin,
+    BeginRanks,
     Event,
-    Exited,
-    GotSigterm,
-    LetBegin,
+    OpenGate,
+    ProcessExited,
     RankState,
-    Release,
-    Signal,
-    Spawn,
-    Stop,
-    Tell,
+    ReleaseRequested,
+    SignalRanks,
+    SigtermReceived,
+    SpawnRanks,
+    StopRequested,
+    TellAgent,
+    TellStarted,
     TimePassed,
 )
 from distributor.rank import process
@@ -86,8 +86,8 @@ class RankSupervisor:
             signal.signal(number, self._note_signal)
 
     def _note_signal(self, number: int, _: Any) -> None:
-        order = Stop(ordered=True, fast=number == layout.FAST_KILL_SIGNAL)
-        self._asked.append(order if number in _ORDERS else GotSigterm())
+        order = StopRequested(ordered=True, fast=number == layout.FAST_KILL_SIGNAL)
+        self._asked.append(order if number in _ORDERS else SigtermReceived())
 
     def _ask(self, event: Event) -> None:
         self._asked.append(event)
@@ -130,7 +130,7 @@ class RankSupervisor:
 
     def begin(self) -> dict[int, int]:
         """Let the ranks begin, and return their pids by local rank."""
-        self._ask(Begin())
+        self._ask(BeginRanks())
         with self._changed:
             self._changed.wait_for(lambda: self._state.has_begun)
         return {local_rank: process.pid for local_rank, process in enumerate(self._processes)}
@@ -153,13 +153,13 @@ class RankSupervisor:
 
     def stop(self) -> None:
         """Stop the ranks, and return once all have ended."""
-        self._ask(Stop())
+        self._ask(StopRequested())
         self._await_none()
 
     def release(self) -> None:
         """End serving ranks, and return once they have ended. They count as succeeded."""
         if self._state.running():
-            self._ask(Release())
+            self._ask(ReleaseRequested())
         self._await_none()
 
     def _await_none(self) -> None:
@@ -181,19 +181,19 @@ class RankSupervisor:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Spawn():
+            case SpawnRanks():
                 for local_rank in range(len(self._processes), self._order.plan.node.local_world_size):
                     self._start(partial(self._spawn, local_rank))
-            case Announce():
+            case TellStarted():
                 pids = tuple(process.pid for process in self._processes)
                 self._tell(messages.RanksStarted(pids, time.time()))
-            case LetBegin() if self._gate is not None:
+            case OpenGate() if self._gate is not None:
                 os.write(self._gate, b"x" * len(self._processes))
                 os.close(self._gate)
                 self._gate = None
-            case Tell():
+            case TellAgent():
                 self._tell(action.message)
-            case Signal():
+            case SignalRanks():
                 for local_rank in action.local_ranks:
                     os.kill(self._processes[local_rank].pid, action.number)
 
@@ -252,4 +252,4 @@ class RankSupervisor:
         os.close(process.pidfd)
         ending = rank_exits.read(self._order.slots_fd, local_rank)
         early = rank_exits.leaves_early(self._order.plan.target, ending)
-        self._take(Exited(local_rank, os.waitstatus_to_exitcode(status), early, rank_exits.echoes(ending)))
+        self._take(ProcessExited(local_rank, os.waitstatus_to_exitcode(status), early, rank_exits.echoes(ending)))

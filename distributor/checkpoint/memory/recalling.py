@@ -17,7 +17,7 @@ from distributor.values import codec
 
 
 @dataclass(frozen=True)
-class Offer:
+class MemoryOffer:
     """What a rank tells rank 0: the states that it can load itself or, if nodes keep copies, what its machine has."""
 
     held: tuple[str, ...] = ()
@@ -53,17 +53,17 @@ def tell(memory: Memory | None) -> bytes:
     rank 0 of each node also sends the holdings of its machine.
     """
     if memory is None:
-        return codec.pack(Offer())
+        return codec.pack(MemoryOffer())
     if memory.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        return codec.pack(Offer(tuple(generation.checkpoint for generation in memory.held())))
+        return codec.pack(MemoryOffer(tuple(generation.checkpoint for generation in memory.held())))
     speaks = int(os.environ.get("LOCAL_RANK", 0)) == 0
     holdings = tuple(memory.peers.holdings()) if speaks else ()
-    return codec.pack(Offer(seat=memory.peers.seat, holdings=holdings))
+    return codec.pack(MemoryOffer(seat=memory.peers.seat, holdings=holdings))
 
 
 def agree(told: Sequence[bytes]) -> Kept | None:
     """On rank 0, return the newest state in memory that all ranks can load; ``None`` if there is none."""
-    offers = [codec.read(Offer, data) for data in told]
+    offers = [codec.read(MemoryOffer, data) for data in told]
     seats = [offer.seat for offer in offers if offer.seat is not None]
     if len(seats) == len(offers):
         found = sources([holding for offer in offers for holding in offer.holdings], [seat.node for seat in seats])

@@ -10,33 +10,33 @@ from hypothesis import given, strategies as st
 from distributor.node.rank_state import (
     PATIENCE,
     Action,
-    Announce,
-    Begin,
+    AwaitingCause,
+    BeginRanks,
+    Begun,
     Event,
-    Exited,
-    GotSigterm,
-    Holding,
-    Killing,
-    LetBegin,
+    Killed,
+    NotBegun,
+    OpenGate,
+    ProcessExited,
     RankState,
-    Release,
-    Running,
-    Signal,
-    Spawn,
-    Stop,
-    Stopping,
-    Tell,
+    ReleaseRequested,
+    SignalRanks,
+    SigtermReceived,
+    SpawnRanks,
+    StopRequested,
+    TellAgent,
+    TellStarted,
+    Terminating,
     TimePassed,
-    Waiting,
 )
 from distributor.values.messages import RankExited, Terminated
 
 GRACE = 10.0
-BEGUN = [Spawn(), Announce(), LetBegin()]
+BEGUN = [SpawnRanks(), TellStarted(), OpenGate()]
 
 
-def told(local_rank: int, code: int, moment: float, **ended: float | bool | None) -> Tell:
-    return Tell(RankExited(local_rank, code, ended.pop("stopped", None), moment, **ended))  # type: ignore[arg-type]
+def told(local_rank: int, code: int, moment: float, **ended: float | bool | None) -> TellAgent:
+    return TellAgent(RankExited(local_rank, code, ended.pop("stopped", None), moment, **ended))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -45,93 +45,103 @@ def told(local_rank: int, code: int, moment: float, **ended: float | bool | None
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Begin(), 1.0, [], Running()),
-                (Exited(0, 0), 2.0, [told(0, 0, 2.0)], Running()),
-                (Exited(1, 0), 3.0, [told(1, 0, 3.0)], Running()),
-                (TimePassed(), 99.0, [], Running()),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (BeginRanks(), 1.0, [], Begun()),
+                (ProcessExited(0, 0), 2.0, [told(0, 0, 2.0)], Begun()),
+                (ProcessExited(1, 0), 3.0, [told(1, 0, 3.0)], Begun()),
+                (TimePassed(), 99.0, [], Begun()),
             ],
             id="all-succeed",
         ),
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(1, 3), 1.0, [told(1, 3, 1.0), Signal(SIGTERM, (0,))], Stopping(11.0)),
-                (TimePassed(), 10.9, [], Stopping(11.0)),
-                (TimePassed(), 11.0, [Signal(SIGKILL, (0,))], Killing()),
-                (TimePassed(), 99.0, [], Killing()),
-                (Exited(0, -9), 99.5, [told(0, -9, 99.5, stopped=1.0)], Killing()),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (ProcessExited(1, 3), 1.0, [told(1, 3, 1.0), SignalRanks(SIGTERM, (0,))], Terminating(11.0)),
+                (TimePassed(), 10.9, [], Terminating(11.0)),
+                (TimePassed(), 11.0, [SignalRanks(SIGKILL, (0,))], Killed()),
+                (TimePassed(), 99.0, [], Killed()),
+                (ProcessExited(0, -9), 99.5, [told(0, -9, 99.5, stopped=1.0)], Killed()),
             ],
             id="a-failure-stops-the-others",
         ),
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(1, 1, echoes=True), 1.0, [told(1, 1, 1.0)], Holding(1.0 + PATIENCE)),
-                (Exited(0, 3), 1.5, [told(0, 3, 1.5)], Stopping(11.5)),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (ProcessExited(1, 1, echoes=True), 1.0, [told(1, 1, 1.0)], AwaitingCause(1.0 + PATIENCE)),
+                (ProcessExited(0, 3), 1.5, [told(0, 3, 1.5)], Terminating(11.5)),
             ],
             id="the-cause-of-an-echo-ends-by-itself",
         ),
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(1, 1, echoes=True), 1.0, [told(1, 1, 1.0)], Holding(1.0 + PATIENCE)),
-                (TimePassed(), 1.0 + PATIENCE, [Signal(SIGTERM, (0,))], Stopping(11.0 + PATIENCE)),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (ProcessExited(1, 1, echoes=True), 1.0, [told(1, 1, 1.0)], AwaitingCause(1.0 + PATIENCE)),
+                (TimePassed(), 1.0 + PATIENCE, [SignalRanks(SIGTERM, (0,))], Terminating(11.0 + PATIENCE)),
             ],
             id="an-echo-without-a-cause",
         ),
         pytest.param(
             True,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(1, 3), 1.0, [told(1, 3, 1.0)], Holding(1.0 + PATIENCE)),
-                (Stop(ordered=True, fast=True), 1.2, [], Stopping(11.2)),
-                (Exited(0, -9), 1.3, [told(0, -9, 1.3, stopped=1.2)], Stopping(11.2)),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (ProcessExited(1, 3), 1.0, [told(1, 3, 1.0)], AwaitingCause(1.0 + PATIENCE)),
+                (StopRequested(ordered=True, fast=True), 1.2, [], Terminating(11.2)),
+                (ProcessExited(0, -9), 1.3, [told(0, -9, 1.3, stopped=1.2)], Terminating(11.2)),
             ],
             id="the-agent-kills-for-another-attempt",
         ),
         pytest.param(
             False,
             [
-                (Stop(ordered=True), 1.0, [Signal(SIGTERM, (0, 1))], Stopping(1.0)),
-                (TimePassed(), 1.0, [Signal(SIGKILL, (0, 1))], Killing()),
-                (Exited(0, -15), 1.1, [Announce(), told(0, -15, 1.1, stopped=1.0)], Killing()),
+                (StopRequested(ordered=True), 1.0, [SignalRanks(SIGTERM, (0, 1))], Terminating(1.0)),
+                (TimePassed(), 1.0, [SignalRanks(SIGKILL, (0, 1))], Killed()),
+                (ProcessExited(0, -15), 1.1, [TellStarted(), told(0, -15, 1.1, stopped=1.0)], Killed()),
             ],
             id="no-grace-period-before-the-ranks-begin",
         ),
         pytest.param(
             False,
             [
-                (Exited(0, -9), 1.0, [Announce(), told(0, -9, 1.0), Signal(SIGTERM, (1,))], Stopping(1.0)),
-                (Begin(), 1.1, [Signal(SIGKILL, (1,))], Killing()),
+                (
+                    ProcessExited(0, -9),
+                    1.0,
+                    [TellStarted(), told(0, -9, 1.0), SignalRanks(SIGTERM, (1,))],
+                    Terminating(1.0),
+                ),
+                (BeginRanks(), 1.1, [SignalRanks(SIGKILL, (1,))], Killed()),
             ],
             id="a-rank-is-killed-before-it-begins",
         ),
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(0, 0), 1.0, [told(0, 0, 1.0)], Running()),
-                (Release(), 2.0, [Signal(SIGTERM, (1,))], Stopping(12.0)),
-                (Release(), 3.0, [], Stopping(12.0)),
-                (Exited(1, -15), 4.0, [told(1, 0, 4.0, released=2.0)], Stopping(12.0)),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (ProcessExited(0, 0), 1.0, [told(0, 0, 1.0)], Begun()),
+                (ReleaseRequested(), 2.0, [SignalRanks(SIGTERM, (1,))], Terminating(12.0)),
+                (ReleaseRequested(), 3.0, [], Terminating(12.0)),
+                (ProcessExited(1, -15), 4.0, [told(1, 0, 4.0, released=2.0)], Terminating(12.0)),
             ],
             id="a-serving-rank-is-released",
         ),
         pytest.param(
             False,
             [
-                (Begin(), 0.0, BEGUN, Running()),
-                (Exited(0, 0, early=True), 1.0, [told(0, 0, 1.0, early=True), Signal(SIGTERM, (1,))], Stopping(11.0)),
+                (BeginRanks(), 0.0, BEGUN, Begun()),
+                (
+                    ProcessExited(0, 0, early=True),
+                    1.0,
+                    [told(0, 0, 1.0, early=True), SignalRanks(SIGTERM, (1,))],
+                    Terminating(11.0),
+                ),
             ],
             id="a-rank-leaves-early",
         ),
         pytest.param(
             False,
-            [(GotSigterm(), 0.0, [Tell(Terminated())], Waiting()), (Begin(), 0.5, BEGUN, Running())],
+            [(SigtermReceived(), 0.0, [TellAgent(Terminated())], NotBegun()), (BeginRanks(), 0.5, BEGUN, Begun())],
             id="sigterm-is-for-the-agent-to-decide-about",
         ),
     ],
@@ -149,9 +159,12 @@ def two_ranks(spare: bool) -> RankState:
     return state
 
 
+fast = StopRequested(ordered=True, fast=True)
 events = st.lists(
-    st.sampled_from([Begin(), Stop(), Stop(ordered=True), Stop(ordered=True, fast=True), Release(), GotSigterm()])
-    | st.builds(Exited, st.integers(0, 1), st.sampled_from([0, 3, -15]), st.booleans(), st.booleans()),
+    st.sampled_from(
+        [BeginRanks(), StopRequested(), StopRequested(ordered=True), fast, ReleaseRequested(), SigtermReceived()]
+    )
+    | st.builds(ProcessExited, st.integers(0, 1), st.sampled_from([0, 3, -15]), st.booleans(), st.booleans()),
     max_size=8,
 )
 
@@ -160,18 +173,18 @@ events = st.lists(
 def test_any_sequence_ends_all_ranks_that_must_end(spare: bool, sequence: list[Event]) -> None:
     state, ended, announced, killed = two_ranks(spare), set[int](), 0, set[int]()
     for number, event in enumerate([*sequence, TimePassed(), TimePassed()]):
-        if isinstance(event, Exited):
+        if isinstance(event, ProcessExited):
             if event.local_rank in ended:
                 continue
             ended.add(event.local_rank)
         now = number + (1000.0 * (number - len(sequence) + 1) if number >= len(sequence) else 0.0)
         for action in state.on(event, now):
-            announced += isinstance(action, Announce)
-            if isinstance(action, Tell) and isinstance(action.message, RankExited):
+            announced += isinstance(action, TellStarted)
+            if isinstance(action, TellAgent) and isinstance(action.message, RankExited):
                 assert announced == 1
-            if isinstance(action, Signal):
+            if isinstance(action, SignalRanks):
                 assert action.local_ranks and not ended & {*action.local_ranks}
                 killed |= {*action.local_ranks} if action.number == SIGKILL else set()
     assert state.running() == tuple({0, 1} - ended)
-    if any(isinstance(event, Stop | Release) for event in sequence) or state.has_failed:
+    if any(isinstance(event, StopRequested | ReleaseRequested) for event in sequence) or state.has_failed:
         assert {*state.running()} <= killed
