@@ -10,15 +10,15 @@ import base64
 import hmac
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from distributor.channel import proof
-from distributor.channel.frames import MAX_BODY, ProtocolError
+from distributor.channel.frames import MAX_BODY, ProtocolError, parse
 from distributor.text import notices
 from distributor.values import messages
 from distributor.values.messages import Message
 from distributor.values.outcome import REPORTS, UNCAUGHT, Failure, Log, Outcome
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Node, NodeFacts, Placement, digest
 
 _log = notices.logger
 
@@ -59,7 +59,6 @@ class Validation:
         label: str = "",
         tasks: int = 0,
         world_size: int | None = None,
-        placement: Callable[[], Placement | None] = lambda: None,
         received: Callable[[int, int], int] | None = None,
         *,
         skips: bool = True,
@@ -67,10 +66,13 @@ class Validation:
         self._label = label
         self._tasks = tasks
         self._world_size = world_size
-        self._placement = placement
+        self.placement: Placement | None = (
+            None  # None until the driver or, without its help, a node has placed the ranks
+        )
+        self._digest = ""
+        self._nodes: dict[str, Node] = {}
         self._received = received
         self._skips = skips
-        self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
         #: Without a seal, the first secret that a node shows is accepted.
         self.seal: bytes | None = None
@@ -93,8 +95,12 @@ class Validation:
     @property
     def names(self) -> Collection[str] | None:
         """The names of the run's nodes; ``None`` while they are not known."""
-        placement, nodes = self._nodes()
-        return None if placement is None else nodes.keys()
+        return None if self.placement is None else self._nodes.keys()
+
+    def place(self, placement: Placement) -> None:
+        """Use this placement, in place of that of tasks which Spark has started again."""
+        self.placement, self._digest = placement, digest(placement.text())
+        self._nodes = {node.executor: node for node in placement.nodes}
 
     def check_facts(self, told: messages.TaskFacts) -> None:
         if told.partition not in range(self._tasks):
@@ -105,6 +111,8 @@ class Validation:
             told.stage_attempt,
             _LONGEST_NAME,
         )
+        for text in (told.held, *_names(told.facts), *told.facts.versions, *told.facts.versions.values()):
+            _check_length("a name, address, GPU or version that a task reports", text, _LONGEST_NAME)
 
     def check_importing(self, told: messages.Importing) -> None:
         """Check which module a node imports. No secret: its task may send this before the agent connects."""
@@ -117,12 +125,11 @@ class Validation:
                 f"a node reports that the run has {told.nodes} nodes, but the number must be from 1 to {self._tasks}, "
                 "the run's number of tasks"
             )
-        placement, nodes = self._nodes()
-        if placement is not None and told.node not in nodes:
+        if self.placement is not None and told.node not in self._nodes:
             raise ProtocolError(
                 f"node {told.node!r} reports which module it is importing, but the run has no node of this name"
             )
-        self._check_count({*self._importing, told.node})
+        self._check_count(self._importing, told.node)
         self._importing.add(told.node)
 
     def check_value(self, value: messages.Value) -> None:
@@ -135,13 +142,12 @@ class Validation:
 
     def check_node(self, told: messages.Upload | messages.Delete | messages.Fetch | messages.HeldStates) -> int:
         """Check that an agent of this run has sent a message, and return its node rank."""
-        nodes = self._nodes()[1]
-        if told.node not in nodes or not self._proves(told.node, told.secret):
+        if told.node not in self._nodes or not self._proves(told.node, told.secret):
             raise ProtocolError(
                 f"the sender sends a {type(told).__name__} message, but does not prove with a secret that it is a node "
                 "of this run"
             )
-        return nodes[told.node].node_rank
+        return self._nodes[told.node].node_rank
 
     def check_upload(self, told: messages.Upload | messages.Delete) -> int:
         """Check a message about a file that ranks have written or removed, and return the sender's node rank."""
@@ -227,33 +233,34 @@ class Validation:
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
 
-    def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
-        placement = self._placement()
-        if placement is not self._known[0]:
-            nodes = () if placement is None else placement.nodes
-            self._known = placement, {node.executor: node for node in nodes}
-        return self._known
-
     def _ranks(self, name: str) -> range | None:
         """Return the ranks of a node; ``None`` while they are not known."""
-        placement, nodes = self._nodes()
-        if placement is None:
+        if self.placement is None:
             return None
-        return nodes[name].ranks if name in nodes else range(0)
+        return self._nodes[name].ranks if name in self._nodes else range(0)
 
     def _check_placed(self, hello: messages.Hello, world_size: int) -> None:
-        placement, nodes = self._nodes()
+        placement = self.placement
         if placement is None and hello.placement:
-            _check_placement(hello.placement, world_size)
-            nodes = {node.executor: node for node in hello.placement}
-        if nodes and hello.node not in nodes:
+            placement = _placement(hello.placement, world_size)
+        if placement is None:
+            self._check_count(self._secrets, hello.node)
+            return
+        nodes = self._nodes if placement is self.placement else {node.executor for node in placement.nodes}
+        if hello.node not in nodes:
             raise ProtocolError(f"the sender claims to be node {hello.node!r}, but the run has no node of this name")
-        if not nodes:
-            self._check_count({*self._secrets, hello.node})
+        known = self._digest or digest(hello.placement)
+        if hello.digest and hello.digest != known:
+            raise ProtocolError(
+                f"node {hello.node!r} has another placement of the ranks (sha256 {hello.digest[:16]!r}) than the run "
+                f"({known[:16]!r}): it belongs to tasks that Spark has started at another time, or its facts differ"
+            )
+        if placement is not self.placement:
+            self.place(placement)
 
-    def _check_count(self, names: set[str]) -> None:
+    def _check_count(self, names: Collection[str], name: str) -> None:
         """Limit the names of unknown nodes."""
-        if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
+        if len(names) + (name not in names) > _NAMES_PER_TASK * max(1, self._tasks):
             raise ProtocolError(
                 "the sender claims to be a further node, but more node names have been reported than this run can have"
             )
@@ -333,7 +340,7 @@ class Validation:
 
     def _check_finished(self, node: str, finished: messages.Finished) -> None:
         report = finished.report
-        placed = self._nodes()[1].get(node)
+        placed = self._nodes.get(node)
         if placed is not None and (report.host, report.node_rank) != (placed.host, placed.node_rank):
             raise ProtocolError(
                 f"node {node!r} reports node rank {report.node_rank} and host {report.host!r}, but has another node "
@@ -372,7 +379,7 @@ class Validation:
 
         The node's report at the end repeats all. Warnings that come again after a break of the connection count once.
         """
-        placed = self._nodes()[1].get(node)
+        placed = self._nodes.get(node)
         if placed is not None and warnings.host != placed.host:
             raise ProtocolError(f"node {node!r} sends warnings about host {warnings.host!r}, but runs on another host")
         _check_length("the host name in a node's warnings", warnings.host, _LONGEST_NAME)
@@ -385,7 +392,13 @@ class Validation:
         return True
 
 
-def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
+def _placement(text: str, world_size: int) -> Placement:
+    """Return the placement that a node has computed, from its text."""
+    try:
+        told = messages.decode({"kind": "AllNodes", "nodes": parse(text.encode())})
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the sender's list of nodes is none: {error}") from None
+    nodes = cast(messages.AllNodes, told).nodes
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
@@ -397,12 +410,13 @@ def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
         raise ProtocolError("the sender's list of nodes contains a node twice")
     if first != world_size:
         raise ProtocolError(f"the sender's list of nodes has {first} ranks in total, but the run has {world_size}")
-    for text in _texts(nodes):
-        _check_length("a name, address or GPU in the sender's list of nodes", text, _LONGEST_NAME)
+    for name in (name for node in nodes for name in _names(node)):
+        _check_length("a name, address or GPU in the sender's list of nodes", name, _LONGEST_NAME)
+    return Placement(nodes)
 
 
-def _texts(nodes: Iterable[Node]) -> Iterable[str]:
-    return (text for node in nodes for text in (node.executor, node.host, node.address, *node.gpus))
+def _names(of: Node | NodeFacts) -> Iterable[str]:
+    return (of.executor, of.host, of.address, *of.gpus)
 
 
 def _check_length(what: str, text: str, longest: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from distributor.values.files import Entry
 from distributor.values.outcome import Failure, NodeReport, Outcome
-from distributor.values.placement import Node
+from distributor.values.placement import Node, NodeFacts, Share
 
 M = TypeVar("M", bound="Message")
 
@@ -42,8 +42,12 @@ class TaskFacts(Message):
 
     stage_attempt: str  # the tasks that Spark started together
     attempt: int  # Spark's number of this task attempt
-    partition: int
-    facts: dict[str, Any]
+    held: str  # name of the socket at which siblings wait for this task's end
+    facts: NodeFacts
+
+    @property
+    def partition(self) -> int:
+        return self.facts.partition
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ class Hello(Message):
     """The first message of a node's main connection. From then on, no other process can pretend to be this node."""
 
     node: str
-    placement: tuple[Node, ...] = ()  # empty: the task connects, since the agent has died or could not start
+    digest: str = ""  # of the placement; empty: the task connects, since the agent has died or could not start
+    placement: str = ""  # Placement.text, if nodes have computed it themselves
     secret: str = dataclasses.field(default="", repr=False)  # known to the node's task and agent only
 
 
@@ -272,10 +277,21 @@ class Bye(Message):
 
 
 @dataclass(frozen=True)
-class AllFacts(Message):
-    """The facts of all tasks. After this message, the tasks start their agents."""
+class Placed(Message):
+    """The answer to :class:`TaskFacts`: what the task must know of the others before it starts its agent."""
 
-    facts: tuple[dict[str, Any], ...]
+    leader: str  # what the task that leads this executor has as TaskFacts.held
+    courier: tuple[str, int] | None = None  # where the courier listens: schedulers/spark/holder.py
+    share: Share | None = None  # of the task's node; None if agents compute the placement themselves
+    warnings: tuple[str, ...] = ()  # of the node
+    all_nodes: bool = False  # AllNodes follows
+
+
+@dataclass(frozen=True)
+class AllNodes(Message):
+    """The nodes of the run, in the order of their node ranks: the same bytes for all tasks."""
+
+    nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -558,7 +574,8 @@ _KINDS = {
         *(Reached, RankPreempted, Halted, Propose, Agree),
         *(
             Bye,
-            AllFacts,
+            Placed,
+            AllNodes,
             Gather,
             Proceed,
             Received,
@@ -612,10 +629,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
+class _Hints(dict[type[Any], dict[str, Any]]):
+    """The annotations of the fields of each class, read once."""
+
+    def __missing__(self, kind: type[Any]) -> dict[str, Any]:
+        hints: dict[str, Any] = {field.name: field.type for field in kind.__dataclass_fields__.values()}
+        if any(isinstance(hint, str) for hint in hints.values()):
+            hints = typing.get_type_hints(kind)
+        self[kind] = hints
+        return hints
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hints, ()  # Spark's workers get none of those that the driver has read
+
+
+_hints = _Hints()
+
+
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
-    if any(isinstance(hint, str) for hint in hints.values()):
-        hints = typing.get_type_hints(kind)
+    hints = _hints[kind]
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ValueError(f"{kind.__name__} has no field {reprlib.repr(unknown[0])}")

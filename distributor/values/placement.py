@@ -1,12 +1,18 @@
 """Which rank runs where: the facts about tasks, and the nodes that the tasks form."""
 
-from __future__ import annotations
+# Annotations are evaluated here, since the codec of values/messages.py reads them, also in Spark's workers.
 
+import hashlib
+import json
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributor.text.wording import who
+
+_MOST_OTHERS = 16
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class NodeFacts:
     ports: tuple[int, ...] = ()  # reserved for the launch path
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
+    def from_json(cls, fields: Mapping[str, Any]) -> "NodeFacts":
         return cls(**{**fields, "gpus": tuple(fields["gpus"]), "ports": tuple(fields.get("ports", ()))})
 
 
@@ -92,17 +98,33 @@ class Placement:
     def master(self) -> Node:
         return self.nodes[0]
 
-    def numbering(self, node: Node) -> Numbering:
-        """Return the numbers from which a node's ranks get ``LOCAL_RANK``, ``GROUP_RANK`` and similar variables."""
-        return node.by_host or Numbering(node.node_rank, len(self.nodes), 0, node.local_world_size)
-
     def node_of(self, executor: str) -> Node:
         """Return the node of an executor."""
         return next(node for node in self.nodes if node.executor == executor)
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's machine, or ``"?"`` if there is no such rank."""
-        return next((node.host for node in self.nodes if rank in node.ranks), "?")
+        index = bisect_right(self.nodes, rank, key=lambda node: node.first_rank) - 1
+        return next((node.host for node in self.nodes[max(0, index) : index + 1] if rank in node.ranks), "?")
+
+    def text(self) -> str:
+        """Return the nodes as JSON, the same for equal placements."""
+        return json.dumps([vars(node) for node in self.nodes], default=vars)
+
+    def shares(self, *, whole: bool) -> tuple["Share", ...]:
+        """Return what each node knows of this placement; ``whole`` includes all nodes."""
+        addresses = tuple(dict.fromkeys(node.address for node in self.nodes))
+        common: dict[str, Any] = {
+            "master": self.master,
+            "count": len(self.nodes),
+            "world_size": self.world_size,
+            "digest": digest(self.text()),
+            "even": len({_group_size(node) for node in self.nodes}) == 1,
+            "others": addresses[:: -(-len(addresses) // _MOST_OTHERS)],
+            "nodes": self.nodes if whole else (),
+        }
+        on_host = Counter(node.host for node in self.nodes)
+        return tuple(Share(node, beside=on_host[node.host], **common) for node in self.nodes)
 
     def __str__(self) -> str:
         return "; ".join(
@@ -111,6 +133,51 @@ class Placement:
             + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
             for n in self.nodes
         )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a node knows of the placement: its own part, node 0, and what holds for all nodes.
+
+    Attributes:
+        node, master: this node, and node 0.
+        count: number of nodes.
+        world_size: number of ranks on all nodes.
+        digest: of the placement; the same on all nodes.
+        beside: number of nodes on this host.
+        even: whether all nodes have as many ranks; all hosts, if ranks are numbered by host.
+        others: addresses of nodes, at most 16, from which a node learns the interface towards all.
+        nodes: all nodes, if the launch path has ``all_nodes``.
+    """
+
+    node: Node
+    master: Node
+    count: int
+    world_size: int
+    digest: str
+    beside: int = 1
+    even: bool = True
+    others: tuple[str, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def numbering(self) -> Numbering:
+        """The numbers from which the node's ranks get ``LOCAL_RANK``, ``GROUP_RANK`` and similar variables."""
+        return self.node.by_host or Numbering(self.node.node_rank, self.count, 0, self.node.local_world_size)
+
+    @property
+    def all_have_ranks(self) -> bool:
+        """Whether no node is without ranks, as all nodes but one are if the target runs only once."""
+        return self.world_size >= self.count
+
+
+def digest(text: str) -> str:
+    """Return the digest of a placement, by which nodes and the driver compare theirs, from its text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _group_size(node: Node) -> int:
+    return node.local_world_size if node.by_host is None else node.by_host.local_world_size
 
 
 def host_in(executor: str) -> str:

@@ -13,7 +13,7 @@ from distributor.channel import frames
 from distributor.channel.frames import ProtocolError
 from distributor.values import messages
 from distributor.values.messages import (
-    AllFacts,
+    AllNodes,
     Beat,
     Bye,
     Dump,
@@ -26,19 +26,21 @@ from distributor.values.messages import (
     Welcome,
 )
 from distributor.values.outcome import Failure, Log
-from distributor.values.placement import Node
+from distributor.values.placement import Node, NodeFacts
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-numbers, plain = st.integers(-(2**63), 2**63), st.dictionaries(st.text(), values, max_size=4)
+numbers = st.integers(-(2**63), 2**63)
 nodes = st.builds(Node, numbers, st.text(), st.text(), st.text(), *[numbers] * 4, gpus=st.tuples(st.text()))
+versions = st.dictionaries(st.text(), st.text(), max_size=2)
+facts = st.builds(NodeFacts, numbers, st.text(), st.text(), st.text(), numbers, versions=versions)
 sent_messages = st.one_of(
-    st.builds(TaskFacts, st.text(), numbers, numbers, plain),
-    st.builds(AllFacts, st.tuples(plain, plain)),
-    st.builds(Hello, st.text(), st.tuples(nodes)),
+    st.builds(TaskFacts, st.text(), numbers, st.text(), facts),
+    st.builds(AllNodes, st.tuples(nodes)),
+    st.builds(Hello, st.text(), st.text(), st.text()),
     st.builds(Beat, numbers, st.none() | st.floats(allow_nan=False)),
     st.builds(Warnings, st.text(), st.tuples(st.text())),
     st.builds(Failed, st.none() | st.builds(Failure, numbers, numbers, st.text(), st.text(), st.text())),
@@ -223,7 +225,7 @@ def test_messages_of_private_lines_may_hold_bytes(message):
         ({"kind": "Beat", "alive": 1, "dead": 1}, "Beat has no field 'dead'"),
         ({"kind": "Stop", "reason": "", "grace": 1}, "1 is not of type <class 'bool'>"),
         ({"kind": "Welcome", "offsets": [[1, 2]]}, r"\[1, 2\] is not of type tuple"),
-        ({"kind": "Hello", "node": "a", "placement": [{}]}, "missing 8 required positional arguments"),
+        ({"kind": "AllNodes", "nodes": [{}]}, "missing 8 required positional arguments"),
         ({"kind": "Failed", "failure": {"rank": "0"}}, "is of none of the types"),
     ],
 )
