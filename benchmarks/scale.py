@@ -317,7 +317,7 @@ def drive(nodes: int, processes: int) -> dict[str, float]:
             time.sleep(STEADY)
             found["steady, CPU"] = (cpu() - before) / STEADY
             scheduler.wait()
-            found["stacks"], _ = spent(lambda run=run: str(run.stacks(timeout=60.0)))
+            found["stacks"], _ = spent(lambda run=run: str(run.dump_stacks(timeout=60.0)))
             scheduler.order("await_end")
             run.cancel()
             found["stop"], found["stop, time"] = spent(scheduler.wait)

@@ -29,7 +29,7 @@ from distributor.values.plan import Endpoint
 
 RETURN_WINDOW = 3.0  # seconds to reconnect; until then, a node's end looks like that of its connection
 
-_FACTS_TIMEOUT = 10.0  # seconds from the first task's facts until missing tasks count as unable to reach the driver
+_FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
 
 #: Seconds for the first message, and for closing after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
@@ -385,10 +385,10 @@ class ChannelServer:
             self._send(writer, self._standing.stop)
         facts.take(writer, message)
         self._tls_listener.admit()
-        if facts.fallback is not None and facts.settled:
+        if facts.fallback is not None:
             facts.fallback.cancel()
             facts.fallback = None
-        elif facts.fallback is None and not facts.settled:
+        if not (facts.settled or facts.given_up):
             facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:
