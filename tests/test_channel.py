@@ -153,7 +153,7 @@ def test_what_was_told_of_an_attempt_is_not_told_again_in_the_next(
         async with node(endpoint) as a:
             a.uplink.tell(messages.Failed())
             await until(lambda: listener.heard(messages.Failed))
-            a.uplink.renew(hello())
+            a.uplink.renew()
             a.uplink.tell(messages.Started())
             a.writers[0].transport.abort()
             await until(lambda: len(a.writers) == 2)

@@ -6,8 +6,9 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,13 +18,23 @@ from listeners import Listener
 from proxy import Proxy
 
 from distributor import TorchDistributor
-from distributor.channel import connections, requests, server
+from distributor.channel import connections, requests, server, tasks as of_tasks
 from distributor.channel.facts import Facts
 from distributor.channel.server import ChannelServer
-from distributor.values.messages import AllFacts, TaskFacts
+from distributor.values import messages
+from distributor.values.messages import AllNodes, Placed, TaskFacts
+from distributor.values.placement import Node, NodeFacts, Placement
 from distributor.values.plan import Endpoint
 
-Entries = list[dict[str, Any]]
+#: What a task has been told of the others.
+Told = Placed
+
+
+def fact(partition: int, attempt: int = 0) -> TaskFacts:
+    """The facts of one of the tasks that run two on an executor."""
+    executor = f"host-{partition // 2}"
+    facts = NodeFacts(partition, f"{executor}:1", executor, "10.0.0.1", 4000 + attempt)
+    return TaskFacts("", 100 * attempt + partition, f"task {partition} of attempt {attempt}", facts)
 
 
 class Tasks:
@@ -41,16 +52,17 @@ class Tasks:
         self.gathered += 1
         return list(self._texts)
 
-    def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Entries]:
+    def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Told]:
         where = None if at is None else (at.host, at.port, at.certificate, at.token)
-        mine = {"partition": partition, "facts": {"attempt": attempt}}
-        return self._pool.submit(self._exchange, mine, ("", 100 * attempt + partition), where, patience)
+        return self._pool.submit(self._exchange, fact(partition, attempt), where, patience)
 
-    def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Entries:
+    def _exchange(self, mine: TaskFacts, at: Any, patience: float) -> Told:
         gathered = self.gathered
-        everyone, reached = requests.exchange(mine, attempt, at, self._gather, patience)
-        assert reached == (self.gathered == gathered)
-        return everyone
+        answer, everyone = requests.exchange(mine, at, self._gather, patience)
+        assert bool(answer) == (self.gathered == gathered) != bool(everyone)
+        told = answer[0] if answer else of_tasks.among(everyone)[mine.partition]
+        assert isinstance(told, Placed)
+        return told
 
 
 @pytest.fixture
@@ -67,22 +79,23 @@ def serving() -> Iterator[Callable[[int], tuple[ChannelServer, Endpoint]]]:
         it.__exit__()
 
 
-def everyone(count: int, attempt: int = 0) -> Entries:
-    return [{"partition": partition, "facts": {"attempt": attempt}} for partition in range(count)]
+def told_to(*partitions: int, attempt: int = 0) -> list[Told]:
+    """What these tasks must know of the others: the leader of their executor."""
+    return [Placed(f"task {partition // 2 * 2} of attempt {attempt}") for partition in partitions]
 
 
 def test_all_learn_all_from_the_driver(serving: Any) -> None:
     _, at = serving(3)
     tasks = Tasks(3)
     told = [tasks.start(partition, at) for partition in (2, 0, 1)]
-    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert [it.result(watch.DEADLINE) for it in told] == told_to(2, 0, 1)
     assert tasks.gathered == 0
 
 
 def test_without_a_driver_all_ask_spark() -> None:
     tasks = Tasks(3)
     told = [tasks.start(partition, None) for partition in range(3)]
-    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert [it.result(watch.DEADLINE) for it in told] == told_to(0, 1, 2)
     assert tasks.gathered == 3
 
 
@@ -94,7 +107,7 @@ def test_if_one_cannot_reach_the_driver_all_ask_spark(serving: Any, monkeypatch:
     nowhere = Endpoint(at.host, port, at.certificate, at.token)
     tasks = Tasks(3)
     told = [tasks.start(0, at), tasks.start(1, nowhere), tasks.start(2, at)]
-    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert [it.result(watch.DEADLINE) for it in told] == told_to(0, 1, 2)
     assert tasks.gathered == 3
 
 
@@ -105,15 +118,20 @@ def test_one_that_comes_too_late_is_sent_to_spark_as_well(serving: Any, monkeypa
     first = tasks.start(0, at)
     watch.until(lambda: it._facts.given_up)
     second = tasks.start(1, at)
-    assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
+    assert [first.result(watch.DEADLINE), second.result(watch.DEADLINE)] == told_to(0, 1)
     assert tasks.gathered == 2
 
 
 def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.1)
     it, at = serving(2)
-    placed: list[Any] = []
-    it.accept_if(lambda facts: placed.append(facts) or len(placed) == 2)
+    placed: list[list[int]] = []
+
+    def place(facts: Sequence[TaskFacts]) -> Any:
+        placed.append([told.attempt for told in facts])
+        return (of_tasks.among(facts), None) if len(placed) == 2 else None
+
+    it.place_by(place)
     tasks = Tasks(2)
     for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
         with pytest.raises(requests.StoppedError, match="the driver has refused Spark's placement of the ranks"):
@@ -121,9 +139,9 @@ def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monke
     watch.until(lambda: not it._facts.here)
     assert not it.begun and it.start_again() and not it.start_again()
     again = [tasks.start(partition, at, attempt=2) for partition in range(2)]
-    assert [told.result(watch.DEADLINE) for told in again] == [everyone(2, attempt=2)] * 2
+    assert [told.result(watch.DEADLINE) for told in again] == told_to(0, 1, attempt=2)
     assert it.begun and tasks.gathered == 0
-    assert [sorted(entry["facts"]["attempt"] for entry in facts) for facts in placed] == [[1, 1], [2, 2]]
+    assert placed == [[100, 101], [200, 201]]
 
 
 def test_a_broken_connection_is_made_again(serving: Any) -> None:
@@ -135,16 +153,37 @@ def test_a_broken_connection_is_made_again(serving: Any) -> None:
         proxy.reset()
         watch.until(lambda: proxy.connections == 2 and len(it._facts.here) == 1)
         second = tasks.start(1, at)
-        assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
+        assert [first.result(watch.DEADLINE), second.result(watch.DEADLINE)] == told_to(0, 1)
     assert tasks.gathered == 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_gets_the_share_of_its_node_and_all_nodes_where_its_path_needs_them(serving: Any, whole: bool) -> None:
+    it, at = serving(3)
+    placement = Placement(
+        (Node(0, "host-0:1", "host-0", "10.0.0.1", 1, 0, 0, 2), Node(1, "host-1:1", "b", "2", 1, 2, 2, 1))
+    )
+    shares = placement.shares(whole=False)
+
+    def place(facts: Sequence[TaskFacts]) -> Any:
+        placed = of_tasks.among(facts)
+        return [replace(each, share=shares[at // 2], all_nodes=whole) for at, each in enumerate(placed)], placement
+
+    it.place_by(place)
+    where = (at.host, at.port, at.certificate, at.token)
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(lambda number: requests.exchange(fact(number), where, list, 30.0)[0], range(3)))
+    assert [answer[0].share for answer in told] == [shares[0], shares[0], shares[1]]
+    assert [answer[1:] for answer in told] == [[AllNodes(placement.nodes)] if whole else []] * 3
+    assert it._guard.placement == placement
 
 
 def test_an_answer_that_was_missed_is_given_again(serving: Any) -> None:
     _, at = serving(2)
     tasks = Tasks(2)
     told = [tasks.start(partition, at) for partition in range(2)]
-    assert [it.result(watch.DEADLINE) for it in told] == [everyone(2)] * 2
-    assert tasks.start(0, at).result(watch.DEADLINE) == everyone(2)
+    assert [it.result(watch.DEADLINE) for it in told] == told_to(0, 1)
+    assert tasks.start(0, at).result(watch.DEADLINE) == told_to(0)[0]
 
 
 def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None:
@@ -152,20 +191,20 @@ def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None
     tasks = Tasks(2)
     for attempt in range(2):
         told = [tasks.start(partition, at, attempt) for partition in range(2)]
-        assert [it.result(watch.DEADLINE) for it in told] == [everyone(2, attempt)] * 2
+        assert [it.result(watch.DEADLINE) for it in told] == told_to(0, 1, attempt=attempt)
 
 
 def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
     line = connections.connect((at.host, at.port, at.certificate, at.token), 5.0)
-    line.sendall(connections.pack(TaskFacts("", 0, 0, {"facts": "old"})))
+    line.sendall(connections.pack(fact(0)))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
     tasks = Tasks(2)
     told = [tasks.start(partition, at, 1) for partition in (1, 0)]
-    assert [each.result(watch.DEADLINE) for each in told] == [everyone(2, 1)] * 2
+    assert [each.result(watch.DEADLINE) for each in told] == told_to(1, 0, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -177,28 +216,35 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
 )
 def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, int, int]]) -> None:
     """Those of before may still be there when all tasks have been started again."""
-    facts, writers = Facts(2), [cast(Any, object()) for _ in range(3)]
-    facts.take(writers[0], told(*old, {"old": 1}))
+    facts, writers = Facts(2, held_by), [cast(Any, object()) for _ in range(3)]
+    facts.take(writers[0], told(*old, "old"))
     assert facts.told == 1
-    facts.take(writers[1], told(*new[0], {"new": 0}))
-    assert facts.answer() is None
-    facts.take(writers[2], told(*new[1], {"new": 1}))
+    facts.take(writers[1], told(*new[0], "new 0"))
+    assert not facts.settled
+    facts.take(writers[2], told(*new[1], "new 1"))
     assert facts.told == 2
-    answer = facts.answer()
-    assert isinstance(answer, AllFacts)
-    assert sorted(answer.facts, key=str) == [{"new": 0}, {"new": 1}]
+    assert [facts.answer(writer) for writer in writers[1:]] == [[b"new 0", b"new 1"]] * 2
+    for writer in writers:
+        facts.forget(writer)
+    assert not facts._waves and not facts._unanswered
 
 
-def told(stage_attempt: str, partition: int, attempt: int, facts: dict[str, Any]) -> TaskFacts:
-    return TaskFacts(stage_attempt, attempt, partition, facts)
+def held_by(facts: Sequence[TaskFacts]) -> list[list[bytes]]:
+    """Tell each task the sockets of all."""
+    return [[told.held.encode() for told in facts]] * len(facts)
+
+
+def told(stage_attempt: str, partition: int, attempt: int, held: str) -> TaskFacts:
+    return TaskFacts(stage_attempt, attempt, held, fact(partition).facts)
 
 
 def test_tasks_of_a_wave_before_are_not_answered() -> None:
-    facts, writers = Facts(1), [cast(Any, object()) for _ in range(2)]
-    facts.take(writers[0], told("b", 0, 5, {"new": 0}))
-    facts.take(writers[1], told("a", 0, 4, {"old": 0}))
+    facts, writers = Facts(1, held_by), [cast(Any, object()) for _ in range(2)]
+    facts.take(writers[0], told("b", 0, 5, "new"))
+    facts.take(writers[1], told("a", 0, 4, "old"))
     assert facts.waiting() == [writers[0]]
-    assert facts.answer() == AllFacts(({"new": 0},))
+    assert facts.waiting() == []
+    assert facts.answer(writers[0]) == [b"new"]
 
 
 def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,10 +312,11 @@ def test_tasks_learn_that_their_job_has_ended() -> None:
 
 def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
-    told = {"kind": "TaskFacts", "wave": "", "attempt": 0, "partition": 0, "facts": {}}
-    for wrong in ({"facts": []}, {"facts": None}, {"partition": "x"}, {"attempt": True}, {"more": 1}, {"kind": "Hi"}):
+    told = messages.encode(fact(0))
+    long = messages.encode(replace(fact(0), facts=replace(fact(0).facts, host="h" * 1000)))
+    for wrong in ({"facts": []}, {"facts": None}, {"held": 1}, {"attempt": True}, {"more": 1}, {"kind": "Hi"}, long):
         with connections.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
             body = json.dumps({**told, **wrong}).encode()
             line.sendall(struct.pack("!IB", len(body), 1) + body)
             assert line.recv(1) == b""
-    assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)
+    assert Tasks(1).start(0, at).result(watch.DEADLINE) == told_to(0)[0]

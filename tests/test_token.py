@@ -28,11 +28,13 @@ from distributor.channel.validation import Validation
 from distributor.display.logs import Logs
 from distributor.values import messages
 from distributor.values.outcome import Failure, Log
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Node, NodeFacts, Placement, digest
 from distributor.values.plan import Endpoint
 
 #: Four ranks on two nodes.
-PLACED = (Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 2), Node(1, "b", "host-b", "10.0.0.2", 1, 2, 2, 2))
+PLACED = Placement(
+    (Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 2), Node(1, "b", "host-b", "10.0.0.2", 1, 2, 2, 2))
+).text()
 
 Served = tuple[Listener, ChannelServer, Endpoint]
 
@@ -42,11 +44,7 @@ def served() -> Iterator[Served]:
     """The driver of a run of four ranks on two nodes; node a is connected."""
     listener = Listener()
 
-    def placement() -> Placement | None:
-        told = [hello for _, hello in listener.heard(messages.Hello) if isinstance(hello, messages.Hello)]
-        return Placement(told[0].placement) if told else None
-
-    guard = Validation("3f2a", 4, 4, placement, lambda rank, stream: listener.has.get((rank, stream), 0))
+    guard = Validation("3f2a", 4, 4, lambda rank, stream: listener.has.get((rank, stream), 0))
     with ChannelServer(listener, tasks=4, guard=guard) as it:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         with member(endpoint, "a"):
@@ -54,8 +52,13 @@ def served() -> Iterator[Served]:
             assert listener.lost == []
 
 
+def task(partition: int, attempt: int = 0, stage_attempt: str = "") -> messages.TaskFacts:
+    facts = NodeFacts(partition, f"host-{partition}:1", f"host-{partition}", "10.0.0.1", 4000)
+    return messages.TaskFacts(stage_attempt, attempt, f"task {partition}", facts)
+
+
 def hello(name: str) -> messages.Hello:
-    return messages.Hello(name, PLACED, f"secret of {name}")
+    return messages.Hello(name, digest(PLACED), PLACED, f"secret of {name}")
 
 
 def member(endpoint: Endpoint, name: str) -> Any:
@@ -81,7 +84,7 @@ def say(endpoint: Endpoint, *said: messages.Message | Log) -> list[messages.Mess
 @pytest.mark.parametrize(
     "said",
     [
-        pytest.param([messages.Hello("a", PLACED)], id="takes-the-place-of-a-node"),
+        pytest.param([messages.Hello("a", digest(PLACED), PLACED)], id="takes-the-place-of-a-node"),
         pytest.param([messages.Hello("c"), messages.Failed()], id="is-no-node"),
         pytest.param([hello("b"), Log(0, 1, 0, b"x")], id="rank-of-another-node"),
         pytest.param([hello("b"), Log(77, 1, 0, b"x")], id="no-rank"),
@@ -92,7 +95,7 @@ def say(endpoint: Endpoint, *said: messages.Message | Log) -> list[messages.Mess
         pytest.param([messages.Beat(1)], id="no-hello"),
         pytest.param([messages.Value(0, 10)], id="value-without-the-secret"),
         pytest.param([messages.Importing("c", 1, "torch")], id="importing-of-no-node"),
-        pytest.param([messages.TaskFacts("", 0, 4, {})], id="no-task"),
+        pytest.param([task(4)], id="no-task"),
     ],
 )
 def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
@@ -105,7 +108,7 @@ def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
     told = "run 3f2a: the driver ended a connection from 127.0.0.1, which sent an invalid message ("
     watch.until(lambda: told in caplog.text)
     assert listener.logs == []
-    assert {type(message) for _, message in listener.events[known:]} <= {messages.Hello}
+    assert {type(message) for _, message in listener.events[known:]} <= {messages.Hello, messages.AllNodes}
 
 
 def test_a_node_that_was_wrong_may_come_back(served: Served) -> None:
@@ -186,17 +189,17 @@ def test_a_task_that_comes_after_the_start_stops_itself_only(monkeypatch: pytest
     listener = Listener()
     with ChannelServer(listener, tasks=2) as it:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
-        facts = [messages.TaskFacts("wave", number, number, {"n": number}) for number in range(2)]
+        facts = [task(number, number, "wave") for number in range(2)]
         with trusted(endpoint) as first, trusted(endpoint) as second:
             first.sendall(frames.pack(facts[0]))
             second.sendall(frames.pack(facts[1]))
-            assert isinstance(answer(first), messages.AllFacts)
+            assert isinstance(answer(first), messages.Placed)
         with member(endpoint, "a") as node:
-            again = messages.TaskFacts("other", 10**6, 0, {"n": 7})
+            again = task(0, 10**6, "other")
             assert say(endpoint, again) == [messages.Stop("Spark has started the tasks again")]
             with trusted(endpoint) as missed:
                 missed.sendall(frames.pack(facts[1]))
-                assert isinstance(answer(missed), messages.AllFacts)
+                assert isinstance(answer(missed), messages.Placed)
             node.sendall(frames.pack(messages.Beat(1)))
             assert isinstance(answer(node), messages.BeatHeard)  # and no order to stop before it
             assert it.stop_reason == ""
@@ -207,7 +210,7 @@ def test_what_follows_the_facts_of_a_task_is_not_kept() -> None:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         before = psutil.Process().memory_info().rss
         with trusted(endpoint) as connection:
-            connection.sendall(frames.pack(messages.TaskFacts("", 0, 0, {})))
+            connection.sendall(frames.pack(task(0)))
             with suppress(OSError):
                 for _ in range(2 * GROWTH >> 20):
                     connection.sendall(bytes(1 << 20))
@@ -220,10 +223,10 @@ def test_tasks_that_cannot_be_are_refused() -> None:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         for number in range(8):
             connection = stack.enter_context(trusted(endpoint))
-            connection.sendall(frames.pack(messages.TaskFacts(str(number), number, 0, {})))
-            assert isinstance(answer(connection), messages.AllFacts)
+            connection.sendall(frames.pack(task(0, number, str(number))))
+            assert isinstance(answer(connection), messages.Placed)
         last = stack.enter_context(trusted(endpoint))
-        last.sendall(frames.pack(messages.TaskFacts("9", 9, 0, {})))
+        last.sendall(frames.pack(task(0, 9, "9")))
         assert refused(last)
 
 
@@ -307,7 +310,10 @@ def test_a_run_goes_on_while_who_has_the_token_sends_anything(
     assert run.placement is not None
     node = run.placement.nodes[0].executor
     names = ["", node, "c", run.placement.nodes[0].host]
-    openings = [frames.pack(each) for each in (messages.Hello(node), messages.Hello("c", PLACED), messages.Hello(node))]
+    openings = [
+        frames.pack(each)
+        for each in (messages.Hello(node), messages.Hello("c", digest(PLACED), PLACED), messages.Hello(node))
+    ]
     drawn = fuzz.frames_of(names, count)
     before, threads = psutil.Process().memory_info().rss, threading.active_count()
     attackers = [

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
+from distributor.channel import frames
+from distributor.values.messages import Gather, Stop, TaskFacts
 
 _CONNECTIONS_PER_TASK = 8  # some may belong to earlier tasks, or be broken but not yet closed
+
+#: Returns the frames of the answer to each task, by partition; ``None`` if the tasks must end.
+Answers = Callable[[Sequence[TaskFacts]], Sequence[Sequence[bytes]] | None]
 
 
 class Facts:
@@ -20,18 +23,20 @@ class Facts:
     if the IDs are. If a version of Spark gave other IDs, tasks would always use ``allGather``.
     """
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, answers: Answers) -> None:
         self.tasks = tasks
         #: An agent has connected. A task that sends facts now was started again, or has missed the answer.
         self.over = False
         self.fallback: asyncio.TimerHandle | None = None  # ends the wait for missing tasks
         self.given_up = False  # some tasks cannot reach the driver: all use Spark's allGather
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
+        self._waves: dict[str, dict[asyncio.StreamWriter, TaskFacts]] = {}  # the same by TaskFacts.stage_attempt
+        self._newest: TaskFacts | None = None  # of the highest attempt in `here`; None: look for it
         self._complete: dict[int, TaskFacts] = {}
-        self._answered: set[asyncio.StreamWriter] = set()
+        self._unanswered: dict[asyncio.StreamWriter, None] = {}
         self.begun = False  # the facts were complete and accepted once, so tasks may have them
-        #: Decides by all facts whether the run may begin on these executors.
-        self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
+        self._answers = answers
+        self._answered: Sequence[Sequence[bytes]] = ()  # by partition
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
@@ -44,50 +49,66 @@ class Facts:
             raise ValueError(
                 "a task sends its facts (address, GPUs and more), but the maximum number of connections is already open"
             )
-        self.here[writer] = told
+        self.here[writer] = self._waves.setdefault(told.stage_attempt, {})[writer] = told
+        self._unanswered[writer] = None
+        if self._newest is not None and told.attempt > self._newest.attempt:
+            self._newest = told
         current = self._current()
         if writer not in current:
             return
         if self._complete and self._complete[told.partition] != told:
             self._complete = {}
+        if self._complete or len(current) < self.tasks:
+            return
         newest = {entry.partition: entry for entry in current.values()}
         attempts = [entry.attempt for entry in newest.values()]
-        if not self._complete and len(newest) == self.tasks == max(attempts) - min(attempts) + 1:
-            self._refused = not self.accept([entry.facts for entry in newest.values()])
-            if not self._refused:
-                self._complete = newest
+        if len(newest) == self.tasks == max(attempts) - min(attempts) + 1:
+            answers = self._answers([newest[partition] for partition in sorted(newest)])
+            self._refused = answers is None
+            if answers is not None:
+                self._complete, self._answered = newest, answers
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
         """Return the facts of the newest wave."""
-        newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
-        return {
-            writer: told
-            for writer, told in self.here.items()
-            if newest is not None and told.stage_attempt == newest.stage_attempt
-        }
+        if self._newest is None:
+            self._newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
+        return {} if self._newest is None else self._waves[self._newest.stage_attempt]
 
     @property
     def told(self) -> int:
-        """The number of connected tasks of the newest wave."""
-        return min(len(self._current()), self.tasks)
+        """The number of connected tasks of the newest wave; any thread may ask, and 0 if all facts have been there."""
+        newest = self._newest
+        return 0 if newest is None else min(len(self._waves.get(newest.stage_attempt, ())), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
-        self.here.pop(writer, None)
-        self._answered.discard(writer)
+        told = self.here.pop(writer, None)
+        self._unanswered.pop(writer, None)
+        if told is None:
+            return
+        wave = self._waves[told.stage_attempt]
+        del wave[writer]
+        if not wave:
+            del self._waves[told.stage_attempt]
+        if told is self._newest:
+            self._newest = None
+            if not self.settled:
+                self._current()
 
     def give_up(self) -> None:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether :attr:`accept` has refused the tasks, and forget it. The driver may then submit again."""
+        """Return whether the tasks were refused, and forget it. The driver may then submit again."""
         refused, self._refused = self._refused, False
         return refused
 
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Return the newest wave's connections without an answer, and mark them as answered."""
-        waiting = [writer for writer in self._current() if writer not in self._answered]
-        self._answered.update(waiting)
+        current = self._current()
+        waiting = [writer for writer in self._unanswered if writer in current]
+        for writer in waiting:
+            del self._unanswered[writer]
         return waiting
 
     @property
@@ -95,12 +116,10 @@ class Facts:
         """Whether all facts have come, and were accepted or refused."""
         return bool(self._complete) or self._refused
 
-    def answer(self) -> Message | None:
-        """Return the answer for all tasks; ``None`` while facts are missing."""
+    def answer(self, writer: asyncio.StreamWriter) -> Sequence[bytes]:
+        """Return the frames of the answer to a connected task, once :attr:`settled` or :attr:`given_up`."""
         if self.given_up:
-            return Gather()
+            return [frames.pack(Gather())]
         if self._refused:
-            return Stop("the driver has refused Spark's placement of the ranks")
-        if not self._complete:
-            return None
-        return AllFacts(tuple(told.facts for told in self._complete.values()))
+            return [frames.pack(Stop("the driver has refused Spark's placement of the ranks"))]
+        return self._answered[self.here[writer].partition]

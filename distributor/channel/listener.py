@@ -7,8 +7,9 @@ import hmac
 import secrets
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from distributor.channel.tls import TOKEN_BYTES, make_tls
 from distributor.values.plan import Endpoint
@@ -24,6 +25,12 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, An
 
 #: Runs a coroutine as an asyncio task until it ends or the server closes.
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
+
+
+class _SmallTls(sslproto.SSLProtocol):
+    """TLS as in ``loop.start_tls``, with a smaller buffer: asyncio's has 256 KiB for each connection."""
+
+    max_size = 32 << 10
 
 
 class TlsListener:
@@ -83,10 +90,15 @@ class TlsListener:
         protocol = asyncio.StreamReaderProtocol(reader)
         transport: Any = None
         writer: asyncio.StreamWriter | None = None
+        met = loop.create_future()
+        assert self._context is not None
+        tls: Any = _SmallTls(
+            loop, protocol, self._context, met, server_side=True, ssl_handshake_timeout=cast(Any, _HELLO_TIMEOUT)
+        )
         try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=_HELLO_TIMEOUT
-            )
+            transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
+            await met
+            transport = tls._get_app_transport()
             shown = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _HELLO_TIMEOUT)
             if not hmac.compare_digest(shown, self._token):
                 return

@@ -115,9 +115,9 @@ class Uplink:
         self._told.append(frames.pack(message))
         self._write(self._told[-1])
 
-    def renew(self, hello: messages.Hello) -> None:
-        """Use another first message for later connections, and forget the messages of :meth:`tell`."""
-        self._told = [frames.pack(hello)]
+    def renew(self) -> None:
+        """Forget the messages of :meth:`tell`."""
+        del self._told[1:]
 
     def send(self, message: Message) -> None:
         """Send a message that a break may lose. ProtocolError if it is too long for a frame."""

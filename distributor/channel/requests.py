@@ -16,17 +16,18 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, cast
 
 from distributor.channel.connections import PIECE, Endpoint, connect, fill, pack, read
+from distributor.values import messages
 from distributor.values.files import make_way
 from distributor.values.messages import (
-    AllFacts,
     Delete,
     Fetch,
     Message,
     Offer,
+    Placed,
     Proceed,
     Received,
     Refused,
@@ -55,21 +56,18 @@ class RequestRefusedError(Exception):
 
 
 def exchange(
-    mine: Mapping[str, Any],
-    attempt: tuple[str, int],
-    endpoint: Endpoint | None,
-    gather: Callable[[str], Iterable[str]],
-    patience: float,
-) -> tuple[list[dict[str, Any]], bool]:
-    """Exchange this task's facts for those of all tasks, ordered by partition; say also whether the driver sent them.
+    mine: TaskFacts, endpoint: Endpoint | None, gather: Callable[[str], Iterable[str]], patience: float
+) -> tuple[list[Message], list[TaskFacts]]:
+    """Exchange this task's facts for the driver's answer or, through Spark, for the facts of all tasks by partition.
 
-    ``attempt`` is what all tasks of a wave share, and the task attempt's number. ``gather`` is ``allGather``.
-    StoppedError if the run must not begin, or the driver, once reached, is silent for ``patience`` seconds.
+    The driver answers ``Placed``, perhaps with ``AllNodes``. ``gather`` is ``allGather``. StoppedError if the run must
+    not begin, or the driver, once reached, is silent for ``patience`` seconds.
     """
-    stage_attempt, number = attempt
-    told = _over_channel(TaskFacts(stage_attempt, number, mine["partition"], dict(mine)), endpoint, patience)
-    everyone = told if told is not None else [json.loads(text) for text in gather(json.dumps(mine))]
-    return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
+    answer = _over_channel(mine, endpoint, patience)
+    if answer is not None:
+        return answer, []
+    everyone = [messages.decode(json.loads(text)) for text in gather(json.dumps(messages.encode(mine)))]
+    return [], sorted(cast(list[TaskFacts], everyone), key=lambda told: told.partition)
 
 
 def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
@@ -171,8 +169,8 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
         raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
 
-def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:
-    """Send this task's facts, and return those of all tasks; ``None`` if a task cannot reach the driver."""
+def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[Message] | None:
+    """Send this task's facts, and return the driver's answer; ``None`` if a task cannot reach the driver."""
     if endpoint is None:
         return None
     told = False  # once True, the driver may have the facts, and the task must wait for its answer
@@ -183,7 +181,9 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
                 told, end = True, time.monotonic() + patience
                 line.sendall(pack(message))
                 _wait_for_ever(line, patience)
-                answer = read(line)
+                answer = [read(line)]
+                if isinstance(answer[0], Placed) and answer[0].all_nodes:
+                    answer.append(read(line))
             break
         except (OSError, ValueError):
             pass
@@ -192,9 +192,9 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
                 return None
             raise StoppedError(f"heard nothing from the driver for {patience:g} s")
         time.sleep(_RETRY)
-    if isinstance(answer, Stop):
-        raise StoppedError(answer.reason)
-    return list(answer.facts) if isinstance(answer, AllFacts) else None
+    if isinstance(answer[0], Stop):
+        raise StoppedError(answer[0].reason)
+    return answer if isinstance(answer[0], Placed) else None
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:

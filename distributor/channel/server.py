@@ -19,15 +19,17 @@ from distributor.channel.facts import Facts
 from distributor.channel.listener import TlsListener
 from distributor.channel.proof import SEAL_BYTES
 from distributor.channel.result_receiver import ResultReceiver
+from distributor.channel.tasks import among
 from distributor.channel.transfers import FileSink, Transfers
 from distributor.channel.validation import Validation
 from distributor.values import messages, outcome
-from distributor.values.messages import Message, Offset
+from distributor.values.messages import Message, Offset, Placed, TaskFacts
+from distributor.values.placement import Placement
 from distributor.values.plan import Endpoint
 
 RETURN_WINDOW = 3.0  # seconds to reconnect; until then, a node's end looks like that of its connection
 
-_FACTS_TIMEOUT = 10.0  # seconds from the first task's facts until missing tasks count as unable to reach the driver
+_FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
 
 #: Seconds for the first message, and for closing after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
@@ -50,13 +52,17 @@ _LONGEST_REASON = 2000  # characters; every node gets the reason
 
 T = TypeVar("T")
 
+#: Returns the answer to each task, by partition, and the placement; ``None`` if the tasks must end.
+Place = Callable[[Sequence[TaskFacts]], tuple[Sequence[Placed], Placement | None] | None]
+
 
 class Listener(Protocol):
     """Receives nodes' messages, in the channel's thread."""
 
     def on_log(self, log: outcome.Log) -> None: ...
 
-    def on_message(self, node: str, message: Message) -> None: ...
+    def on_message(self, node: str, message: Message) -> None:
+        """Take a message. ``AllNodes`` comes from the channel itself, once an agent has connected."""
 
     def on_lost(self, node: str, why: str) -> None: ...
 
@@ -102,7 +108,8 @@ class ChannelServer:
         self._listener = listener
         self._guard = Validation(tasks=tasks) if guard is None else guard
         self._timeout = timeout
-        self._facts = Facts(tasks)
+        self._facts = Facts(tasks, self._answers)
+        self._place: Place = lambda facts: (among(facts), None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
         self._peers: dict[str, _Peer] = {}
@@ -199,9 +206,20 @@ class ChannelServer:
             time.sleep(0.01)
         self._call(asyncio.sleep(0)).result()  # wait for the event loop to end a call of the listener
 
-    def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Set the check of all facts. If it returns ``False``, the tasks end before any rank starts."""
-        self._facts.accept = accept
+    def place_by(self, place: Place) -> None:
+        """Set what places the ranks once all facts are there."""
+        self._place = place
+
+    def _answers(self, facts: Sequence[TaskFacts]) -> list[list[bytes]] | None:
+        placed = self._place(facts)
+        if placed is None:
+            return None
+        answers, placement = placed
+        common = []
+        if placement is not None:
+            self._guard.place(placement)
+            common = [frames.pack(messages.AllNodes(placement.nodes))] if answers[0].all_nodes else []
+        return [[frames.pack(answer), *common] for answer in answers]
 
     def start_again(self) -> bool:
         """Return whether the tasks were refused, and forget it.
@@ -285,7 +303,7 @@ class ChannelServer:
     ) -> None:
         """Serve a connection that begins not with a hello, but with facts, a return value or a file, for example."""
         match message:
-            case messages.TaskFacts():
+            case TaskFacts():
                 self._guard.check_facts(message)
                 self.reached = True
                 await self._exchange(message, reader, writer)
@@ -354,9 +372,7 @@ class ChannelServer:
                 told = "the driver failed to take a message of a node"
                 self._loop.call_exception_handler({"message": told, "exception": error})
 
-    async def _exchange(
-        self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _exchange(self, message: TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep a task's facts while it is connected, and answer once all have arrived or cannot arrive.
 
         A task that is new after an agent has connected must stop at once.
@@ -369,10 +385,10 @@ class ChannelServer:
             self._send(writer, self._standing.stop)
         facts.take(writer, message)
         self._tls_listener.admit()
-        if facts.fallback is not None and facts.settled:
+        if facts.fallback is not None:
             facts.fallback.cancel()
             facts.fallback = None
-        elif facts.fallback is None and not facts.settled:
+        if not (facts.settled or facts.given_up):
             facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:
@@ -394,9 +410,9 @@ class ChannelServer:
         self._answer_facts()
 
     def _answer_facts(self) -> None:
-        if (answer := self._facts.answer()) is not None:
+        if self._facts.settled or self._facts.given_up:
             for writer in self._facts.waiting():
-                self._send(writer, answer)
+                self._write(writer, *self._facts.answer(writer))
 
     def _welcome(self, message: messages.Hello, writer: asyncio.StreamWriter) -> str:
         """Register a node's connection, in place of an older one."""
@@ -410,13 +426,15 @@ class ChannelServer:
             raise
         self._tls_listener.admit()
         self.reached = True
-        self._facts.over = self._facts.over or bool(message.placement)
+        self._facts.over = self._facts.over or bool(message.digest)
         before = self._peers.get(node)
         self._peers[node] = _Peer(writer, self._loop.time())
         if before is not None:
             before.stay()
             before.writer.close()
         self._tell(self._listener.on_message, node, message)
+        if message.digest and (placement := self._guard.placement) is not None:
+            self._tell(self._listener.on_message, node, messages.AllNodes(placement.nodes))
         self._send(writer, messages.Welcome(self._listener.offsets(node)))
         for order in (self._standing.next, self._standing.stop):
             if order is not None:
@@ -453,8 +471,9 @@ class ChannelServer:
             self._standing.stop = order
             self._send_all(order)
             self.receiver.abort()  # the agents connect again, and then get the order to stop
+            frame = frames.pack(order)
             for writer in self._facts.waiting():
-                self._send(writer, order)
+                self._write(writer, frame)
 
     def _order_next(self, order: messages.Begin | messages.End) -> None:
         if order == self._standing.next:
@@ -465,16 +484,21 @@ class ChannelServer:
         self._send_all(order)
 
     def _send_all(self, order: Message) -> None:
+        frame = frames.pack(order)
         for peer in self._peers.values():
-            self._send(peer.writer, order)
+            self._write(peer.writer, frame)
 
     def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
+        self._write(writer, frames.pack(message))
+
+    def _write(self, writer: asyncio.StreamWriter, *data: bytes) -> None:
         if writer.is_closing():
             return
         if writer.transport.get_write_buffer_size() > _MOST_UNREAD:
             self._refuse(writer, "does not read what the driver sends")
             return
-        writer.write(frames.pack(message))
+        for frame in data:
+            writer.write(frame)
 
     def _refuse(self, writer: asyncio.StreamWriter, why: str) -> None:
         address = writer.get_extra_info("peername")

@@ -26,6 +26,7 @@ def make_peer_key() -> PeerKey:
 def server_context(certificate: str, private: str) -> ssl.SSLContext:
     """Return a server context for a certificate and its private key, both as PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # no client resumes a session
     with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
         file.write((certificate + private).encode())
         file.flush()

@@ -13,12 +13,12 @@ import hmac
 from collections.abc import Callable, Collection, Iterator
 
 from distributor.channel import proof
-from distributor.channel.frames import MAX_BODY, ProtocolError
+from distributor.channel.frames import MAX_BODY, ProtocolError, parse
 from distributor.text import notices
-from distributor.values import messages
+from distributor.values import codec, messages
 from distributor.values.messages import Message
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Node, Placement, digest
 
 _log = notices.logger
 
@@ -54,15 +54,16 @@ class Validation:
         label: str = "",
         tasks: int = 0,
         world_size: int | None = None,
-        placement: Callable[[], Placement | None] = lambda: None,
         received: Callable[[int, int], int] | None = None,
     ) -> None:
         self._label = label
         self._tasks = tasks
         self._world_size = world_size
-        self._placement = placement
+        #: ``None`` until the driver or, without its help, a node has placed the ranks.
+        self.placement: Placement | None = None
+        self._digest = ""
+        self._nodes: dict[str, Node] = {}
         self._received = received
-        self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
         #: Without a seal, the first secret that a node shows is accepted.
         self.seal: bytes | None = None
@@ -85,8 +86,12 @@ class Validation:
     @property
     def names(self) -> Collection[str] | None:
         """The names of the run's nodes; ``None`` while they are not known."""
-        placement, nodes = self._nodes()
-        return None if placement is None else nodes.keys()
+        return None if self.placement is None else self._nodes.keys()
+
+    def place(self, placement: Placement) -> None:
+        """Use this placement, in place of that of tasks which Spark has started again."""
+        self.placement, self._digest = placement, digest(placement.text())
+        self._nodes = {node.executor: node for node in placement.nodes}
 
     def check_facts(self, facts: messages.TaskFacts) -> None:
         if facts.partition >= self._tasks:
@@ -96,12 +101,11 @@ class Validation:
         """Check which module a node imports. No secret: its task may send this before the agent connects."""
         if self._world_size is None:
             return
-        placement, nodes = self._nodes()
-        if placement is not None and importing.node not in nodes:
+        if self.placement is not None and importing.node not in self._nodes:
             raise ProtocolError(
                 f"node {importing.node!r} reports which module it is importing, but the run has no node of this name"
             )
-        self._check_count({*self._importing, importing.node})
+        self._check_count(self._importing, importing.node)
         self._importing.add(importing.node)
 
     def check_value(self, value: messages.Value) -> None:
@@ -114,13 +118,12 @@ class Validation:
 
     def check_node(self, message: messages.Upload | messages.Delete | messages.Fetch | messages.HeldStates) -> int:
         """Check that an agent of this run has sent a message, and return its node rank."""
-        nodes = self._nodes()[1]
-        if message.node not in nodes or not self._proves(message.node, message.secret):
+        if message.node not in self._nodes or not self._proves(message.node, message.secret):
             raise ProtocolError(
                 f"the sender sends a {type(message).__name__} message, but does not prove with a secret that it is a "
                 "node of this run"
             )
-        return nodes[message.node].node_rank
+        return self._nodes[message.node].node_rank
 
     def admit(self, hello: messages.Hello) -> None:
         """Register the node of a hello."""
@@ -167,33 +170,34 @@ class Validation:
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
 
-    def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
-        placement = self._placement()
-        if placement is not self._known[0]:
-            nodes = () if placement is None else placement.nodes
-            self._known = placement, {node.executor: node for node in nodes}
-        return self._known
-
     def _ranks(self, name: str) -> range | None:
         """Return the ranks of a node; ``None`` while they are not known."""
-        placement, nodes = self._nodes()
-        if placement is None:
+        if self.placement is None:
             return None
-        return nodes[name].ranks if name in nodes else range(0)
+        return self._nodes[name].ranks if name in self._nodes else range(0)
 
     def _check_placed(self, hello: messages.Hello, world_size: int) -> None:
-        placement, nodes = self._nodes()
+        placement = self.placement
         if placement is None and hello.placement:
-            _check_placement(hello.placement, world_size)
-            nodes = {node.executor: node for node in hello.placement}
-        if nodes and hello.node not in nodes:
+            placement = _placement(hello.placement, world_size)
+        if placement is None:
+            self._check_count(self._secrets, hello.node)
+            return
+        nodes = self._nodes if placement is self.placement else {node.executor for node in placement.nodes}
+        if hello.node not in nodes:
             raise ProtocolError(f"the sender claims to be node {hello.node!r}, but the run has no node of this name")
-        if not nodes:
-            self._check_count({*self._secrets, hello.node})
+        known = self._digest or digest(hello.placement)
+        if hello.digest and hello.digest != known:
+            raise ProtocolError(
+                f"node {hello.node!r} has another placement of the ranks (sha256 {hello.digest[:16]!r}) than the run "
+                f"({known[:16]!r}): it belongs to tasks that Spark has started at another time, or its facts differ"
+            )
+        if placement is not self.placement:
+            self.place(placement)
 
-    def _check_count(self, names: set[str]) -> None:
+    def _check_count(self, names: Collection[str], name: str) -> None:
         """Limit the names of unknown nodes."""
-        if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
+        if len(names) + (name not in names) > _NAMES_PER_TASK * max(1, self._tasks):
             raise ProtocolError(
                 "the sender claims to be a further node, but more node names have been reported than this run can have"
             )
@@ -229,7 +233,12 @@ class Validation:
         return True
 
 
-def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
+def _placement(text: str, world_size: int) -> Placement:
+    """Return the placement that a node has computed, from its text."""
+    try:
+        nodes: tuple[Node, ...] = codec.build(tuple[Node, ...], parse(text.encode()))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the sender's list of nodes is none: {error}") from None
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
@@ -241,6 +250,7 @@ def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
         raise ProtocolError("the sender's list of nodes contains a node twice")
     if first != world_size:
         raise ProtocolError(f"the sender's list of nodes has {first} ranks in total, but the run has {world_size}")
+    return Placement(nodes)
 
 
 def _ranks_in(message: Message | Log) -> Iterator[int]:

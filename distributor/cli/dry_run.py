@@ -85,7 +85,7 @@ def describe(
 def _plan(job: Job, placement: Placement | None) -> Plan:
     """Return the plan of node 0."""
     if placement is not None:
-        plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
+        plan = job.launch.plan(Site(job, placement.shares(whole=True)[0], os.environ, {}, _FOLDER))
         return _with_open_ports(replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env)))
     cpus = job.resources.cpus_per_process or 1
     processes = job.resources.num_processes
@@ -93,7 +93,8 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
     cpus *= job.ranks_per_task
     node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.world_size, task_cpus=cpus, ports=ports, slots=processes)
     # Executors have their own environment. Its settings for network interfaces are unknown here.
-    plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
+    (share,) = Placement((node,)).shares(whole=True)
+    plan = job.launch.plan(Site(job, share, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.resources.use_gpu}
     if job.resources.cpus_per_process is None:
         decided["OMP_NUM_THREADS"] = _CPUS

@@ -1,6 +1,7 @@
 """Decide which rank runs where, from the facts of all tasks.
 
-Each node computes the placement itself: functions here have no side effects, so that all nodes get the same one.
+The driver computes the placement once or, without the facts, each node does: functions here have no side effects, so
+that all nodes get the same one.
 """
 
 from __future__ import annotations
@@ -9,11 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from distributor.errors import ResourceError
-from distributor.machine import devices
+from distributor.errors import ResourceError, StartError
+from distributor.machine import devices, versions
 from distributor.text.wording import count
 from distributor.values.job import Job
-from distributor.values.placement import Node, NodeFacts, Numbering, Placement
+from distributor.values.placement import Node, NodeFacts, Numbering, Placement, Share
+
+
+def place_checked(facts: Sequence[NodeFacts], job: Job) -> Placement:
+    """As :func:`place`; StartError if versions on the hosts do not work together."""
+    if (conflict := versions.conflict(job.versions, facts)) is not None:
+        raise StartError(conflict)
+    return place(facts, job)
 
 
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
@@ -82,9 +90,11 @@ def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]
     return numbered
 
 
-def with_port(placement: Placement, port: int) -> Placement:
+def with_port(placement: Share, port: int) -> Share:
     """Return the placement of another attempt, whose ranks meet at another port of node 0."""
-    return Placement((replace(placement.master, port=port), *placement.nodes[1:]))
+    master = replace(placement.master, port=port)
+    node = master if placement.node == placement.master else placement.node
+    return replace(placement, node=node, master=master, nodes=(master, *placement.nodes[1:]) if placement.nodes else ())
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from distributor.values.checks import check_flag
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
-from distributor.values.placement import Placement
+from distributor.values.placement import Share
 from distributor.values.plan import Plan, Site
 
 
@@ -52,6 +52,7 @@ class TensorFlow(BasePath):
     preload: ClassVar[tuple[str, ...]] = ("tensorflow",)
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"tensorflow": "launch=TensorFlow()"})
     ports: ClassVar[int] = 1
+    all_nodes: ClassVar[bool] = True
 
     parameter_servers: int = 0
     evaluator: bool = False
@@ -124,7 +125,7 @@ def _described(task: Task) -> dict[str, str | int]:
     return {"type": task.kind, "index": task.index}
 
 
-def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
+def _cluster(tasks: Sequence[Task], placement: Share) -> dict[str, list[str]]:
     # https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     cluster: dict[str, list[str]] = {}
     places = [(node.address, port) for node in placement.nodes for port in node.ports]

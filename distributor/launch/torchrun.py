@@ -57,7 +57,7 @@ class Torchrun(BasePath):
 def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
     job, placement, node = site.job, site.placement, site.node
     rank = str(node.first_rank + local_rank)
-    world_size, numbering = str(placement.world_size), placement.numbering(node)
+    world_size, numbering = str(placement.world_size), placement.numbering
     return {
         "RANK": rank,
         "LOCAL_RANK": str(numbering.first_local + local_rank),

@@ -12,6 +12,8 @@ from distributor.text.wording import mebibytes
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
 
+_DRIVER_FILES = 256  # of a driver, besides connections to nodes
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -67,6 +69,21 @@ def raise_open_files(needed: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+
+
+def driver_sockets(tasks: int) -> str | None:
+    """Let a driver have two connections to each task, as while agents start. Return a warning if it may have fewer."""
+    try:
+        raise_open_files(needed := 2 * tasks + _DRIVER_FILES)
+    except ImportError:  # a platform without such a limit
+        return None
+    if (most := open_files()) >= needed:
+        return None
+    return (
+        f"the driver may open only {most:,} files (ulimit -Hn), but a run of {tasks:,} tasks needs about {needed:,}, "
+        "since each task and node has a connection: nodes without one have no live log lines. Raise the hard limit of "
+        "the driver's process (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
+    )
 
 
 def set_open_files(pid: int, most: int) -> None:

@@ -54,12 +54,11 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     return None
 
 
-def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
+def differences(driver: Mapping[str, str], first: NodeFacts, own: NodeFacts) -> list[str]:
     """Return warnings if a node's torch version differs from the first task's or from the driver's.
 
     Such a difference may be harmless. Each warning completes the sentence "the node on HOST ...".
     """
-    first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")
     found = []
     if ours and ours != first.versions.get("torch", ours):

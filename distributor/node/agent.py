@@ -18,7 +18,6 @@ from typing import Any
 
 from distributor.channel import control
 from distributor.channel.node import Offsets
-from distributor.errors import StartError
 from distributor.launch import assign_ranks
 from distributor.machine import folders, limits, network, processes, versions
 from distributor.node import launchers, rank_exits, reaper, staging, state_keeper
@@ -30,10 +29,10 @@ from distributor.node.node_attempt import Assignment, AttemptEnded, NodeAttempt,
 from distributor.node.result_sender import ResultSender
 from distributor.node.tailing import Tailing
 from distributor.shipping import package
-from distributor.values import environment, layout, messages
+from distributor.values import codec, environment, layout, messages
 from distributor.values.job import Job
 from distributor.values.outcome import NodeReport
-from distributor.values.placement import Node, NodeFacts, Placement
+from distributor.values.placement import Node, NodeFacts, Placement, Share
 from distributor.values.plan import AgentOrder, Site
 
 _SIGTERM_WINDOW = 0.2  # after the owner's end: processes of a machine that shuts down get SIGTERM in any order
@@ -130,7 +129,7 @@ class _Agent:
         site = self._site()
         staging.unpack(self._job, self._order)
         attempt = self._prepare(site)
-        if (warning := await self._link.open(site.placement.nodes)) is not None:
+        if (warning := await self._link.open(site.placement)) is not None:
             self._notes.warnings.append(warning)
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
@@ -153,8 +152,10 @@ class _Agent:
         if self._files is not None:
             await self._files.finish(lambda bringing: self._link.tell(messages.Keeping(bringing)))
         warnings = tuple(notes.warnings)
+        tells = node.node_rank == 0 and not self._order.placed
+        placement = Placement(site.placement.nodes) if tells else None
         report = NodeReport(
-            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, site.placement
+            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, placement
         )
         return report, ended.values, ended.failed
 
@@ -175,42 +176,44 @@ class _Agent:
             self._store.close()
             return None
         self._launcher = launchers.living(ended.launcher)
-        who = assign_ranks.with_port(site.placement, begin.port)
-        return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
+        placement = assign_ranks.with_port(site.placement, begin.port)
+        return replace(site, placement=placement, attempt=begin.attempt)
 
     def _begin(self, site: Site) -> NodeAttempt:
         assert self._logs is not None
         self._logs.begin_again()
-        self._link.renew(site.placement.nodes)
+        self._link.renew()
         stop = self._restarts.begun()
         attempt = self._prepare(site)
         if stop is not None:
             attempt.on_order(stop)
         return attempt
 
-    def _place(self) -> tuple[Placement, Node]:
-        """Return the placement and this node in it, and note warnings.
+    def _place(self) -> tuple[Share, tuple[str, ...]]:
+        """Return what this node knows of the placement, and warnings.
 
-        StartError if hosts' versions do not work together, ResourceError if the ranks do not fit on the nodes.
+        The driver has placed the ranks, unless a task could not reach it. StartError if hosts' versions do not work
+        together, ResourceError if the ranks do not fit on the nodes.
         """
-        job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
-        if (conflict := versions.conflict(job.versions, facts)) is not None:
-            raise StartError(conflict)
-        who = assign_ranks.place(facts, job)
-        node = who.node_of(self._order.executor)
-        self._notes.warnings += versions.differences(job.versions, facts, facts[node.leader])
-        files = launchers.files_needed(who, node)
-        self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.resources.use_gpu, files)
-        return who, node
+        if self._order.placed:
+            placed, *rest = map(messages.decode, self._order.placed)
+            assert isinstance(placed, messages.Placed) and placed.share is not None
+            nodes = (each.nodes for each in rest if isinstance(each, messages.AllNodes))
+            return replace(placed.share, nodes=next(nodes, ())), placed.warnings
+        facts = codec.build(tuple[NodeFacts, ...], self._order.facts)
+        placement = assign_ranks.place_checked(facts, self._job)
+        share = placement.shares(whole=True)[placement.node_of(self._order.executor).node_rank]
+        return share, tuple(versions.differences(self._job.versions, facts[0], facts[share.node.leader]))
 
     def _site(self) -> Site:
-        who, node = self._place()
-        interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
-        self._notes.warnings += [warning] if warning is not None else []
+        placement, warnings = self._place()
+        node, files = placement.node, launchers.files_needed(placement)
+        shortages = limits.shortages(limits.here(), node.local_world_size, self._job.resources.use_gpu, files)
+        interface, warning = network.interface_towards(node.address, placement.others)
+        self._notes.warnings += [*warnings, *shortages, *([] if warning is None else [warning])]
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        beside = sum(other.host == node.host for other in who.nodes)
-        memory = staging.shared_memory(self._job, self._order, beside)
-        return Site(self._job, who, node, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
+        memory = staging.shared_memory(self._job, self._order, placement.beside)
+        return Site(self._job, placement, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> NodeAttempt:
         """Prepare the node's folder for an attempt."""

@@ -14,7 +14,7 @@ from distributor.errors import StartError
 from distributor.node.tailing import Tailing
 from distributor.values import messages
 from distributor.values.job import Job
-from distributor.values.placement import Node
+from distributor.values.placement import Placement, Share
 from distributor.values.plan import AgentOrder, Endpoint
 
 _BEAT_INTERVAL = 5.0  # seconds at most; several heartbeats must fit into each time-out
@@ -32,32 +32,29 @@ class DriverLink:
         self._job = job
         self._socket = sock
         self._receiver = receiver
-        self._nodes: tuple[Node, ...] = ()
+        self.nodes = 0  # of the run; 0 until :meth:`open`
         self._uplink: Uplink | None = None
         self._orphaned = asyncio.Event()
         self._lives = False  # the ranks have succeeded, or are about to
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the run; empty until :meth:`open`."""
-        return self._nodes
 
     @property
     def is_private(self) -> bool:
         """Whether the channel is a socket inherited from the driver's process."""
         return self._socket is not None
 
-    async def open(self, nodes: tuple[Node, ...]) -> str | None:
+    async def open(self, placement: Share) -> str | None:
         """Connect to the driver, or return a warning, after which the run goes on without a channel.
 
         StartError if the driver was reached earlier and refuses the connection now: the run has ended.
         """
-        self._nodes = nodes
+        self.nodes = placement.count
         found = self._dial()
         if found is None:
             return None
         dial, at = found
-        uplink = self._make_uplink(dial)
+        text = "" if self._order.placed else Placement(placement.nodes).text()
+        hello = messages.Hello(self._order.executor, placement.digest, text, self._order.secret)
+        uplink = self._make_uplink(dial, hello)
         try:
             await uplink.open()
         except OSError as error:
@@ -79,15 +76,12 @@ class DriverLink:
         endpoint = Endpoint(*self._order.endpoint)
         return over_tls(endpoint), f"{endpoint.host}:{endpoint.port}"
 
-    def _make_uplink(self, dial: Dial) -> Uplink:
+    def _make_uplink(self, dial: Dial, hello: messages.Hello) -> Uplink:
         interval = min(_BEAT_INTERVAL, self._job.deadlines.heartbeat_timeout / 6)
         if self._job.deadlines.stall_timeout is not None:
             interval = min(interval, self._job.deadlines.stall_timeout / 4)
         rhythm = Rhythm(self._job.deadlines.heartbeat_timeout, interval, redial=not self.is_private)
-        return Uplink(dial, self._hello(), self._receiver, rhythm)
-
-    def _hello(self) -> messages.Hello:
-        return messages.Hello(self._order.executor, self._nodes, self._order.secret)
+        return Uplink(dial, hello, self._receiver, rhythm)
 
     def carry(self, logs: Tailing) -> None:
         if self._uplink is not None:
@@ -110,15 +104,14 @@ class DriverLink:
                 self._uplink.tell(each)
                 return
 
-    def renew(self, nodes: tuple[Node, ...]) -> None:
-        """Begin another attempt with a new port of node 0; messages about the last one are not sent again."""
-        self._nodes = nodes
+    def renew(self) -> None:
+        """Begin another attempt: messages about the last one are not sent again."""
         if self._uplink is not None:
-            self._uplink.renew(self._hello())
+            self._uplink.renew()
 
     def tell_importing(self, module: str) -> None:
         """Tell the driver which module this node is importing; ``""`` once it has finished."""
-        self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
+        self.tell(messages.Importing(self._order.executor, self.nodes, module))
 
     def warn(self, host: str, texts: list[str]) -> None:
         if texts:

@@ -26,7 +26,7 @@ from typing import NoReturn, Protocol
 
 from distributor.machine import bootstrap, processes
 from distributor.values import layout, messages
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Share
 from distributor.values.plan import NodeOrder
 
 _SPARE_PATIENCE = 5.0  # seconds for the pid of a spare, which it sends as soon as it is forked
@@ -198,12 +198,13 @@ def living(launcher: Launcher) -> Launcher:
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 
-def files_needed(who: Placement, node: Node) -> int:
+def files_needed(placement: Share) -> int:
     """Return how many files a node's launcher may have open: a process descriptor for each rank, and others.
 
     On the first node these include a connection to the store for every launcher and every rank of the run.
     """
-    connections = who.world_size + len(who.nodes) if node == who.master else 0
+    node = placement.node
+    connections = placement.world_size + placement.count if node.node_rank == 0 else 0
     return node.local_world_size + connections + _OTHER_FILES
 
 

@@ -356,7 +356,7 @@ async def begin_files(
         apart = [job.output_dir.where] if job.output_dir is not None else []
         apart += [os.path.realpath(job.output.log_dir)] if job.output.log_dir is not None else []
         watched = Watched(folder, apart, node_id(job.job_id, node.leader), node.first_rank, node.local_world_size)
-        through_spark = THROUGH_SPARK // max(1, len(link.nodes))
+        through_spark = THROUGH_SPARK // max(1, link.nodes)
         known = await loop.run_in_executor(None, tree.stamps, folder, apart)
         return NewFiles(watched, known, carrier, tell, pids, through_spark).watch()
     except BaseException:

@@ -300,7 +300,7 @@ class NodeAttempt:
 
     @property
     def _is_alone(self) -> bool:
-        return len(self._order.placement.nodes) == 1
+        return self._order.placement.count == 1
 
     @property
     def _has_no_ranks(self) -> bool:

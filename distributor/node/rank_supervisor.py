@@ -77,7 +77,7 @@ class RankSupervisor:
 
     def raise_limits(self) -> None:
         """Let this process open as many files as ranks and the store need, up to its hard limit."""
-        limits.raise_open_files(launchers.files_needed(self._order.placement, self._order.plan.node))
+        limits.raise_open_files(launchers.files_needed(self._order.placement))
 
     def handle_signals(self) -> None:
         """Handle the signals :data:`HANDLED`. The handler only notes them, as it may interrupt any code."""

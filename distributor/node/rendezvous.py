@@ -121,7 +121,7 @@ class _PlacedRendezvous(RendezvousHandler):
         return RendezvousInfo(
             self._store,
             node.node_rank,
-            len(self._order.placement.nodes),
+            self._order.placement.count,
             RendezvousStoreInfo(master.address, master.port),
         )
 
@@ -168,7 +168,7 @@ class _RankAgent(SimpleElasticAgent):
         if all(others) and self._all_done():
             self._watch.release()
             return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
-        if len(self._order.placement.nodes) > 1 and self._another_node_failed():
+        if self._order.placement.count > 1 and self._another_node_failed():
             return RunResult(state=WorkerState.FAILED)
         return RunResult(state=WorkerState.HEALTHY)
 
@@ -179,13 +179,13 @@ class _RankAgent(SimpleElasticAgent):
         must have succeeded, too: a serving rank must outlive those that it serves, and a node without ranks would be at
         the barrier from the start, where it cannot learn that another has failed.
         """
-        if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
+        if not self._order.plan.serving and self._order.placement.all_have_ranks:
             return True
         store = cast(Any, self._store)
         with suppress(Exception):  # the store is gone, so node 0 has failed: _another_node_failed notices it
             if not self._done:
                 self._done = True
-                if store.add(_DONE_KEY, 1) == len(self._order.placement.nodes):
+                if store.add(_DONE_KEY, 1) == self._order.placement.count:
                     store.set(_ALL_DONE_KEY, "")
             return bool(store.check([_ALL_DONE_KEY]))
         return False
@@ -214,7 +214,7 @@ class _RankAgent(SimpleElasticAgent):
         slower nodes would try for a second or two to reach it.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
-        nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
+        nodes, store = self._order.placement.count, cast(Any, self._store)
         if nodes > 1:
             with suppress(Exception):  # the store or a node is gone already
                 if store.add(_LEFT_KEY, 1) == nodes:

@@ -140,7 +140,7 @@ def _check(site: Site) -> Call | None:
 def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
     if site.job.checkpoints is None:
         return {}
-    hosts = {node.node_rank: node.host for node in site.placement.nodes}
+    hosts = {0: site.placement.master.host, site.placement.numbering.group_rank: site.node.host}
     return checkpoints.to_environ(site.job.checkpoints, agent.folder, hosts, site.memory, site.job.fence)
 
 

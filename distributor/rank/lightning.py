@@ -15,7 +15,7 @@ from functools import partial, wraps
 from typing import Any
 
 from distributor.rank.imports import on_import
-from distributor.values.placement import Placement
+from distributor.values.placement import Share
 
 # The classes that take ``devices`` and ``num_nodes``, in all packages that contain Lightning.
 _CONNECTORS = {
@@ -39,12 +39,10 @@ class Numbers:
     each_a_node: bool = False  # nodes have different numbers of ranks, which Lightning does not expect
 
 
-def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
+def numbers(placement: Share, local_rank: int, *, gpu: bool) -> Numbers:
     """Return the numbers that a rank gives to Lightning. ``local_rank`` is also the number of the rank's GPU."""
-    groups = [placement.numbering(node) for node in placement.nodes]
-    sizes = {group.local_world_size for group in groups}
-    if len(sizes) == 1:
-        return Numbers(sizes.pop(), groups[0].groups)
+    if placement.even:
+        return Numbers(placement.numbering.local_world_size, placement.numbering.groups)
     return Numbers([local_rank] if gpu else 1, placement.world_size, each_a_node=True)
 
 
@@ -63,7 +61,7 @@ def wants_one_device(strategy: Any, devices: Any, num_nodes: int) -> bool:
 class Fitting:
     """Corrects the ``devices`` and ``num_nodes`` that Lightning is given in this rank."""
 
-    def __init__(self, placement: Placement, rank: int, local_rank: int) -> None:
+    def __init__(self, placement: Share, rank: int, local_rank: int) -> None:
         self._placement = placement
         self._rank = rank
         self._local_rank = local_rank

@@ -154,7 +154,7 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     """Run the target, report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
-    shared_host.warn(order.placement, order.plan.node, local_rank)
+    shared_host.warn(order.placement, local_rank)
     groups.watch(order.placement.world_size)
     spawning.watch(rank)
     dataloaders.keep_workers()

@@ -6,17 +6,17 @@ import sys
 from typing import Any
 
 from distributor.rank.imports import on_import
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Share
 
 _LIBRARIES = ("streaming",)  # LOCAL_RANK 0 creates shared memory for all processes on its host
 
 
-def warn(placement: Placement, node: Node, local_rank: int) -> None:
+def warn(placement: Share, local_rank: int) -> None:
     """In local rank 0, warn if executors share this host and the rank imports a library that expects only one."""
-    neighbours = [other for other in placement.nodes if other.address == node.address]
-    if node.by_host is None and len(neighbours) > 1 and local_rank == 0:  # otherwise, local ranks count through a host
+    own_numbers = placement.node.by_host is None  # otherwise, local ranks count through a host
+    if own_numbers and placement.beside > 1 and local_rank == 0:
         for library in _LIBRARIES:
-            on_import(library, lambda module: _print(module, len(neighbours)))
+            on_import(library, lambda module: _print(module, placement.beside))
 
 
 def _print(library: Any, executors: int) -> None:

@@ -22,7 +22,6 @@ class _State:
     ended: bool = False
     lost: bool = False
     keeping: bool = False  # the node's ranks have ended, and it is copying their last files to output_dir
-    task_lost: bool = False  # the node's Spark task has ended, but the ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once the node has stopped its ranks
     unable: bool = False  # the node could not start its ranks
 
@@ -36,12 +35,29 @@ class Nodes:
 
     def __init__(self, before: Placement | None = None) -> None:
         self._before = before  # the placement of the run's previous job
-        self.placement: Placement | None = None  # None until a node has reported
+        self._placement: Placement | None = None
+        self._by_name: dict[str, Node] = {}  # the nodes of the placement
         self.first_lost: str | None = None
         self._states: dict[str, _State] = {}
+        # The names of nodes, so that no message costs more in a larger run.
+        self._up: set[str] = set()  # have started their ranks
+        self._gone: set[str] = set()  # have ended or are lost
+        self._resting: set[str] = set()  # have stopped their ranks, and wait for the decision about another attempt
+        self._busy: str | None = None  # was not idle in the last call of stalled()
+        self._lost_tasks: dict[str, None] = {}
         self._suspects: set[str] | None = None
         self._importing: dict[str, str] = {}
         self._expected = 0
+
+    @property
+    def placement(self) -> Placement | None:
+        """Which rank runs where; ``None`` until a node has connected."""
+        return self._placement
+
+    @placement.setter
+    def placement(self, placement: Placement | None) -> None:
+        self._placement = placement
+        self._by_name = {} if placement is None else {node.executor: node for node in placement.nodes}
 
     def importing(self, name: str, module: str, nodes: int) -> None:
         """Record which module a node imports, ``""`` at the end. Its agent need not run yet."""
@@ -62,6 +78,7 @@ class Nodes:
         self._importing.pop(name, None)
         state = self._states[name]
         state.started, state.alive = True, len(self.ranks_of(name))
+        self._up.add(name)
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
         self._states[name].alive, self._states[name].idle = alive, idle
@@ -70,11 +87,14 @@ class Nodes:
         """Record that a node has stopped its ranks, and at which port those of the next attempt could meet."""
         state = self._states[name]
         state.port, state.alive, state.unable = port, 0, unable
+        self._resting.add(name)
 
     def again(self) -> None:
         """Record that all nodes begin another attempt."""
         for state in self._now():
             state.started, state.alive, state.idle, state.port = False, None, None, None
+        self._up.clear()
+        self._resting.clear()
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
@@ -88,20 +108,22 @@ class Nodes:
     def ended(self, name: str) -> None:
         """Record that a node has sent ``Bye``, its last message."""
         self._states[name].ended = True
+        self._gone.add(name)
 
     def lost(self, name: str) -> bool:
         """Record that a node has gone without ``Bye``. Return ``False`` if it was already lost."""
         before, self._states[name].lost = self._states[name].lost, True
+        self._gone.add(name)
         self.first_lost = self.first_lost or name
         return not before
 
     def task_lost(self, name: str) -> None:
-        self._states[name].task_lost = True
+        self._lost_tasks[name] = None
 
     @property
     def lost_tasks(self) -> list[str]:
         """Nodes whose ranks have succeeded, and whose agents outlive their Spark tasks."""
-        return [name for name, state in self._states.items() if state.task_lost and not (state.ended or state.lost)]
+        return [name for name in self._lost_tasks if name not in self._gone]
 
     @property
     def step(self) -> StatusDetail | None:
@@ -133,7 +155,7 @@ class Nodes:
     @property
     def up(self) -> int:
         """Number of nodes that have started their ranks."""
-        return sum(state.started for state in self._now())
+        return len(self._up)
 
     @property
     def all_up(self) -> bool:
@@ -142,15 +164,12 @@ class Nodes:
     @property
     def all_gone(self) -> bool:
         """Whether every node that has been up has ended or is lost."""
-        return all(state.ended or state.lost for state in self._now())
+        return len(self._gone) == len(self._states)
 
     @property
     def all_rest(self) -> bool:
         """Whether some node waits for a decision about another attempt, and none has ranks."""
-        states = self._of_placement()
-        return any(state.port is not None for state in states) and all(
-            state.port is not None or state.lost or state.ended for state in states
-        )
+        return bool(self._resting) and len(self._resting | self._gone) == len(self._by_name)
 
     @property
     def next_port(self) -> int | None:
@@ -165,20 +184,27 @@ class Nodes:
 
     def stalled(self, name: str, limit: float) -> bool:
         """Return whether all ranks were idle for ``limit`` seconds at one moment. Call it after each heartbeat."""
-        if self.placement is None:
-            return False
-        names = {node.executor for node in self.placement.nodes}
-        over = not any(state.alive for state in self._now())  # all ranks have ended, but nodes may still copy files
-        if over or not all(other in self._states and self._states[other].is_idle(limit) for other in names):
-            self._suspects = None
+        if not self._is_idle(name, limit):
+            self._busy, self._suspects = name, None
         elif self._suspects is None:
-            self._suspects = names  # heartbeats come at different moments: one more of each node has to confirm
+            if self._busy is None or self._is_idle(self._busy, limit):
+                self._busy = next((other for other in self._by_name if not self._is_idle(other, limit)), None)
+            if self._by_name and self._busy is None and self._any_alive:
+                self._suspects = set(self._by_name)  # one more heartbeat of each node has to confirm
         else:
             self._suspects.discard(name)
-            if not self._suspects:
-                self._suspects = None
-                return True
+            if not self._suspects or not self._any_alive:
+                stalled, self._suspects = self._any_alive, None
+                return stalled
         return False
+
+    def _is_idle(self, name: str, limit: float) -> bool:
+        return name in self._states and self._states[name].is_idle(limit)
+
+    @property
+    def _any_alive(self) -> bool:
+        """Whether any rank runs: if not, nodes may still copy files."""
+        return any(state.alive for state in self._now())
 
     def ranks_of(self, name: str) -> range:
         node = self._node(name)
@@ -214,8 +240,7 @@ class Nodes:
         )
 
     def _node(self, name: str) -> Node | None:
-        nodes = () if self.placement is None else self.placement.nodes
-        return next((node for node in nodes if node.executor == name), None)
+        return self._by_name.get(name)
 
     def _of_placement(self) -> list[_State]:
         nodes = () if self.placement is None else self.placement.nodes

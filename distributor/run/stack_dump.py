@@ -40,7 +40,8 @@ class Dumps:
             answers[answer.rank] = cells.readable(answer.text)
             complete = len(answers) == self._world_size()
             then = self._then[answer.number]
-            self._changed.notify_all()
+            if complete:
+                self._changed.notify_all()
         if complete:
             then()
 

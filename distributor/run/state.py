@@ -212,8 +212,9 @@ class AttemptState:
         if isinstance(message, messages.Importing):
             nodes.importing(node, message.module, message.nodes)
             return []
-        if isinstance(message, messages.Hello):
-            return self._on_hello(node, message, now)
+        if isinstance(message, messages.Hello | messages.AllNodes):
+            nodes.arrived(node, now)
+            return self._on_placement(node, message, now) if isinstance(message, messages.AllNodes) else []
         nodes.heard(node, now)
         match message:
             case messages.Started():
@@ -288,11 +289,11 @@ class AttemptState:
         self.nodes.rests(node, stopped.port, unable=stopped.error is not None)
         return self._if_all_rest()
 
-    def _on_hello(self, node: str, hello: messages.Hello, now: float) -> list[Action]:
-        self.nodes.arrived(node, now)
-        if self.nodes.placement is not None or not hello.placement:
+    def _on_placement(self, node: str, placed: messages.AllNodes, now: float) -> list[Action]:
+        """Note which rank runs where, once ``node`` is the first to connect."""
+        if self.nodes.placement is not None:
             return []
-        self.nodes.placement = Placement(hello.placement)
+        self.nodes.placement = Placement(placed.nodes)
         actions: list[Action] = []
         if self.unreached:
             self.unreached = False
@@ -311,8 +312,9 @@ class AttemptState:
         return self._blame((failure,), now)
 
     def _blame(self, failures: tuple[Failure, ...], now: float) -> list[Action]:
-        known = self.cause.failures if isinstance(self.cause, (RankFailed, NodeLost)) else self._unexplained
-        root = order_failures([*known, *failures])[0]
+        if isinstance(self.phase, Stopping):
+            return self._stop(RankFailed(failures), self.phase.reason, now)
+        root = order_failures([*self._unexplained, *failures])[0]
         return self._stop(RankFailed(failures), f"rank {root.rank} failed: {root.message}", now)
 
     def _on_lost(self, lost: Lost, now: float) -> list[Action]:

@@ -217,7 +217,6 @@ class Supervisor:
             self._job.label,
             self._job.num_tasks,
             self._job.world_size,
-            lambda: self.state.nodes.placement,
             self._received,
         )
 

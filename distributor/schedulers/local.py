@@ -213,6 +213,7 @@ class LocalScheduler:
             order = AgentOrder(
                 job=pickle.dumps(job),
                 executor=executor,
+                placed=[],
                 facts=[asdict(fact) for fact in facts],
                 folder=node.folder,
                 root=root,

@@ -70,5 +70,6 @@ class CoordinatedStop:
 
     def on_halted(self, halted: Halted) -> str | None:
         """Record the step at which a rank has stopped. Return an error text if ranks stopped at different steps."""
+        step = next(iter(self._halted.values()), halted.step)
         self._halted[halted.rank] = halted.step
-        return disagreement(self._halted)
+        return None if halted.step == step else disagreement(self._halted)

@@ -137,7 +137,7 @@ class Settings:
 
     checkpoints: Checkpoints
     staging: str | None  # for files on their way to a URL; None: the system's temporary folder
-    hosts: Mapping[int, str]  # by node rank; empty outside a run
+    hosts: Mapping[int, str]  # by GROUP_RANK, of node 0 and this node; empty outside a run
     is_given: bool  # a run or the user has set dir; otherwise it is "checkpoints"
     memory: SharedMemory | None = None
     fence: FencingToken | None = None  # None outside a run, or without a name

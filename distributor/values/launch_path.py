@@ -29,7 +29,11 @@ class LaunchPath(Protocol):
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each of the run's processes. Every node learns all of these ports."""
+        """The number of ports to reserve for each of the run's processes. Every node learns node 0's and its own."""
+
+    @property
+    def all_nodes(self) -> bool:
+        """Whether the plan of a node depends on all nodes: ``site.placement.nodes`` is empty otherwise."""
 
     @property
     def once(self) -> bool:
@@ -69,6 +73,7 @@ class BasePath:
 
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
+    all_nodes: ClassVar[bool] = False
     once: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
     uses_torch: ClassVar[bool] = False

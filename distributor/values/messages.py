@@ -20,7 +20,7 @@ from distributor.values import codec
 from distributor.values.codec import Between, Count, Length, Name, Port, Seconds, Text
 from distributor.values.files import Entry, RelativePath
 from distributor.values.outcome import UNCAUGHT, Failure, NodeReport, Outcome
-from distributor.values.placement import Node
+from distributor.values.placement import Node, NodeFacts, Share
 
 M = TypeVar("M", bound="Message")
 
@@ -52,8 +52,12 @@ class TaskFacts(Message):
 
     stage_attempt: Name  # the tasks that Spark started together
     attempt: Count  # Spark's number of this task attempt
-    partition: Count
-    facts: dict[str, Any]
+    held: Name  # of the socket at which siblings wait for this task's end
+    facts: NodeFacts
+
+    @property
+    def partition(self) -> int:
+        return self.facts.partition
 
 
 @_message
@@ -148,7 +152,8 @@ class Hello(Message):
     """The first message of a node's main connection. From then on, no other process can pretend to be this node."""
 
     node: Name
-    placement: tuple[Node, ...] = ()  # empty: the task connects, since the agent has died or could not start
+    digest: Name = ""  # of the placement; empty: the task connects, since the agent has died or could not start
+    placement: str = ""  # Placement.text, if nodes have computed it themselves
     secret: Name = dataclasses.field(default="", repr=False)  # known to the node's task and agent only
 
 
@@ -284,10 +289,21 @@ class Bye(Message):
 
 
 @_message
-class AllFacts(Message):
-    """The facts of all tasks. After this message, the tasks start their agents."""
+class Placed(Message):
+    """The answer to :class:`TaskFacts`: what the task must know of the others before it starts its agent."""
 
-    facts: tuple[dict[str, Any], ...]
+    leader: str  # what the task that leads this executor has as TaskFacts.held
+    courier: tuple[str, int] | None = None  # where the courier listens: schedulers/spark/holder.py
+    share: Share | None = None  # of the task's node; None if agents compute the placement themselves
+    warnings: tuple[str, ...] = ()  # of the node
+    all_nodes: bool = False  # AllNodes follows
+
+
+@_message
+class AllNodes(Message):
+    """The nodes of the run, in the order of their node ranks: the same bytes for all tasks."""
+
+    nodes: tuple[Node, ...]
 
 
 @_message

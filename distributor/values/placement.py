@@ -1,34 +1,37 @@
 """Which rank runs where: the facts about tasks, and the nodes that the tasks form."""
 
-from __future__ import annotations
+# Annotations are evaluated here, since the codec of values/messages.py reads them, also in Spark's workers.
 
+import hashlib
+import json
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributor.text.wording import who
+from distributor.values.codec import Count, Name
+
+_MOST_OTHERS = 16
 
 
 @dataclass(frozen=True)
 class NodeFacts:
     """What is known of one Spark task (in local mode, one rank), from which the placement is computed."""
 
-    partition: int  # index of the barrier task; in local mode, the rank
-    executor: str  # its tasks form one node
-    host: str  # to show to users
-    address: str  # IP address at which other nodes reach the machine
+    partition: Count  # index of the barrier task; in local mode, the rank
+    executor: Name  # its tasks form one node
+    host: Name  # to show to users
+    address: Name  # IP address at which other nodes reach the machine
     port: int  # on which the task listens: of the rendezvous store, if this becomes node 0
-    gpus: tuple[str, ...] = ()  # addresses of those that Spark gave, or that local mode found
+    gpus: tuple[Name, ...] = ()  # addresses of those that Spark gave, or that local mode found
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, or AMD's HIP_VISIBLE_DEVICES
     cpus: int = 1  # of the task; in local mode, of one rank
-    versions: Mapping[str, str] = field(default_factory=dict)  # of Python, torch and the path's packages
+    versions: Mapping[Name, Name] = field(default_factory=dict)  # of Python, torch and the path's packages
     machine: str = ""  # or container, in which device numbers mean the same; "" compares within the executor
     mounts: str = ""  # tasks with the same value see the same files; "" if not known
     ports: tuple[int, ...] = ()  # reserved for the launch path
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
-        return cls(**{**fields, "gpus": tuple(fields["gpus"]), "ports": tuple(fields.get("ports", ()))})
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,14 @@ class Node:
     """
 
     node_rank: int
-    executor: str
-    host: str
-    address: str
+    executor: Name
+    host: Name
+    address: Name
     port: int
     leader: int
     first_rank: int
     local_world_size: int
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[Name, ...] = ()
     task_cpus: int = 1
     by_host: Numbering | None = None
     ports: tuple[int, ...] = ()
@@ -92,17 +95,33 @@ class Placement:
     def master(self) -> Node:
         return self.nodes[0]
 
-    def numbering(self, node: Node) -> Numbering:
-        """Return the numbers from which a node's ranks get ``LOCAL_RANK``, ``GROUP_RANK`` and similar variables."""
-        return node.by_host or Numbering(node.node_rank, len(self.nodes), 0, node.local_world_size)
-
     def node_of(self, executor: str) -> Node:
         """Return the node of an executor."""
         return next(node for node in self.nodes if node.executor == executor)
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's machine, or ``"?"`` if there is no such rank."""
-        return next((node.host for node in self.nodes if rank in node.ranks), "?")
+        index = bisect_right(self.nodes, rank, key=lambda node: node.first_rank) - 1
+        return next((node.host for node in self.nodes[max(0, index) : index + 1] if rank in node.ranks), "?")
+
+    def text(self) -> str:
+        """Return the nodes as JSON, the same for equal placements."""
+        return json.dumps([vars(node) for node in self.nodes], default=vars)
+
+    def shares(self, *, whole: bool) -> tuple["Share", ...]:
+        """Return what each node knows of this placement; ``whole`` includes all nodes."""
+        addresses = tuple(dict.fromkeys(node.address for node in self.nodes))
+        common: dict[str, Any] = {
+            "master": self.master,
+            "count": len(self.nodes),
+            "world_size": self.world_size,
+            "digest": digest(self.text()),
+            "even": len({_group_size(node) for node in self.nodes}) == 1,
+            "others": addresses[:: -(-len(addresses) // _MOST_OTHERS)],
+            "nodes": self.nodes if whole else (),
+        }
+        on_host = Counter(node.host for node in self.nodes)
+        return tuple(Share(node, beside=on_host[node.host], **common) for node in self.nodes)
 
     def __str__(self) -> str:
         return "; ".join(
@@ -111,6 +130,51 @@ class Placement:
             + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
             for n in self.nodes
         )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a node knows of the placement: its own part, node 0, and what holds for all nodes.
+
+    Attributes:
+        node, master: this node, and node 0.
+        count: number of nodes.
+        world_size: number of ranks on all nodes.
+        digest: of the placement; the same on all nodes.
+        beside: number of nodes on this host.
+        even: whether all nodes have as many ranks; all hosts, if ranks are numbered by host.
+        others: addresses of nodes, at most 16, from which a node learns the interface towards all.
+        nodes: all nodes, if the launch path has ``all_nodes``.
+    """
+
+    node: Node
+    master: Node
+    count: int
+    world_size: int
+    digest: str
+    beside: int = 1
+    even: bool = True
+    others: tuple[str, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def numbering(self) -> Numbering:
+        """The numbers from which the node's ranks get ``LOCAL_RANK``, ``GROUP_RANK`` and similar variables."""
+        return self.node.by_host or Numbering(self.node.node_rank, self.count, 0, self.node.local_world_size)
+
+    @property
+    def all_have_ranks(self) -> bool:
+        """Whether no node is without ranks, as all nodes but one are if the target runs only once."""
+        return self.world_size >= self.count
+
+
+def digest(text: str) -> str:
+    """Return the digest of a placement, by which nodes and the driver compare theirs, from its text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _group_size(node: Node) -> int:
+    return node.local_world_size if node.by_host is None else node.by_host.local_world_size
 
 
 def host_in(executor: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Target
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Node, Share
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,16 @@ class Site:
     """What is known about a node when its plan is made."""
 
     job: Job
-    placement: Placement
-    node: Node
+    placement: Share
     base_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what the user has set for the task
     sockets: Mapping[str, str] = field(default_factory=dict)  # select the network interface between ranks
     folder: str = ""  # the node's private one, where ranks find files
     attempt: int = 0
     memory: SharedMemory | None = None  # None: ranks keep no states there
+
+    @property
+    def node(self) -> Node:
+        return self.placement.node
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class NodeOrder:
 
     run_id: str
     plan: Plan
-    placement: Placement
+    placement: Share
     grace_period: float
     start_timeout: float
     store_fd: int | None  # listening socket for the rendezvous store on node 0; None on others
@@ -128,7 +131,8 @@ class AgentOrder:
 
     job: bytes = field(repr=False)  # the pickled Job
     executor: str  # this node's, as in facts
-    facts: list[dict[str, Any]]  # of all tasks, as dicts of NodeFacts
+    placed: list[dict[str, Any]]  # the driver's answer, encoded: Placed, perhaps AllNodes; empty: placed from facts
+    facts: list[dict[str, Any]]  # of all tasks, as dicts of NodeFacts; empty if the driver has placed the ranks
     folder: str  # the node's private one; the agent removes it
     root: str  # from where distributor can be imported
     sys_path: list[str]  # the owner's

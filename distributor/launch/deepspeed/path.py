@@ -18,7 +18,7 @@ from distributor.values.checks import check_seconds
 from distributor.values.job import Function, Job, Target
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Share
 from distributor.values.plan import Call, Plan, Site
 
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"  # of the final configuration, for ``distributor.runtime``
@@ -110,7 +110,7 @@ class DeepSpeed(BasePath):
         return _on_arguments(text, self.script_arguments, job) or _on_batch_sizes(text, job)
 
     def plan(self, site: Site) -> Plan:
-        plan, placement, node = Torchrun().plan(site), site.placement, site.node
+        plan, placement = Torchrun().plan(site), site.placement
         resolved = self.resolved
         files = {} if resolved is None else {_CONFIG: resolved.final, _GIVEN: resolved.given}
         paths = {name: os.path.join(site.folder, name) for name in files}
@@ -118,9 +118,9 @@ class DeepSpeed(BasePath):
             plan,
             target=_with_arguments(plan.target, self.script_arguments, paths),
             node_env={**_libraries(resolved, paths), **plan.node_env},
-            rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
+            rank_env=tuple({**env, **_launcher_env(placement)} for env in plan.rank_env),
             files=files,
-            elsewhere=_shared_memory(placement, node),
+            elsewhere=_shared_memory(placement),
             first=Call(
                 "distributor.launch.deepspeed.extensions",
                 "load",
@@ -210,9 +210,9 @@ def _on_batch_sizes(text: str, job: Job) -> str:
     )
 
 
-def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
+def _launcher_env(placement: Share) -> dict[str, str]:
     """Return what ``deepspeed.launcher.launch`` sets in addition to torchrun's variables."""
-    numbering = placement.numbering(node)
+    numbering = placement.numbering
     return {
         "CROSS_RANK": str(numbering.group_rank),
         "CROSS_SIZE": str(numbering.groups),
@@ -220,14 +220,14 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
     }
 
 
-def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
+def _shared_memory(placement: Share) -> tuple[str, ...]:
     """Return the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank."""
     # Ranks exchange tensors by these files if ``LOCAL_SIZE`` is the number of all ranks. Source: ``shm_initialize`` in
     # ``deepspeed/ops/csrc/cpu/comm/shm.cpp``.
-    if placement.numbering(node).groups > 1:
+    if placement.numbering.groups > 1:
         return ()
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{placement.master.address}_{placement.master.port}"  # noqa: S108
-    return tuple(f"{prefix}_{rank}" for rank in node.ranks)
+    return tuple(f"{prefix}_{rank}" for rank in placement.node.ranks)
 
 
 def _libraries(resolved: ResolvedConfig | None, paths: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from distributor.text import wording
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Share
 from distributor.values.plan import Plan, Site
 
 
@@ -47,16 +47,15 @@ class MpiEnv(BasePath):
         return replace(
             plan,
             rank_env=tuple(
-                {**env, **_variables(site.placement, site.node, local_rank)}
-                for local_rank, env in enumerate(plan.rank_env)
+                {**env, **_variables(site.placement, local_rank)} for local_rank, env in enumerate(plan.rank_env)
             ),
         )
 
 
-def _variables(placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
+def _variables(placement: Share, local_rank: int) -> dict[str, str]:
     # https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html,
     # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
-    numbering, master = placement.numbering(node), placement.master
+    node, master, numbering = placement.node, placement.master, placement.numbering
     local = str(numbering.first_local + local_rank)
     return {
         "OMPI_COMM_WORLD_RANK": str(node.first_rank + local_rank),

@@ -41,6 +41,7 @@ class Mpi(BasePath):
     name: ClassVar[str] = "mpi"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ports: ClassVar[int] = 1
+    all_nodes: ClassVar[bool] = True
 
     implementation: str | None = None
     # A process without the keys made from it gets neither the place of a rank nor the command of a daemon. MPI's own

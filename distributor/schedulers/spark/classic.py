@@ -87,7 +87,7 @@ class ClassicSession:
         self._server, self._tag = server, f"distributor-{job.job_id}"
         slots = Slots(self._session, self._cluster, job)
         placing = Placing(job, lambda own: slots.room_beside(job.avoided, own))
-        server.accept_if(placing.accepts)
+        server.place_by(placing.place)
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
@@ -103,6 +103,8 @@ class ClassicSession:
                 _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
                 self.await_slots(job)
                 continue
+            if placing.error is not None:
+                raise placing.error
             is_crowded = CROWDED in rows[:1]
             if not (server.start_again() or is_crowded):
                 return replace(sort(rows, server.receiver.get), times=status.times(self._session, self._tag))

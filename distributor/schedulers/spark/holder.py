@@ -18,7 +18,6 @@ import pickle
 import select
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -32,20 +31,6 @@ _PEER_TIMEOUT = 5.0  # seconds that another task may take to answer
 _INTERVAL = 0.2  # seconds between checks whether the Spark job still runs
 _MAX_ROWS = 64 << 20  # bytes that a task accepts from another
 _DIGEST_BYTES = 32
-
-
-def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """Return the partitions of holder and courier; ``None`` if no other task could send the rows of the holder.
-
-    A sibling has no rows, so it needs no courier. Without siblings, partition 0 holds, and 1 takes its rows on its own
-    listening socket: on that of 0, torch's rendezvous store listens. Without a ``key``, tasks may not send rows to each
-    other.
-    """
-    leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
-    siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
-    if siblings:
-        return siblings[-1], None
-    return (0, 1) if key is not None and len(facts) > 1 else None
 
 
 class _Job:
@@ -90,7 +75,7 @@ class _Job:
 
 def hand_over(
     shipment: Shipment,
-    facts: list[dict[str, Any]],
+    courier_at: tuple[str, int] | None,
     roles: tuple[int, int | None],
     partition: int,
     rows: list[bytes],
@@ -106,7 +91,7 @@ def hand_over(
     key = shipment["key"] or b""
     job = _Job(shipment["endpoint"], reached, shipment["patience"])
     if partition == holder:
-        if courier is None or _send_rows(facts[courier], key, rows, job):
+        if courier_at is None or _send_rows(courier_at, key, rows, job):
             job.await_end()
         return rows
     if partition == courier:
@@ -118,14 +103,14 @@ def hand_over(
     return []
 
 
-def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
+def _send_rows(to: tuple[str, int], key: bytes, rows: list[bytes], job: _Job) -> bool:
     """Send rows to the courier. Return whether it has received them.
 
     It reads them only once the ranks of its node have ended, so this function waits while the Spark job runs.
     """
     data = pickle.dumps(rows)
     try:
-        with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
+        with socket.create_connection(to, _PEER_TIMEOUT) as line:
             line.sendall(hmac.digest(key, data, "sha256") + data)
             line.shutdown(socket.SHUT_WR)
             return job.await_data(line) and line.recv(1) == _RECEIVED

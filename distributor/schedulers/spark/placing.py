@@ -1,16 +1,20 @@
-"""Whether a run begins on the executors on which Spark has placed its tasks, or is submitted again."""
+"""Places a run's ranks on the executors on which Spark has started its tasks, or has it submitted again."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from distributor.errors import StartError
+from distributor.channel import tasks
+from distributor.errors import DistributorError, StartError
+from distributor.launch import assign_ranks
+from distributor.machine import versions
 from distributor.text import notices
 from distributor.values.job import Job
-from distributor.values.placement import host_in
+from distributor.values.messages import Placed, TaskFacts
+from distributor.values.placement import NodeFacts, Placement, host_in
 
 _log = notices.logger
 
@@ -19,7 +23,7 @@ _MOST = 20  # placements that are refused, at most
 
 
 class Placing:
-    """Accepts or refuses the executors on which Spark has started the tasks of one job."""
+    """Places the ranks of one job, once for all tasks that Spark has started together."""
 
     def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
         self._job = job
@@ -27,17 +31,37 @@ class Placing:
         self._left = _MOST
         self._until = time.monotonic() + _PART * job.deadlines.start_timeout
         self.why = ""  # why the last placement was refused
+        self.error: DistributorError | None = None  # why no run can begin on these executors
 
-    def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
+    def place(self, told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement] | None:
+        """Return what each task must know, by partition, and the placement; ``None`` if the tasks must end."""
+        facts = [each.facts for each in told]
+        if not self.accepts(facts):
+            return None
+        try:
+            placement = assign_ranks.place_checked(facts, self._job)
+        except DistributorError as error:
+            self.error = error
+            return None
+        whole = self._job.launch.all_nodes
+        shares = {share.node.executor: share for share in placement.shares(whole=False)}
+        answers = []
+        for fact, placed in zip(facts, tasks.among(told)):
+            share = shares[fact.executor]
+            warnings = versions.differences(self._job.versions, facts[0], facts[share.node.leader])
+            answers.append(replace(placed, share=share, warnings=tuple(warnings), all_nodes=whole))
+        return answers, placement
+
+    def accepts(self, facts: Sequence[NodeFacts]) -> bool:
         """Return whether to begin with these tasks: none on a host that the job avoids, if all fit on others.
 
         A limited number is refused, for a limited time, so that the run begins even if Spark keeps choosing these
         hosts.
         """
-        bad = {host for each in facts if (host := _host(each)) in self._job.avoided}
+        bad = {host for each in facts if (host := host_in(each.executor)) in self._job.avoided}
         if not bad or not self._left or time.monotonic() > self._until:
             return True
-        own = Counter(str(each["facts"]["executor"]) for each in facts)
+        own = Counter(each.executor for each in facts)
         try:
             is_possible = self._room(own) >= self._job.num_tasks
         except Exception as error:  # Spark's context may be stopping
@@ -64,7 +88,3 @@ def refuse(job: Job, why: str, times: int, too_late: bool) -> None:
         )
     if times == 1:
         _log.warning("%s; placing run %s again", why, job.run_id)
-
-
-def _host(entry: Mapping[str, Any]) -> str:
-    return host_in(str(entry["facts"]["executor"]))

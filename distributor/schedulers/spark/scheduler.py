@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distributor.channel.connections import Endpoint
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
+from distributor.machine import limits
 from distributor.outcomes import driver_failures
 from distributor.schedulers.spark import exceptions as spark_errors, harmful_settings, settings, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
@@ -172,6 +173,8 @@ def _patience(error: DistributorError, job: Job) -> float:
 
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint | None:
     """Make the driver listen for nodes. Return where they can reach it; ``None`` if it cannot listen."""
+    if (warning := limits.driver_sockets(job.num_tasks)) is not None:
+        _log.warning("run %s: %s", job.label, warning)
     try:
         at = server.listen(bind, host, job.network.driver_ports)
     except OSError as error:

@@ -18,23 +18,23 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from distributor.channel import proof, requests as exchange
+from distributor.channel import proof, requests as exchange, tasks
 from distributor.channel.connections import Endpoint
 from distributor.errors import StartError
 from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.hosting.host_node import host_node
 from distributor.schedulers.hosting.report import pieces, rest
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
-from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
+from distributor.schedulers.spark.holder import await_end, hand_over, tell_siblings
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
 from distributor.values import messages
-from distributor.values.placement import host_in
+from distributor.values.placement import NodeFacts, host_in
 from distributor.values.plan import AgentOrder
 
 _IMPORTING_TIMEOUT = 1.0  # seconds to try to tell the driver which module is being imported
@@ -84,9 +84,8 @@ def _begin(
     try:
         mine = _facts(context, executor, address, (listener, *reserved), shipment)
         try:
-            everyone, reached = exchange.exchange(
-                {"partition": mine["partition"], "held": held, "facts": mine},
-                (_stage_attempt(context.stageId(), executors), context.taskAttemptId()),
+            answer, everyone = exchange.exchange(
+                messages.TaskFacts(_stage_attempt(context.stageId(), executors), context.taskAttemptId(), held, mine),
                 shipment["endpoint"] if shipment["exchange"] else None,
                 context.allGather,
                 shipment["silence"],
@@ -94,19 +93,27 @@ def _begin(
         except exchange.StoppedError:
             return
         times["facts"] = time.time()
-        facts = [entry["facts"] for entry in everyone]
-        leader = next(entry for entry in everyone if entry["facts"]["executor"] == executor)
-        roles = choose_roles(facts, shipment["key"]) if failed_rows is not None else None
-        if leader["held"] != held:
+        reached = bool(answer)
+        placed = cast(messages.Placed, answer[0]) if reached else tasks.among(everyone)[mine.partition]
+        roles = tasks.choose_roles(executors) if failed_rows is not None else None
+        if roles is not None and roles[1] is not None and shipment["key"] is None:
+            roles = None  # tasks may not send rows to each other
+        if placed.leader != held:
             listener.close()
-            rows: list[bytes] | None = [] if await_end(leader["held"]) else None
+            rows: list[bytes] | None = [] if await_end(placed.leader) else None
         else:
-            courier = roles is not None and roles[1] == mine["partition"]
-            rows = yield from _lead(shipment, facts, mine, listener, times, reached, keep_listening=courier)
+            courier = roles is not None and roles[1] == mine.partition
+            known = {
+                "placed": [messages.encode(each) for each in answer],
+                "facts": [messages.encode(each)["facts"] for each in everyone],
+                "reached": reached,
+            }
+            nodes = len(set(executors))
+            rows = yield from _lead(shipment, known, mine, nodes, listener, times, keep_listening=courier)
             if rows is not None and roles is not None:
-                tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
+                tell_siblings(hold, executors.count(executor) - 1)
         if rows is not None and roles is not None:
-            rows = hand_over(shipment, facts, roles, mine["partition"], rows, listener, failed_rows, reached)
+            rows = hand_over(shipment, placed.courier, roles, mine.partition, rows, listener, failed_rows, reached)
         yield from rows or ()
     finally:
         for held_open in (listener, *reserved, hold):
@@ -133,24 +140,24 @@ def _address(executor: str, driver_host: str) -> str:
 
 def _facts(
     context: Any, executor: str, address: str, sockets: Sequence[socket.socket], shipment: Shipment
-) -> dict[str, Any]:
-    """Return this task's facts: the fields of :class:`~distributor.values.placement.NodeFacts`, as a dict for JSON."""
+) -> NodeFacts:
+    """Return this task's facts."""
     port, *ports = (each.getsockname()[1] for each in sockets)
     gpu = shipment["gpu"]
-    return {
-        "partition": context.partitionId(),
-        "executor": executor,
-        "host": socket.gethostname(),
-        "address": address,
-        "port": port,
-        "ports": ports,
-        "gpus": list(context.resources()[gpu].addresses) if gpu in context.resources() else [],
-        "visible_devices": devices.visible_devices(os.environ),
-        "cpus": context.cpus(),
-        "versions": versions.here(shipment["packages"]),
-        "machine": devices.numbered_by(processes.machine(), os.environ),
-        "mounts": processes.mounts(),
-    }
+    return NodeFacts(
+        partition=context.partitionId(),
+        executor=executor,
+        host=socket.gethostname(),
+        address=address,
+        port=port,
+        ports=tuple(ports),
+        gpus=tuple(context.resources()[gpu].addresses) if gpu in context.resources() else (),
+        visible_devices=devices.visible_devices(os.environ),
+        cpus=context.cpus(),
+        versions=versions.here(shipment["packages"]),
+        machine=devices.numbered_by(processes.machine(), os.environ),
+        mounts=processes.mounts(),
+    )
 
 
 def _stage_attempt(stage: int, executors: list[str]) -> str:
@@ -160,39 +167,38 @@ def _stage_attempt(stage: int, executors: list[str]) -> str:
 
 def _lead(
     shipment: Shipment,
-    facts: list[dict[str, Any]],
-    mine: Mapping[str, Any],
+    known: dict[str, Any],
+    mine: NodeFacts,
+    nodes: int,
     listener: socket.socket,
     times: dict[str, float],
-    reached: bool,
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Run this executor's agent and yield the rows that bring its report to the driver; return ``None``.
 
-    If the run has failed, return the rows, for the accumulator, unless they are too large for it.
+    ``known`` are the fields of its order about the other nodes. If the run has failed, return the rows, for the
+    accumulator, unless they are too large for it.
     """
-    secret = proof.make(shipment["seal"], str(mine["executor"]))
+    secret = proof.make(shipment["seal"], mine.executor)
     if (why := folders.unusable()) is not None:
         return _give_up(shipment, mine, secret, why)
-    with host_node(shipment["job_id"], mine["partition"]) as node:
+    with host_node(shipment["job_id"], mine.partition) as node:
         root = _write_package(shipment, node.folder)
         agent = node.start(
             root,
             {"store": listener},
             owner=executor_of_this(),
             warmth=shipment["warmth"],
-            task_cpus=mine["cpus"],
-            importing=_Importing(
-                shipment["endpoint"], str(mine["executor"]), len({fact["executor"] for fact in facts})
-            ),
+            task_cpus=mine.cpus,
+            importing=_Importing(shipment["endpoint"], mine.executor, nodes),
         )
         if not keep_listening:
             listener.close()
-        about = {"reached": reached, "times": times, "note": agent.note, "secret": secret}
-        result = node.converse(_order(shipment, facts, mine, node.folder, root, **about))
+        about = {**known, "times": times, "note": agent.note, "secret": secret}
+        result = node.converse(_order(shipment, mine.executor, node.folder, root, **about))
         if result is None:
-            _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Dead())
-            return [b"L" + str(mine["host"]).encode()]
+            _tell_end(shipment["endpoint"], mine.executor, secret, messages.Dead())
+            return [b"L" + mine.host.encode()]
         told = b"R" + result.report
         if result.failed and result.size <= _MAX_LOGS:
             return [told, *_output(result, shipment["chunk"])]
@@ -203,15 +209,15 @@ def _lead(
         return None
 
 
-def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
+def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> list[bytes]:
     """Tell the driver that this node cannot use its temporary folder, and return a row that says so, too.
 
     If the driver cannot be reached, raise StartError: then Spark ends the tasks of the nodes that would wait for this
     one.
     """
-    if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.UnfitNode(str(mine["host"]), why)):
-        raise StartError(no_temporary_folder(str(mine["host"]), why))
-    return [b"E" + json.dumps([mine["host"], why]).encode()]
+    if not _tell_end(shipment["endpoint"], mine.executor, secret, messages.UnfitNode(mine.host, why)):
+        raise StartError(no_temporary_folder(mine.host, why))
+    return [b"E" + json.dumps([mine.host, why]).encode()]
 
 
 def _write_package(shipment: Shipment, folder: str) -> str:
@@ -222,15 +228,12 @@ def _write_package(shipment: Shipment, folder: str) -> str:
     return root
 
 
-def _order(
-    shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], folder: str, root: str, **about: Any
-) -> AgentOrder:
+def _order(shipment: Shipment, executor: str, folder: str, root: str, **about: Any) -> AgentOrder:
     """Return the order to the agent, with its further fields from ``about``."""
     return AgentOrder(
         job=shipment["job"],
         parts={part: _content(name) for part, name in shipment["parts"].items()},
-        executor=mine["executor"],
-        facts=facts,
+        executor=executor,
         folder=folder,
         root=root,
         sys_path=[path for path in sys.path if path],

@@ -13,7 +13,7 @@ from distributor.channel import frames
 from distributor.channel.frames import ProtocolError
 from distributor.values import messages
 from distributor.values.messages import (
-    AllFacts,
+    AllNodes,
     Beat,
     Bye,
     Dump,
@@ -26,19 +26,21 @@ from distributor.values.messages import (
     Welcome,
 )
 from distributor.values.outcome import Failure, Log
-from distributor.values.placement import Node
+from distributor.values.placement import Node, NodeFacts
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-numbers, plain = st.integers(0, 2**63 - 1), st.dictionaries(st.text(), values, max_size=4)
+numbers = st.integers(0, 2**63 - 1)
 nodes = st.builds(Node, numbers, st.text(), st.text(), st.text(), *[numbers] * 4, gpus=st.tuples(st.text()))
+versions = st.dictionaries(st.text(), st.text(), max_size=2)
+facts = st.builds(NodeFacts, numbers, st.text(), st.text(), st.text(), numbers, versions=versions)
 sent_messages = st.one_of(
-    st.builds(TaskFacts, st.text(), numbers, numbers, plain),
-    st.builds(AllFacts, st.tuples(plain, plain)),
-    st.builds(Hello, st.text(), st.tuples(nodes)),
+    st.builds(TaskFacts, st.text(), numbers, st.text(), facts),
+    st.builds(AllNodes, st.tuples(nodes)),
+    st.builds(Hello, st.text(), st.text(), st.text()),
     st.builds(Beat, numbers, st.none() | st.floats(0, 1e300)),
     st.builds(Warnings, st.text(), st.tuples(st.text())),
     st.builds(Failed, st.none() | st.builds(Failure, numbers, numbers, st.text(), st.text(), st.text())),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from distributor.values import messages
 from distributor.values.files import Entry
 from distributor.values.messages import Hello, Message
 from distributor.values.outcome import Failure, Log, NodeReport, Outcome
-from distributor.values.placement import Node, Placement
+from distributor.values.placement import Node, NodeFacts, Placement, digest
 
 A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
@@ -40,7 +42,23 @@ def not_later(kind: str) -> str:
 
 def guard(placement: Placement | None = PLACED, **options: Any) -> Validation:
     """The guard of a run of four ranks on two nodes."""
-    return Validation("3f2a", 4, 4, lambda: placement, lambda rank, stream: 10, **options)
+    made = Validation("3f2a", 4, 4, lambda rank, stream: 10, **options)
+    if placement is not None:
+        made.place(placement)
+    return made
+
+
+def task(
+    partition: int, *, attempt: int = 0, stage_attempt: str = "", held: str = "", **facts: Any
+) -> messages.TaskFacts:
+    known = {"executor": "a", "host": "host-a", "address": "10.0.0.1", "port": 1, **facts}
+    return messages.TaskFacts(stage_attempt, attempt, held, NodeFacts(partition, **known))
+
+
+def hello_of(*nodes: Node, name: str = "a") -> Hello:
+    """The hello of a node that has placed the ranks itself."""
+    text = Placement(nodes).text()
+    return Hello(name, digest(text), text)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +166,7 @@ def test_secrets_are_not_shown() -> None:
     [
         (Hello("c"), "the sender claims to be node 'c', but the run has no node of this name"),
         (
-            Hello("c", (replace(A, executor="c", local_world_size=4),)),
+            hello_of(replace(A, executor="c", local_world_size=4), name="c"),
             "the sender claims to be node 'c', but the run has no node of this name",
         ),
     ],
@@ -173,11 +191,46 @@ def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
 )
 def test_a_placement_that_is_not_that_of_the_run_is_refused(nodes: tuple[Node, ...], why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        guard(None).admit(Hello("a", nodes))
+        guard(None).admit(hello_of(*nodes))
 
 
-def test_the_first_placement_passes() -> None:
-    guard(None).admit(Hello("a", PLACED.nodes))
+def test_the_first_placement_passes_and_is_that_of_the_run() -> None:
+    it = guard(None)
+    it.admit(hello_of(A, B))
+    assert it.placement == PLACED
+    it.admit(hello_of(A, B, name="b"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "{}", '[{"node_rank": 0}]', '["a"]', "[" * 100])
+def test_a_text_that_is_no_placement_is_refused(text: str) -> None:
+    it = guard(None)
+    with pytest.raises(ProtocolError, match="the sender's list of nodes") if text else nullcontext():
+        it.admit(Hello("a", digest(text), text))
+    assert it.placement is None
+
+
+@pytest.mark.parametrize("placed_by", ["driver", "node"])
+def test_a_node_with_another_placement_is_refused(placed_by: str) -> None:
+    """It is of tasks that Spark has started before or again, or got other facts."""
+    it = guard(PLACED if placed_by == "driver" else None)
+    if placed_by == "node":
+        it.admit(hello_of(A, B))
+    other = Placement((A, replace(B, port=2)))
+    ours, theirs = digest(PLACED.text())[:16], digest(other.text())[:16]
+    why = (
+        f"node 'b' has another placement of the ranks (sha256 '{theirs}') than the run ('{ours}'): it belongs to tasks "
+        "that Spark has started at another time, or its facts differ"
+    )
+    with pytest.raises(ProtocolError, match=f"^{re.escape(why)}$"):
+        it.admit(hello_of(*other.nodes, name="b"))
+    it.admit(Hello("b", digest(PLACED.text())))
+
+
+def test_a_digest_of_other_nodes_is_refused() -> None:
+    it = guard(None)
+    with pytest.raises(ProtocolError, match="has another placement"):
+        it.admit(replace(hello_of(A, B), digest="0"))
+    assert it.placement is None
 
 
 def test_names_without_a_placement_are_bounded() -> None:
@@ -202,9 +255,9 @@ def test_values_come_from_the_task_of_their_node() -> None:
 
 
 def test_facts_of_no_task_are_refused() -> None:
-    guard().check_facts(messages.TaskFacts("", 0, 3, {}))
+    guard().check_facts(task(3))
     with pytest.raises(ProtocolError, match="a task reports that it runs partition 4, which the run does not have"):
-        guard().check_facts(messages.TaskFacts("", 0, 4, {}))
+        guard().check_facts(task(4))
 
 
 def test_imports_of_no_node_are_refused() -> None:
@@ -242,7 +295,7 @@ FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
 
 def node_rank(message: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
     validation = guard(placement)
-    validation.admit(Hello("b", (A, B), "secret"))
+    validation.admit(Hello("b", secret="secret"))
     return validation.check_node(message)
 
 

@@ -124,7 +124,7 @@ def test_the_check_comes_first_and_changes_nothing_else() -> None:
     path, inner = OnAccelerator("H100", Torchrun()).resolve(1, True), Torchrun()
     assert isinstance(path, CheckedPath)
     node = Node(0, "executor", "host", "127.0.0.1", 29500, 0, 0, 1, ("0",))
-    site = Site(make_job(use_gpu=True, launch=path), Placement((node,)), node)
+    site = Site(make_job(use_gpu=True, launch=path), Placement((node,)).shares(whole=False)[0])
     plan = path.plan(site)
     assert plan.first == Call("distributor.compat.accelerators", "check_here", {"accelerator": "H100"})
     assert replace(plan, first=None) == inner.plan(site)

@@ -66,10 +66,12 @@ def test_a_node_is_its_lowest_task():
 
 
 def test_another_attempt_meets_at_another_port_of_node_0_and_keeps_its_places():
-    before = place(facts_of("abb"), job(3))
-    after = with_port(before, 6000)
-    assert after.master == replace(before.master, port=6000)
-    assert after.nodes[1:] == before.nodes[1:]
+    for before in place(facts_of("abb"), job(3)).shares(whole=True):
+        after = with_port(before, 6000)
+        assert after.master == after.nodes[0] == replace(before.master, port=6000)
+        assert after.node == after.nodes[before.node.node_rank]
+        assert after.nodes[1:] == before.nodes[1:]
+        assert after.digest == before.digest  # nodes are compared by the placement of the first attempt
 
 
 def test_executors_of_one_host_are_nodes_of_their_own():
@@ -224,7 +226,7 @@ def counted(executors, hosts):
     """By node: executor, ranks, and how they count themselves."""
     job = make_job(num_processes=len(executors), local_ranks="host")
     placement = place(on_hosts(executors, hosts), job)
-    return [(node.executor, list(node.ranks), placement.numbering(node)) for node in placement.nodes]
+    return [(share.node.executor, list(share.node.ranks), share.numbering) for share in placement.shares(whole=False)]
 
 
 def test_ranks_of_a_host_are_numbered_together():
@@ -244,6 +246,6 @@ def test_an_executor_whose_host_is_not_known_counts_alone():
 
 def test_by_default_an_executor_counts_alone():
     placement = place(on_hosts("abca", {"a": "x", "b": "y", "c": "x"}), make_job(num_processes=4))
-    numberings = [placement.numbering(node) for node in placement.nodes]
+    numberings = [share.numbering for share in placement.shares(whole=False)]
     assert [node.executor for node in placement.nodes] == ["a", "b", "c"]
     assert numberings == [Numbering(0, 3, 0, 2), Numbering(1, 3, 0, 1), Numbering(2, 3, 0, 1)]

@@ -24,10 +24,11 @@ TMP = "/tmp/distributor-run7-x"
 
 
 def plans(launch: Any, executors: str = "aba", folder: str = TMP, **options: Any) -> list[Plan]:
-    """The plans of all nodes; one task for each letter."""
+    """The plans of all nodes, which know no more than the path asks for; one task for each letter."""
     request = job(launch, len(executors), **options)
     who = placed(request, executors)
-    return [launch.plan(Site(request, who, node, {}, folder=folder)) for node in who.nodes]
+    shares = who.shares(whole=launch.all_nodes)
+    return [launch.plan(Site(request, share, {}, folder=folder)) for share in shares]
 
 
 def job(launch: Any, num_processes: int, **options: Any) -> Job:
@@ -126,7 +127,7 @@ def test_ranks_of_mpi_get_their_places_from_the_companion_of_their_node() -> Non
 def test_the_mpi_environment_writes_addresses_as_urls_do() -> None:
     request = job(MpiEnv(), 1)
     who = place([NodeFacts(0, "a", "host-a", "fd00::1", 5000)], request)
-    (env,) = MpiEnv().plan(Site(request, who, who.nodes[0], {}, folder=TMP)).rank_env
+    (env,) = MpiEnv().plan(Site(request, who.shares(whole=False)[0], {}, folder=TMP)).rank_env
     assert (env["AZ_BATCH_MASTER_NODE"], env["AZ_BATCHAI_MPI_MASTER_NODE"]) == ("[fd00::1]:5000", "fd00::1")
 
 
@@ -246,7 +247,7 @@ def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
     request = job(launch, 4, ranks_per_task=2)
     facts = [NodeFacts(number, "a", "host-a", "10.0.0.1", 5000, cpus=3, ports=(1, 2)) for number in range(2)]
     who = place(facts, request)
-    (plan,) = (launch.plan(Site(request, who, node, {}, folder=TMP)) for node in who.nodes)
+    (plan,) = (launch.plan(Site(request, share, {}, folder=TMP)) for share in who.shares(whole=False))
     assert "--num-cpus=6" in plan.companions[0].arguments["arguments"]
 
 

@@ -43,7 +43,7 @@ def placed(request, executors="aba", cpus=1, **common):
 
 def plan(request, node_rank=0, base_env=(), **kwargs):
     placement = placed(request, **kwargs)
-    return Torchrun().plan(Site(request, placement, placement.nodes[node_rank], dict(base_env)))
+    return Torchrun().plan(Site(request, placement.shares(whole=False)[node_rank], dict(base_env)))
 
 
 def contract(**fields):
@@ -87,8 +87,8 @@ def test_the_rank_contract(node_rank, expected):
 
 def test_ranks_of_another_attempt_know_its_number_and_meet_elsewhere():
     request = job(max_restarts=3)
-    placement = with_port(placed(request), 6000)
-    env = Torchrun().plan(Site(request, placement, placement.nodes[1], {}, attempt=2)).rank_env[0]
+    placement = with_port(placed(request).shares(whole=False)[1], 6000)
+    env = Torchrun().plan(Site(request, placement, {}, attempt=2)).rank_env[0]
     changed = {"MASTER_PORT": "6000", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
     assert env == contract(**NODE_1, RANK="2", ROLE_RANK="2", LOCAL_RANK="0") | changed
 
@@ -188,7 +188,7 @@ def test_cpus_of_a_profile_are_threads_though_spark_says_otherwise():
 def test_the_interface_is_a_default():
     request = job()
     placement = placed(request)
-    made = Torchrun().plan(Site(request, placement, placement.nodes[0], {}, sockets({}, "eth1")))
+    made = Torchrun().plan(Site(request, placement.shares(whole=False)[0], {}, sockets({}, "eth1")))
     assert made.node_env["GLOO_SOCKET_IFNAME"] == made.node_env["TP_SOCKET_IFNAME"] == "eth1"
     assert made.node_env["NCCL_SOCKET_IFNAME"] == "=eth1"  # "eth1" would mean eth10, too
 
@@ -268,7 +268,7 @@ def test_nccl_error_handling_is_a_default(env, base_env, expected):
 )
 def test_env_values_and_payloads_are_not_shown(target):
     request = job(env={"TOKEN": SECRET, "TORCH_NCCL_ASYNC_ERROR_HANDLING": SECRET}, target=target)
-    placement = placed(request)
+    placement = placed(request).shares(whole=False)[0]
     made = plan(request)
     order = NodeOrder(
         "run7", made, placement, 1.0, 1.0, None, 3, "folder", None, (), False, "fork", "root", request.env
@@ -291,8 +291,7 @@ def with_config(*resolved, **options):
 
 def deepspeed_plan(request, node_rank=1, folder="/node"):
     placement = placed(request)
-    node = placement.nodes[node_rank]
-    site = Site(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
+    site = Site(request, placement.shares(whole=False)[node_rank], {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
     return Torchrun().plan(site), request.launch.plan(site)
 
 
@@ -320,7 +319,7 @@ def test_the_deepspeed_path_adds_to_torchruns():
 def test_shared_memory_of_one_node_is_named():
     request = job(launch=with_config("{}", "{}"))
     placement = placed(request, executors="aaa")
-    plan = request.launch.plan(Site(request, placement, placement.nodes[0], folder="/node"))
+    plan = request.launch.plan(Site(request, placement.shares(whole=False)[0], folder="/node"))
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_5000"
     assert plan.elsewhere == tuple(f"{prefix}_{rank}" for rank in range(3))
 

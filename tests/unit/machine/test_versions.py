@@ -102,6 +102,6 @@ def test_what_a_run_cannot_work_with(found, words):
 )
 def test_what_is_worth_a_warning(driver, found, words):
     facts = facts_of(*found)
-    told = versions.differences({"Python": "3.11.7", **driver}, facts, facts[1])
+    told = versions.differences({"Python": "3.11.7", **driver}, facts[0], facts[1])
     assert len(told) == len(words)
     assert all(text.startswith(word) for text, word in zip(told, words))

@@ -26,7 +26,22 @@ FINISHED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
 
 def order(target: Target = Function("train", b""), serving: tuple[int, ...] = ()) -> NodeOrder:
     plan: Any = Plan(NODE, target, {}, ({}, {}), serving=serving)
-    return NodeOrder("3f2a", plan, Placement((NODE,)), 1.0, 1.0, None, -1, "/", None, (), False, "fork", "/", {})
+    return NodeOrder(
+        "3f2a",
+        plan,
+        Placement((NODE,)).shares(whole=False)[0],
+        1.0,
+        1.0,
+        None,
+        -1,
+        "/",
+        None,
+        (),
+        False,
+        "fork",
+        "/",
+        {},
+    )
 
 
 #: Now, at 1,000 s since the epoch.

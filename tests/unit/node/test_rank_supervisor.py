@@ -42,7 +42,15 @@ class Ranks(RankSupervisor):
         where = ("/", None, (), False, "spawn", "/", {})
         self.slots = RankSlots(len(does))
         order = NodeOrder(
-            "3f2a", plan, Placement((node,)), grace, 1.0, None, -1, *where, slots_fd=self.slots.descriptor
+            "3f2a",
+            plan,
+            Placement((node,)).shares(whole=False)[0],
+            grace,
+            1.0,
+            None,
+            -1,
+            *where,
+            slots_fd=self.slots.descriptor,
         )
         super().__init__(order, self.told.append)
         self.thread = threading.Thread(target=self.meet, daemon=True)

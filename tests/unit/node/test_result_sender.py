@@ -24,7 +24,7 @@ CONTENT = b"0123456789"
 SENT = Sent(len(CONTENT), hashlib.sha256(CONTENT).digest())
 ENDPOINT = ("host", 1, "", b"")
 REPORT = NodeReport(0, "host", (Outcome(3, "host", "finished"),))
-ORDER = AgentOrder(b"", "executor", [], "", "", [], ENDPOINT, False, secret="secret")
+ORDER = AgentOrder(b"", "executor", [], [], "", "", [], ENDPOINT, False, secret="secret")
 
 
 class Link:

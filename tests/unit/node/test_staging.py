@@ -18,8 +18,8 @@ from distributor.values.plan import AgentOrder, Call, NodeOrder, Site
 
 def ordered(job: Job, attempt: int = 0) -> NodeOrder:
     who: Placement = place([NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, gpus=("0",), cpus=1)], job)
-    site = Site(job, who, who.nodes[0], {}, {}, "/tmp/node", attempt)
-    agent = AgentOrder(b"", "a", [], "/tmp/node", "/", [], None, on_driver=True)
+    site = Site(job, who.shares(whole=False)[0], {}, {}, "/tmp/node", attempt)
+    agent = AgentOrder(b"", "a", [], [], "/tmp/node", "/", [], None, on_driver=True)
     return launcher_order(agent, job.launch.plan(site), site)
 
 

@@ -33,7 +33,7 @@ from distributor.values import messages
 from distributor.values.job import Job, Module, StatusDetail
 from distributor.values.launch_path import LaunchPath
 from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
-from distributor.values.placement import Node
+from distributor.values.placement import Node, NodeFacts
 from distributor.values.plan import Endpoint
 
 
@@ -113,7 +113,7 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.L
     with running(scheduler, look=0.01, unreached=watch.DEADLINE) as run:
         at = watch.until(lambda: scheduler.at)
         events = {
-            "facts": messages.TaskFacts("", 0, 0, {}),
+            "facts": messages.TaskFacts("", 0, "", NodeFacts(0, "a", "host-a", "10.0.0.1", 1)),
             "importing": messages.Importing("a", 2, "torch"),
         }
         with connections.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
@@ -197,8 +197,8 @@ def user_handler() -> logging.Handler:
     return handler
 
 
-def hello() -> dict[str, Any]:
-    return messages.Hello("a", (Node(0, "a", "host-a", "1", 1, 0, 0, 1),))
+def hello() -> messages.AllNodes:
+    return messages.AllNodes((Node(0, "a", "host-a", "1", 1, 0, 0, 1),))
 
 
 def test_what_a_run_waits_for_is_known() -> None:
@@ -329,7 +329,7 @@ def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
     run = module.Run(
         make_job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
     ).start()
-    run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 2),)))
+    run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 2),)))
     run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr'; ranks have 600 s")
     run.kill()
@@ -348,7 +348,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
         scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
     run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler).start()
     for name in "ab":
-        run._supervisor.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
+        run._supervisor.on_message(name, messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
         run._supervisor.on_message("a", messages.Failed(failure))
         scheduler.error = RunCancelledError("the job has ended")
@@ -363,7 +363,7 @@ def test_what_has_failed_is_not_cancelled() -> None:
     run = module.Run(
         make_job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
     ).start()
-    run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
+    run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     run._supervisor.on_message("a", messages.Failed())
     run.cancel()
     assert run.status is Status.STOPPING

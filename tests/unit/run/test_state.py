@@ -54,7 +54,7 @@ MARGINS = Margins(stop=1.0, kill=2.0, lost=3.0, unreached=60.0, look=5.0)
 ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
 RESET = Failure(2, 0, "host-b", "RuntimeError", "RuntimeError: Connection reset by peer")
 
-HELLO_A, HELLO_B = (Heard(name, messages.Hello(name, (A, B))) for name in "ab")
+HELLO_A, HELLO_B = (Heard(name, messages.AllNodes((A, B))) for name in "ab")
 STARTED_A, STARTED_B = (Heard(name, messages.Started()) for name in "ab")
 UP = (HELLO_A, HELLO_B, STARTED_A, STARTED_B)
 FAILED = Heard("a", messages.Failed(ERROR))

@@ -13,6 +13,7 @@ from distributor.values import codec, messages
 from distributor.values.codec import Name, Port
 from distributor.values.files import Entry
 from distributor.values.outcome import Failure, NodeReport, Outcome
+from distributor.values.placement import NodeFacts
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def test_what_is_no_message_is_refused(wrong: Any, why: str) -> None:
 
 
 FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
+LONG = "x" * 1000
+FACTS = NodeFacts(0, "a", "host-a", "10.0.0.1", 1)
 FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
 INFINITE = float("inf")
 
@@ -115,9 +118,12 @@ INFINITE = float("inf")
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (messages.TaskFacts("", 2**63, 0, {}), "TaskFacts.attempt: 9223372036854775808 is not from 0"),
-        (messages.TaskFacts("w" * 1000, 0, 0, {}), "TaskFacts.stage_attempt: the length 1000"),
-        (messages.TaskFacts("", 0, -1, {}), "TaskFacts.partition: -1"),
+        (messages.TaskFacts("", 2**63, "", FACTS), "TaskFacts.attempt: 9223372036854775808 is not from 0"),
+        (messages.TaskFacts("w" * 1000, 0, "", FACTS), "TaskFacts.stage_attempt: the length 1000"),
+        *(
+            (messages.TaskFacts("", 0, "", replace(FACTS, **{name: value})), f"NodeFacts.{name}: ")
+            for name, value in (*(("partition", -1), ("host", LONG), ("gpus", (LONG,)), ("versions", {"torch": LONG})),)
+        ),
         (messages.Importing("b", 2, "m" * 1000), "Importing.module: the length 1000"),
         (messages.Hello("a" * 1000), "Hello.node: the length 1000"),
         (messages.Hello("a", secret="s" * 1000), "Hello.secret: the length 1000"),

@@ -8,27 +8,24 @@ from typing import Any
 
 import pytest
 
+from distributor.channel import tasks
 from distributor.machine import network
 from distributor.schedulers.spark import holder
 
-
-def facts(executors: str) -> list[dict[str, Any]]:
-    return [{"executor": name, "partition": partition} for partition, name in enumerate(executors)]
+COURIER_AT = ("10.0.0.2", 4000)
 
 
 @pytest.mark.parametrize(
-    ("executors", "key", "chosen"),
+    ("executors", "chosen"),
     [
-        pytest.param("aabb", b"k", (3, None), id="the-last-sibling"),
-        pytest.param("aab", b"k", (1, None), id="the-only-sibling"),
-        pytest.param("aab", None, (1, None), id="which-needs-no-key"),
-        pytest.param("abc", b"k", (0, 1), id="no-sibling"),
-        pytest.param("abc", None, None, id="rows-must-not-travel"),
-        pytest.param("a", b"k", None, id="one-task"),
+        pytest.param("aabb", (3, None), id="the-last-sibling"),
+        pytest.param("aab", (1, None), id="the-only-sibling"),
+        pytest.param("abc", (0, 1), id="no-sibling"),
+        pytest.param("a", None, id="one-task"),
     ],
 )
-def test_the_holder_and_its_courier(executors: str, key: bytes | None, chosen: tuple[int, int | None] | None) -> None:
-    assert holder.choose_roles(facts(executors), key) == chosen
+def test_the_holder_and_its_courier(executors: str, chosen: tuple[int, int | None] | None) -> None:
+    assert tasks.choose_roles(executors) == chosen
 
 
 class Accumulator:
@@ -62,7 +59,12 @@ def test_who_sends_which_rows(
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     rows = Accumulator()
     line: Any = None
-    assert holder.hand_over(shipment, facts("abcc"), roles, partition, [b"row"], line, rows, True) == kept
+    assert (
+        holder.hand_over(
+            shipment, None if roles[1] is None else COURIER_AT, roles, partition, [b"row"], line, rows, True
+        )
+        == kept
+    )
     assert rows.added == ([] if added is None else [added])
     assert held == ([True] if partition == roles[0] else [])
 
@@ -72,11 +74,11 @@ def test_the_holder_holds_only_once_the_courier_has_its_rows(monkeypatch: pytest
     held: list[bool] = []
     sent: list[Any] = []
     monkeypatch.setattr(holder._Job, "await_end", lambda _: held.append(True))
-    monkeypatch.setattr(holder, "_send_rows", lambda to, *_: sent.append(to["partition"]) or accepted)
+    monkeypatch.setattr(holder, "_send_rows", lambda to, *_: sent.append(to) or accepted)
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     line: Any = None
-    assert holder.hand_over(shipment, facts("ab"), (0, 1), 0, [b"row"], line, Accumulator(), True) == [b"row"]
-    assert (sent, held) == ([1], [True] if accepted else [])
+    assert holder.hand_over(shipment, COURIER_AT, (0, 1), 0, [b"row"], line, Accumulator(), True) == [b"row"]
+    assert (sent, held) == ([COURIER_AT], [True] if accepted else [])
 
 
 @pytest.mark.parametrize("partition", [0, 1], ids=["the-holder", "the-courier"])
@@ -85,13 +87,12 @@ def test_a_task_waits_no_longer_than_the_job(partition: int, reached: bool) -> N
     """The other task hears nothing and sends nothing. The driver's port is closed: at once, or after the first look."""
     driver, other, mine = (network.listen("127.0.0.1") for _ in range(3))
     address, port = driver.getsockname()
-    entries = [{"partition": each, "address": address, "port": other.getsockname()[1]} for each in (0, 1)]
     shipment: Any = {"key": b"k", "patience": 600.0, "endpoint": (address, port)}
     if reached:
         driver.close()
     else:
         threading.Thread(target=_accept_once, args=(driver,), daemon=True).start()
-    kept = holder.hand_over(shipment, entries, (0, 1), partition, [b"row"], mine, Accumulator(), reached)
+    kept = holder.hand_over(shipment, other.getsockname(), (0, 1), partition, [b"row"], mine, Accumulator(), reached)
     assert kept == [b"row"]
     for each in (other, mine):
         each.close()

@@ -10,14 +10,18 @@ from jobs import make_job
 
 from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module
+from distributor.values.placement import NodeFacts
 
 
 def job(*avoided: str, start_timeout: float = 60.0) -> Job:
     return make_job("3f2a", 2, Module("train"), False, avoided=avoided, start_timeout=start_timeout)
 
 
-def facts(*executors: str) -> list[dict[str, dict[str, str]]]:
-    return [{"facts": {"executor": executor}} for executor in executors]
+def facts(*executors: str, versions: tuple[dict[str, str], ...] = ({}, {})) -> list[NodeFacts]:
+    return [
+        NodeFacts(partition, name, f"host-{name[0]}", "10.0.0.1", 4000 + partition, versions=versions[partition])
+        for partition, name in enumerate(executors)
+    ]
 
 
 def none(own: object) -> int:

@@ -31,7 +31,9 @@ from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.slots import Cluster
 from distributor.values.job import Function, Job, StatusDetail
+from distributor.values.messages import TaskFacts
 from distributor.values.outcome import Collected, Failure, Log, NodeReport, Outcome
+from distributor.values.placement import NodeFacts
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
 CLUSTER = Cluster("spark://host:7077", executor_cores=4)
@@ -52,12 +54,13 @@ class Server:
     ) -> None:
         self.begun, self.reached, self.refused, self.address = begun, reached, refused, address
 
-    def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        self.accept = accept
+    def place_by(self, place: Callable[[list[TaskFacts]], Any]) -> None:
+        self.place = place
 
     def start_again(self) -> bool:
         self.refused -= 1
-        return self.refused >= 0 and not self.accept([{"facts": {"executor": "a:1"}}] * 2)
+        told = [TaskFacts("", each, "", NodeFacts(each, "a:1", "a", "10.0.0.1", 4000)) for each in range(2)]
+        return self.refused >= 0 and self.place(told) is None
 
 
 class Context:
@@ -389,8 +392,8 @@ def test_tasks_state_the_versions_of_what_the_launch_path_needs(
     context = SimpleNamespace(partitionId=lambda: 0, resources=dict, cpus=lambda: 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         facts = task._facts(context, "host:1", "127.0.0.1", [listener], shipment)
-    assert facts["versions"].keys() == {"Python", "torch", *([package] if package else [])}
-    assert all(facts["versions"][name].startswith("1.2 of") for name in facts["versions"].keys() - {"Python"})
+    assert facts.versions.keys() == {"Python", "torch", *([package] if package else [])}
+    assert all(facts.versions[name].startswith("1.2 of") for name in facts.versions.keys() - {"Python"})
 
 
 @pytest.mark.parametrize("own", [False, True])
