@@ -305,7 +305,7 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", ["trainer", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "deepspeed"))]
 )
@@ -902,9 +902,6 @@ def test_a_store_that_promises_little(make_local: Make) -> None:
     assert found == [3, 3.0, 3, [".metadata", "__0_0.distcp", "objects-0.pt"]]
 
 
-KILLS = 20
-
-
 def kill_at_random(run: Run, rng: random.Random) -> None:
     """Kills one rank after a random time."""
     time.sleep(rng.random() * 0.4)
@@ -914,7 +911,7 @@ def kill_at_random(run: Run, rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_path: Path) -> None:
     """After each kill, all ranks load one committed step, not before the last one, with the weights of that step.
 

@@ -69,7 +69,10 @@ def compute() -> float:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("training", [backward, step, group_of_its_own])
+@pytest.mark.parametrize(
+    "training",
+    [*(pytest.param(each, marks=pytest.mark.long_on_executors) for each in (backward, step)), group_of_its_own],
+)
 def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2).run(training)
     (told,) = [record.message for record in caplog.records if ALONE in record.message]
@@ -83,7 +86,7 @@ def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: p
     [
         step_with_a_group,
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
             for each in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
         ),
     ],

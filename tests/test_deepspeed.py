@@ -52,7 +52,7 @@ make_local = partial(quiet, True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long_on_executors)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, local: bool) -> None:
     run = make(ranks, trainings.config(0)).submit(trainings.curves, 100)
     found = run.result(timeout=5 * watch.DEADLINE)

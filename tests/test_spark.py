@@ -505,6 +505,7 @@ def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(s
     assert on_executors().run(trainings.all_reduce) == 3.0
 
 
+@pytest.mark.slow
 def test_a_python_worker_that_spark_would_kill_is_not_started(sessions: Sessions) -> None:
     """It is idle while ranks train."""
     idle = {"spark.python.worker.killOnIdleTimeout": "true", "spark.python.worker.idleTimeoutSeconds": "5s"}
@@ -572,7 +573,7 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: dict[str, str]) -> None:
     sessions.get(CLUSTER, **same_gpus, **{"spark.task.resource.gpu.amount": "1"})
     with pytest.raises(ResourceError, match=r"ranks \d and \d on \S+ would share GPU [01]: give each task whole"):
@@ -602,7 +603,7 @@ def test_a_spark_without_executors_has_the_drivers_gpus(
         on_executors(3, use_gpu=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "2", "spark.task.cpus": "2"})
     run = on_executors(4, use_gpu=True, env={CHECK_GPUS: "0"}).submit(visible)

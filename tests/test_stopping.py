@@ -32,6 +32,9 @@ from distributor import (
 
 FOR_EVER = 1_000_000
 
+#: Orders in which the processes of a node get SIGTERM.
+SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
+
 
 def train(steps: int, asks: str = "all", stride: int = 1) -> tuple[int, int | None]:
     """Counts steps, with a collective in each. Where it began, and the step at which it was told to stop, if it was.
@@ -202,7 +205,7 @@ def go_together(steps: int) -> int:
     return -1
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_preempted_run_goes_on_and_does_not_count_it(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,8 +257,8 @@ def terminate(run: Run, *, with_executor: bool, seed: int) -> None:
             process.terminate()
 
 
-@pytest.mark.slow_on_executors
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long_on_executors
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
@@ -273,7 +276,7 @@ def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, s
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, seed: int, tmp_path: Path) -> None:
     run = TorchDistributor(4, False, False, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
@@ -285,6 +288,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
     await_all(run)

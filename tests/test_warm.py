@@ -294,7 +294,9 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
+)
 def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:

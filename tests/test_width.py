@@ -151,8 +151,8 @@ def test_too_few_slots_are_waited_for(one_jvm: Any, tmp_path: Path) -> None:
             run.result(watch.DEADLINE)
 
 
-def test_widths_that_a_launch_path_cannot_have_are_passed_over(make_local: Make) -> None:
-    pytest.importorskip("deepspeed")
+@pytest.mark.usefixtures("deepspeed")
+def test_widths_that_a_launch_path_cannot_have_are_passed_over() -> None:
     from distributor.launch import DeepSpeed
 
     launch = DeepSpeed({"train_batch_size": 8, "gradient_accumulation_steps": 1})

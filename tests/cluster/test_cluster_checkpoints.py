@@ -31,6 +31,7 @@ def test_a_killed_training_goes_on_bit_by_bit(cluster: Cluster, tmp_path: Path) 
     assert weights == undisturbed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(6 * watch.DEADLINE)
 def test_a_lost_node_is_a_new_job_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
     """An agent is killed, then an executor."""
