@@ -45,10 +45,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "x" * 101}, "name must have at most 100 characters, not 101: shorten it"),
         ({"use_gpu": None}, "use_gpu must be True or False, not None"),
         ({"gpus_per_process": 0, "use_gpu": True}, "gpus_per_process must be a positive integer, not 0"),
-        (
-            {"gpus_per_process": 0.5, "use_gpu": True},
-            "gpus_per_process must be a whole number, not 0.5: ranks",
-        ),
+        ({"gpus_per_process": 0.5, "use_gpu": True}, "gpus_per_process must be a whole number, not 0.5: ranks"),
         (
             {"gpus_per_process": 1, "use_gpu": False},
             "gpus_per_process=1 contradicts use_gpu=False: leave one of them out",
@@ -475,14 +472,8 @@ def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            {"cpus_per_process": 3},
-            "cpus_per_process asks for 3 CPUs for each of 2 processes, 6 in all, but this",
-        ),
-        (
-            {"memory_per_process": "3g"},
-            "memory_per_process asks for 3,072 MiB of memory for each of 2 processes, 6,",
-        ),
+        ({"cpus_per_process": 3}, "cpus_per_process asks for 3 CPUs for each of 2 processes, 6 in all, but this"),
+        ({"memory_per_process": "3g"}, "memory_per_process asks for 3,072 MiB of memory for each of 2 processes, 6,"),
         (
             {"max_processes_per_node": 1},
             "num_processes=2 is more than max_processes_per_node=1, and local mode has only one node",

@@ -97,8 +97,7 @@ def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(one, id=one.stem, marks=[pytest.mark.long] if one.stem in LONG else []) for one in NOTEBOOKS],
+    "path", [pytest.param(one, id=one.stem, marks=[pytest.mark.long] if one.stem in LONG else []) for one in NOTEBOOKS]
 )
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"]

@@ -83,11 +83,7 @@ def look() -> dict[str, Any]:
         "mark": polluted_marks(),
         "main": multiprocessing.current_process().name,
         "threads": [thread.name for thread in threading.enumerate()],
-        "torch": (
-            torch.get_num_threads(),
-            str(torch.get_default_dtype()),
-            torch.is_grad_enabled(),
-        ),
+        "torch": (torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled()),
         "numpy": json.dumps(numpy.geterr()),
         "filters": len(warnings.filters),
         "log": (logging.getLogger().level, len(logging.getLogger().handlers)),

@@ -179,11 +179,7 @@ def test_its_command_trains_adapters(
     assert (work.parent / "back/out/adapter_model.safetensors").exists()
 
 
-@pytest.mark.framework(
-    *SYSTEM,
-    "the error without a GPU",
-    where="local",
-)
+@pytest.mark.framework(*SYSTEM, "the error without a GPU", where="local")
 def test_its_command_without_a_place_for_the_model_is_advised(make_local: Make, work: Path) -> None:
     with pytest.raises(TrainingError, match="Cannot access accelerator device") as caught:
         make_local(2, working_dir=work, env=ENV).run_module("axolotl.cli.train", "tune.yaml")

@@ -132,11 +132,7 @@ def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], ma
     assert make_local(1, preload=preload, env=ENV).run(complains) == bool(preload)
 
 
-@pytest.mark.framework(
-    *SYSTEM,
-    "the error without a GPU",
-    where="local",
-)
+@pytest.mark.framework(*SYSTEM, "the error without a GPU", where="local")
 def test_without_a_gpu_it_is_advised(make_local: Make, options: dict[str, Any]) -> None:
     options["env"] = {**ENV, "UNSLOTH_DISABLE_CPU_FALLBACK": "1"}
     with pytest.raises(TrainingError, match="Unsloth detected signs of an AMD ROCm GPU") as caught:

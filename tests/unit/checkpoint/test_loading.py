@@ -345,11 +345,7 @@ def test_an_index_that_cannot_be_read_is_not_replaced(place: Place, file: str, e
     ],
 )
 def test_checkpoints_that_cannot_be_loaded_take_no_room_of_good_ones(
-    place: Place,
-    faults: dict[str, OSError],
-    expected: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    place: Place, faults: dict[str, OSError], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With ``keep=2``, step 2 stays until two further steps are committed; step 3 goes with it only if it is lost."""
     session = open_session(replace(BEST, dir=str(tmp_path)), faults)

@@ -99,10 +99,7 @@ def test_the_newest_and_the_best_stay() -> None:
         ({"dir": "x", "best": "loss"}, r"must be the name of a metric and 'min' or 'max', .* not 'loss'"),
         ({"dir": "x", "best": ("loss", "least")}, r"not \('loss', 'least'\)"),
         ({"dir": "x", "memory": True, "replicate": 1}, r"Checkpoints\(replicate=...\) must be True or False, not 1"),
-        (
-            {"dir": "x", "replicate": True},
-            r"replicate=True\) copies what memory=True keeps: pass Checkpoints",
-        ),
+        ({"dir": "x", "replicate": True}, r"replicate=True\) copies what memory=True keeps: pass Checkpoints"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:

@@ -310,10 +310,7 @@ def test_spark_submit_passes_no_stdin_on(
         ),
         ("run --master spark://a:b t.py", "the master 'spark://a:b' is not a URL: "),
         ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: use spark://host:7077 or sc://host"),
-        (
-            "run --no-gpu train.sh",
-            "there is no script 'train.sh' in the current directory ",
-        ),
+        ("run --no-gpu train.sh", "there is no script 'train.sh' in the current directory "),
         ("run --no-gpu --deepspeed no.json train.py", "no.json"),
         ("run --no-gpu --accelerate no.yaml train.py", "there is no Accelerate configuration 'no.yaml'"),
         (

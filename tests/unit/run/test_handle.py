@@ -83,9 +83,7 @@ def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterato
             run.result()
 
 
-def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     with running(scheduler, look=0.01, unreached=0.02) as run:
         watch.until(lambda: scheduler.asked > 4)
@@ -112,10 +110,7 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.L
     scheduler.waits = None
     with running(scheduler, look=0.01, unreached=watch.DEADLINE) as run:
         at = watch.until(lambda: scheduler.at)
-        events = {
-            "facts": messages.TaskFacts("", 0, 0, {}),
-            "importing": messages.Importing("a", 2, "torch"),
-        }
+        events = {"facts": messages.TaskFacts("", 0, 0, {}), "importing": messages.Importing("a", 2, "torch")}
         with connections.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
             line.sendall(connections.pack(events[heard]))
             watch.until(lambda: run._supervisor.server is not None and run._supervisor.server.reached)
