@@ -76,7 +76,7 @@ def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog
 
 
 @pytest.mark.long_on_executors
-def test_the_second_generation_does_too(on_cpus: None) -> None:
+def test_the_second_generations_decorator_returns_values_in_order(on_cpus: None) -> None:
     assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
 
 

@@ -60,7 +60,7 @@ def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
-def test_a_group_that_serves_only_gpus_waits_too(make_local: Make, tmp_path: Path, name: str) -> None:
+def test_rank0_first_waits_with_a_group_for_gpus_only(make_local: Make, tmp_path: Path, name: str) -> None:
     first, second = make_local(2).submit(trainings.take_turns_without_cpus, str(tmp_path), name).results()
     assert (first, second) == ([], ["node-0-rank-0"])
 

@@ -574,20 +574,6 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
 
 
 @pytest.mark.long
-def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: dict[str, str]) -> None:
-    sessions.get(CLUSTER, **same_gpus, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(ResourceError, match=r"ranks \d and \d on \S+ would share GPU [01]: give each task whole"):
-        on_executors(4, use_gpu=True).run(visible)
-
-
-@pytest.mark.long
-def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
-    sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots with 1 GPU each.* has 4"):
-        on_executors(5, use_gpu=True).run(trainings.rank)
-
-
-@pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
 def test_a_spark_without_executors_has_the_drivers_gpus(
     sessions: Sessions, same_gpus: dict[str, str], caplog: pytest.LogCaptureFixture
@@ -624,13 +610,6 @@ def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[s
     assert TorchDistributor(2, True).submit(visible).results() == [("0", "0,1"), ("1", "0,1")]
     with pytest.raises(ResourceError, match="needs 3 GPUs, but this machine has 2 visible GPUs"):
         TorchDistributor(3, True).run(visible)
-
-
-@pytest.mark.long
-def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
-    sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "0.5"})
-    with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU"):
-        on_executors(2, use_gpu=True).run(trainings.rank)
 
 
 @pytest.mark.slow

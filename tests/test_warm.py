@@ -263,7 +263,7 @@ def test_edits_of_modules_that_the_driver_has_imported_take_effect(
 
 @pytest.mark.slow_on_executors
 @pytest.mark.slow
-def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
+def test_a_warm_process_ends_after_keep_warm(make: Make) -> None:
     forked_by = make(1, keep_warm=0.3).run(started_by)
     watch.until(lambda: not psutil.pid_exists(forked_by))
     watch.until(lambda: not [folder for folder in warm_folders() if f" {forked_by}" in folder.name])
@@ -293,7 +293,7 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
 )
-def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
+def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:
         os.kill(pid, number)
@@ -302,7 +302,7 @@ def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
-def test_one_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
+def test_a_warm_process_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     """Nobody would end what its agents leave behind when they are killed."""
     unguarded = psutil.Process(make_local(1, env={"GUARDED": "no"}).run(started_by))
     guard = unguarded.parent()
@@ -313,7 +313,7 @@ def test_one_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     watch.until(lambda: not unguarded.is_running())
 
 
-def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) -> None:
+def test_the_end_of_a_warm_process_does_not_disturb_a_run(make: Make, tmp_path: Path) -> None:
     forked_by = make(1).run(started_by)
     run = make(1).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)
@@ -324,7 +324,7 @@ def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> None:
+def test_a_warm_process_ends_with_its_executor(sessions: Any, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     distributor = TorchDistributor(2, False, False)
     forked_by = distributor.submit(started_by).results()
@@ -348,7 +348,7 @@ print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 
 
 @pytest.mark.parametrize("end", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
-def test_the_end_of_the_driver_is_its_end(end: str, tmp_path: Path) -> None:
+def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER.format(end=end))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
@@ -481,13 +481,13 @@ def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     assert not trained.exists()
 
 
-def test_a_month_is_not_too_long(make_local: Make) -> None:
+def test_keep_warm_may_be_a_month(make_local: Make) -> None:
     month = 30 * 24 * 3600.0
     assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
 
 
 @pytest.mark.long
-def test_there_are_not_many(make_local: Make) -> None:
+def test_at_most_three_warm_processes_stay(make_local: Make) -> None:
     folder_by_pid = {}
     for index in range(5):
         pid = make_local(1, env={"SETTING": str(index)}).run(started_by)
@@ -504,7 +504,7 @@ def test_there_are_not_many(make_local: Make) -> None:
         watch.until(lambda gone=gone: not folder_by_pid[gone].exists())
 
 
-def test_strangers_get_nothing_from_it(make_local: Make) -> None:
+def test_a_warm_process_serves_no_client_without_the_token(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = watch.folder_of(forked_by)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -519,7 +519,7 @@ def test_strangers_get_nothing_from_it(make_local: Make) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_other_users_get_nothing_from_it(make_local: Make) -> None:
+def test_a_warm_process_serves_no_other_user(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = watch.folder_of(forked_by)
     token = (folder / "token").read_bytes()
