@@ -26,15 +26,7 @@ import watch
 from sessions import Make, Sessions
 
 import distributor
-from distributor import (
-    Checkpoints,
-    Distributor,
-    NodeLostError,
-    Run,
-    StartError,
-    TorchDistributor,
-    TrainingError,
-)
+from distributor import Checkpoints, Distributor, NodeLostError, Run, StartError, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
 from distributor.launch import DeepSpeed
 

@@ -142,12 +142,7 @@ def on_cpu(**options: Any) -> TorchDistributor:
         ((functools.partial(batches_later),), {}, ConfigurationError, "batches_later is an asynchronous generator"),
         ((Batches(),), {}, ConfigurationError, "Batches is a generator function, and calling it runs nothing"),
         (("script.py",), {"lr": 1}, ConfigurationError, "no keyword arguments (lr): pass them as '--name', 'value'"),
-        (
-            ("script.py", "--lr", [0.1]),
-            {},
-            ConfigurationError,
-            "paths or enums, but argument 2 is [0.1] (list)",
-        ),
+        (("script.py", "--lr", [0.1]), {}, ConfigurationError, "paths or enums, but argument 2 is [0.1] (list)"),
     ],
 )
 def test_what_cannot_be_trained(

@@ -28,7 +28,6 @@ from sessions import Make
 
 from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
 from distributor.channel import control
-from distributor.launch.torchrun import Torchrun
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
 from distributor.run.submission import Submission
@@ -49,9 +48,7 @@ def test_ten_runs_at_the_same_time(make_local: Make) -> None:
 def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: object, grace_period: float = 1.0) -> Run:
     """A run whose ranks are dealt to several agents of this machine."""
     target = Function("test", dump_function(function, args, {}))  # type: ignore[arg-type]
-    job = make_job(
-        secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all", launch=Torchrun()
-    )
+    job = make_job(secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all")
     return Run(job, LocalScheduler(nodes)).start()
 
 
@@ -148,7 +145,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())
+    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
     run = Run(job, LocalScheduler(2)).start()
     assert not run.wait(6)
     (tmp_path / "go").touch()

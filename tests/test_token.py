@@ -388,14 +388,12 @@ def run_of_nobody() -> Iterator[Callable[[], Run]]:
     """Makes a run of four ranks on two nodes, which have started."""
     from jobs import make_job
 
-    from distributor.launch.torchrun import Torchrun
     from distributor.run import handle
-    from distributor.values.job import Module
 
     scheduler = Nobody()
 
     def make() -> Run:
-        job = make_job("3f2a", 4, Module("train"), False, launch=Torchrun())
+        job = make_job(num_processes=4)
         run = handle.Run(job, scheduler, view=None).start()  # type: ignore[arg-type]
         watch.until(lambda: run._supervisor.server is not None)
         for name in "ab":
