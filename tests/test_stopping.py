@@ -174,6 +174,7 @@ def test_a_cancel_waits_for_no_step(make_local: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
+@pytest.mark.slow_on_executors
 def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
     preempt(run)

@@ -182,6 +182,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert (name, value) == (name, other[name])
 
 
+@pytest.mark.slow_on_executors
 def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
     def draw() -> tuple[float, ...]:
         import random
@@ -229,7 +230,9 @@ def test_what_does_not_matter_to_imports_takes_no_new_process(
     assert make_local(1).run(os.getcwd) == str(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["function", "script", "module"])
+@pytest.mark.parametrize(
+    "kind", ["function", *(pytest.param(kind, marks=pytest.mark.slow_on_executors) for kind in ("script", "module"))]
+)
 def test_edits_between_runs_take_effect(
     make: Make, mode: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

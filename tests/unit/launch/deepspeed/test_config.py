@@ -294,6 +294,7 @@ def test_auto_is_filled_as_hugging_face_does() -> None:
     assert (zero["sub_group_size"], final["pipeline"]["stages"]) == (AUTO, AUTO)
 
 
+@pytest.mark.slow
 def test_the_defaults_are_those_of_hugging_face_and_deepspeed() -> None:
     zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
     transformers = pytest.importorskip("transformers")
