@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import watch
 from sessions import Sessions
@@ -262,11 +263,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_of_a_decorated_function(tmp_path: Path) -> None:
-    script = tmp_path / "notebook.py"
-    script.write_text(SCRIPT)
-    environ = {**os.environ, trial.VARIABLE: "2"}
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as driver:
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with programs.start(tmp_path, SCRIPT, env={trial.VARIABLE: "2"}, **streams) as driver:
         assert driver.stdout is not None
         for _ in range(2):
             assert "training" in driver.stdout.readline()

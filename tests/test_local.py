@@ -15,10 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -188,13 +188,12 @@ def test_whatever_interrupts_run_ends_the_ranks(make_local: Make, tmp_path: Path
 
 
 def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(
+    code = (
         "import sys, time\nfrom distributor import Status, TorchDistributor\n"
         "run = TorchDistributor(1, True, False).submit(time.sleep, 600)\n"
         "while run.status is not Status.RUNNING:\n    time.sleep(0.01)\nsys.exit(7)\n"
     )
-    assert subprocess.run([sys.executable, str(script)], timeout=watch.DEADLINE, check=False).returncode == 7
+    assert programs.run(tmp_path, code).returncode == 7
     watch.gone(deadline=15)
 
 
@@ -230,16 +229,8 @@ DRIVER = """
 
 def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
     """A driver process of its own, in a session of its own, whose ranks are waiting."""
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "never")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")},
-        start_new_session=True,
-    )
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    driver = programs.start(tmp_path, DRIVER, tmp_path / "never", start_new_session=True, **streams)
     assert driver.stdout is not None
     waiting = 0
     while waiting < 2:
@@ -289,10 +280,7 @@ FAILING = """
 
 
 def test_a_script_whose_ranks_fail_ends_with_their_traceback_told_once(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(FAILING))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=120)
+    done = programs.run(tmp_path, FAILING)
     said = done.stderr.replace(socket.gethostname(), "HOST")
     assert done.returncode == 1
     assert said.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'

@@ -7,12 +7,12 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import victims
@@ -303,15 +303,13 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
 @pytest.mark.slow
 def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None:
     """In local mode, the driver is a process of the node."""
-    script, path = tmp_path / "driver.py", [*sys.path, str(Path(__file__).parent)]
-    script.write_text(
-        f"import sys; sys.path[:0] = {path!r}\nfrom distributor import TorchDistributor\n"
-        "import test_stopping\n"
+    code = (
+        "from distributor import TorchDistributor\nimport test_stopping\n"
         f"run = TorchDistributor(2, True, False, checkpoints={str(tmp_path / 'saved')!r}).submit(test_stopping.load)\n"
         "test_stopping.await_all(run)\nprint('trains', flush=True)\nrun.result()\n"
     )
     for seed in range(2):
-        driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+        driver = programs.start(tmp_path, code, stdout=subprocess.PIPE)
         assert driver.stdout is not None and driver.stdout.readline() == "trains\n"
         node = [psutil.Process(driver.pid), *watch.below(driver.pid)]
         for process in random.Random(seed).sample(node, len(node)):

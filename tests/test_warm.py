@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -341,10 +342,9 @@ def test_a_warm_process_ends_with_its_executor(sessions: Any, tmp_path: Path) ->
 
 
 DRIVER = """
-import os, psutil, sys, time
+import os, time
 from distributor import TorchDistributor
-def started_by():
-    return psutil.Process().parents()[2].pid
+from watch import started_by
 print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 {end}
 """
@@ -352,9 +352,7 @@ print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 
 @pytest.mark.parametrize("end", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
 def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(end=end))
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
+    with programs.start(tmp_path, DRIVER.format(end=end), stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         forked_by = int(driver.stdout.readline())
         folder = watch.folder_of(forked_by) if "sleep" in end else None
@@ -571,16 +569,7 @@ def test_a_long_temporary_path_is_fine(tmp_path: Path) -> None:
     """Those of a cluster's containers are longer than the path of a socket may be."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(end=""))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "TMPDIR": str(long)},
-        capture_output=True,
-        text=True,
-        timeout=2 * watch.DEADLINE,
-        check=True,
-    )
+    done = programs.run(tmp_path, DRIVER.format(end=""), env={"TMPDIR": str(long)})
     assert int(done.stdout) > 1
     watch.until(lambda: not list(long.iterdir()))
 

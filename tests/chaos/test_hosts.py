@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -68,7 +66,7 @@ def test_leaving_leaves_nothing(sessions: Sessions) -> None:
 
 
 @pytest.mark.long
-def test_a_start_removes_what_a_killed_process_left() -> None:
+def test_a_start_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     code = """
         import time
         from hosts import Hosts
@@ -76,10 +74,7 @@ def test_a_start_removes_what_a_killed_process_left() -> None:
             print(hosts.name, flush=True)
             time.sleep(600)
     """
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=env
-    ) as owner:
+    with programs.start(tmp_path, code, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         name = owner.stdout.readline().strip()
         owner.send_signal(signal.SIGKILL)
