@@ -40,7 +40,10 @@ NEEDED = {
 }
 
 #: Notebooks whose code other tests of CI run, too.
-LONG = ("03_deepspeed_zero", "04_fsdp_transformer", "05_trl_fine_tuning")
+LONG = (
+    *("03_deepspeed_zero", "04_fsdp_transformer", "05_trl_fine_tuning"),
+    *("06_lightning_recommender", "07_accelerate"),
+)
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
