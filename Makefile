@@ -15,15 +15,15 @@ export TORCH_INDEX
 # Python keeps the modules that it has compiled: compiling the tests takes seconds in each process that runs them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark test-torch test-pythons resolve chaos docker-test
+.PHONY: help demo demo-deepspeed test test-all test-main test-others test-long test-cluster test-spark test-torch test-pythons resolve chaos docker-test
 .PHONY: test-frameworks chaos-launchers
 .PHONY: docs pictures lint types bench clean
 
 help:
 	@echo "make demo          trains on handwritten digits, here and on Spark"
 	@echo "make demo-deepspeed  trains a small GPT with DeepSpeed's ZeRO-3"
-	@echo "make test          runs the tests that any change may break, on real ranks and real Spark: ten minutes on two cores"
-	@echo "make test-all      runs all tests of CI: an hour; those of several hosts run only as root, with iproute2"
+	@echo "make test          runs the tests that any change may break, on real ranks and real Spark: eight minutes on two cores"
+	@echo "make test-all      runs all tests of CI: three quarters of an hour; those of several hosts run only as root, with iproute2"
 	@echo "make test-long     runs test-all, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
 	@echo "make test-frameworks  tests frameworks, all or FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
 	@echo "make test-cluster  runs those of test-all that need a standalone cluster over three hosts"
@@ -62,8 +62,13 @@ test: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not connect" --ignore=tests/frameworks
 	$(BIN)/python -m pytest -m "not slow and not long" tests/test_connect.py
 
-test-all: $(VENVS)/main/test.ok
+test-all: test-main test-others
+
+test-main: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
+
+# What runs one or two processes at a time: CI runs it beside test-main.
+test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark SPARK=4.0
 	$(MAKE) test-frameworks-launchers

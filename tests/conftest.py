@@ -161,10 +161,7 @@ def two_executors(sessions: Sessions) -> Any:
     return sessions.get(MASTERS[-1])
 
 
-@pytest.fixture(
-    scope="session",
-    params=[LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)],
-)
+@pytest.fixture(scope="session", params=[LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)])
 def mode(request: pytest.FixtureRequest) -> str:
     """Where a run goes: this machine, or executors. For tasks in the driver's own JVM there is test_spark."""
     return str(request.param)

@@ -53,7 +53,7 @@ def test_the_readmes_table_is_that_of_the_picture() -> None:
             assert one is None or one == pytest.approx(other, rel=0.05, abs=0.006), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_deepspeed_benchmark_compares_with_its_launcher(deepspeed: None) -> None:
     shape = ["--steps", "3", "--rounds", "1", "--width", "32", "--layers", "1", "--variants", "zero 3"]
     told = run("deepspeed.py", *shape)

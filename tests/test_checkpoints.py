@@ -26,16 +26,7 @@ import watch
 from sessions import Make, Sessions
 
 import distributor
-from distributor import (
-    Checkpoints,
-    ConfigurationError,
-    Distributor,
-    NodeLostError,
-    Run,
-    StartError,
-    TorchDistributor,
-    TrainingError,
-)
+from distributor import Checkpoints, Distributor, NodeLostError, Run, StartError, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
 from distributor.launch import DeepSpeed
 
@@ -116,14 +107,14 @@ def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(
     sessions.get("local-cluster[2,1,1024]")
     kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
     distributor = TorchDistributor(2, False, False, checkpoints=kept, max_restarts=1, grace_period=1.0)
-    run = distributor.submit(checkpointed.train_digits, 4 * STEPS, None, split, down=True, pause=0.2)
-    watch.until(lambda: run.metrics and run.metrics[-1].step >= STEPS)
+    run = distributor.submit(checkpointed.train_digits, 2 * STEPS, None, split, down=True, pause=0.2)
+    watch.until(lambda: run.metrics and run.metrics[-1].step >= STEPS // 2)
     victims.KILLS[victim][0](run).kill()
     begun, weights, seen = run.result(watch.DEADLINE)
     lost = run.attempts[0].step
     assert lost is not None and begun is not None and begun >= lost - 1
-    assert weights == undisturbed(split, 4 * STEPS)
-    assert seen == 4 * STEPS * 16
+    assert weights == undisturbed(split, 2 * STEPS)
+    assert seen == 2 * STEPS * 16
     assert checkpointed.committed(tmp_path / "runs") == []
     watch.gone(run.id)
     assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
@@ -174,7 +165,9 @@ def save_while_a_copy_is_sent() -> tuple[int, int]:
     return after_first, min(1, len(sent))
 
 
-def test_one_node_has_no_other_for_copies(make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_node_keeps_no_copies_and_says_so(
+    make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(
         checkpointed.train_digits, STEPS, str(tmp_path / "killed"), down=True
@@ -305,7 +298,7 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", ["trainer", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "deepspeed"))]
 )
@@ -441,33 +434,20 @@ def test_without_a_channel(
     assert len(re.findall(r"rank 0: load_checkpoint loads step-1-\S+ and passes over step-2-", caplog.text)) == 1
 
 
-def mismatched(kind: str) -> None:
+def call_differently() -> None:
     from distributor import runtime
 
-    if runtime.rank() == 0 or kind == "step":
-        runtime.save_checkpoint({"value": 1}, 1 + (kind == "step") * runtime.rank(), wait=True)
-    elif kind == "call":
+    if runtime.rank() == 0:
+        runtime.save_checkpoint({"value": 1}, 1, wait=True)
+    else:
         with runtime.checkpoint_folder(1):
             pass
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (
-            "step",
-            r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls save_checkpoint\(step=2\): every rank must",
-        ),
-        (
-            "call",
-            r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls checkpoint_folder\(step=1\): every rank must",
-        ),
-        ("missing", r"every rank must call save_checkpoint\(step=1\), but rank 1 has ended without calling it"),
-    ],
-)
-def test_ranks_that_make_different_calls_are_told(make_local: Make, kind: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=message):
-        make_local(2, checkpoints=tmp_path).run(mismatched, kind)
+def test_ranks_that_make_different_calls_are_told(make_local: Make, tmp_path: Path) -> None:
+    told = r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls checkpoint_folder\(step=1\): every rank must"
+    with pytest.raises(TrainingError, match=told):
+        make_local(2, checkpoints=tmp_path).run(call_differently)
 
 
 def save_own_models() -> None:
@@ -675,15 +655,6 @@ def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, tmp_path: 
 def test_a_run_without_a_place_says_so(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"this run has no place for checkpoints: pass Distributor\(checkpoints="):
         make_local(1).run(checkpointed.write_files, 1, {0: "x0"})
-
-
-def test_wrong_checkpoints_are_refused_before_anything_starts() -> None:
-    from distributor import TorchDistributor
-
-    with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL"):
-        TorchDistributor(1, True, False, checkpoints=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"Checkpoints\(memory=...\) must be True or False, not 2"):
-        Checkpoints("saved", memory=2)  # type: ignore[arg-type]
 
 
 def test_a_damaged_checkpoint_is_passed_over(
@@ -902,9 +873,6 @@ def test_a_store_that_promises_little(make_local: Make) -> None:
     assert found == [3, 3.0, 3, [".metadata", "__0_0.distcp", "objects-0.pt"]]
 
 
-KILLS = 20
-
-
 def kill_at_random(run: Run, rng: random.Random) -> None:
     """Kills one rank after a random time."""
     time.sleep(rng.random() * 0.4)
@@ -914,7 +882,7 @@ def kill_at_random(run: Run, rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_path: Path) -> None:
     """After each kill, all ranks load one committed step, not before the last one, with the weights of that step.
 

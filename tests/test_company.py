@@ -69,8 +69,11 @@ def compute() -> float:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("training", [backward, step, group_of_its_own])
-def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "training",
+    [*(pytest.param(each, marks=pytest.mark.long_on_executors) for each in (backward, step)), group_of_its_own],
+)
+def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2).run(training)
     (told,) = [record.message for record in caplog.records if ALONE in record.message]
     assert "Call torch.distributed.init_process_group() before the model is made" in told
@@ -83,12 +86,14 @@ def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: p
     [
         step_with_a_group,
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
             for each in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
         ),
     ],
 )
-def test_ranks_that_meet_or_do_not_train_are_not(make: Make, function: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_with_a_group_or_without_training_are_not_warned(
+    make: Make, function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     make(2, require_group=True).run(function)
     assert "without the other" not in caplog.text
 
@@ -99,13 +104,13 @@ def test_one_rank_is_never_alone(make_local: Make, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.slow
-def test_who_means_it_hears_nothing(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_require_group_false_is_silent(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     make_local(2, require_group=False).run(step)
     assert "without the other" not in caplog.text
 
 
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_it_can_be_an_error(make_local: Make, start_method: str) -> None:
+def test_require_group_makes_it_an_error(make_local: Make, start_method: str) -> None:
     with pytest.raises(GroupError, match=r"^ranks? [01-]+ trained without the other ranks: .* of all 2 ranks"):
         make_local(2, require_group=True, start_method=start_method).run(step)
 
@@ -116,19 +121,9 @@ def exit_after_a_step() -> None:
 
 
 @pytest.mark.slow
-def test_an_exit_with_0_is_no_way_around_it(make_local: Make) -> None:
+def test_an_exit_with_0_after_training_alone_is_an_error(make_local: Make) -> None:
     with pytest.raises(GroupError):
         make_local(2, require_group=True).run(exit_after_a_step)
-
-
-def test_it_is_not_tried_again(make_local: Make) -> None:
-    from distributor.outcomes.causes import RankFailed
-    from distributor.run.restart_policy import again
-    from distributor.values.options import Recovery
-    from distributor.values.outcome import Failure
-
-    alone = Failure(0, 0, "host-a", "GroupError", "alone")
-    assert not again(RankFailed((alone,)), [], 0, Recovery(3, "any"))
 
 
 def hooks_that_change() -> int:
@@ -165,7 +160,7 @@ def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.slow
-def test_a_script_that_trains_alone_is_told_of(make_local: Make, tmp_path: Path, caplog: Any) -> None:
+def test_a_script_that_trains_alone_is_warned(make_local: Make, tmp_path: Path, caplog: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"

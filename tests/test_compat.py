@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import watch
 from sessions import Sessions
@@ -74,16 +76,9 @@ def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog
     assert "GPU types are not checked. To train as asked, unset DISTRIBUTOR_COMPAT_CPU" in caplog.text
 
 
-@pytest.mark.slow_on_executors
-def test_the_second_generation_does_too(on_cpus: None) -> None:
+@pytest.mark.long_on_executors
+def test_the_second_generations_decorator_returns_values_in_order(on_cpus: None) -> None:
     assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
-
-
-@pytest.mark.slow_on_executors
-def test_ranks_log_to_the_notebooks_run_of_mlflow(on_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_RUN_ID", "7")
-    values = serverless_gpu.distributed(gpus=2)(seen).distributed("MLFLOW_RUN_ID")
-    assert values == [{"MLFLOW_RUN_ID": "7"}] * 2
 
 
 @serverless_gpu.distributed(gpus=1, gpu_type="H100")
@@ -91,15 +86,18 @@ def decorated_above(number: int) -> int:
     return number + 1
 
 
+@pytest.mark.long_on_executors
 def test_a_decorated_function_of_a_module_travels(on_cpus: None) -> None:
     assert decorated_above.distributed(1) == [2, 2]
 
 
+@pytest.mark.long_on_executors
 def test_wrong_arguments_of_the_function_are_told_at_once(on_cpus: None) -> None:
     with pytest.raises(ConfigurationError, match=r"decorated_above\(number\) cannot be called with these arguments"):
         decorated_above.distributed()
 
 
+@pytest.mark.long_on_executors
 def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
     with pytest.raises(TrainingError, match="ValueError: bad batch") as caught:
         serverless_gpu.distributed(gpus=2)(fails).distributed()
@@ -216,6 +214,7 @@ def test_ranks_find_the_variables_that_azure_sets(anywhere: None) -> None:
     assert found["AZ_BATCH_MASTER_NODE"] == f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     "words", ["python train.py ${{inputs.out}} --lr 0.1", "python -m train ${{inputs.out}} --lr 0.1"]
 )
@@ -236,13 +235,12 @@ def test_commands_of_azure_run(words: str, anywhere: None, tmp_path: Path) -> No
     assert [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)] == [["--lr", "0.1"]] * 2
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_trial_of_azure(on_cpus: None) -> None:
     assert azureml.run(who, distribution=azureml.PyTorchDistribution(process_count_per_instance=8))[1] == 2
 
 
 SCRIPT = """
-import signal, threading, os
 from distributor.compat.databricks.serverless_gpu import distributed
 
 @distributed(gpus=2)
@@ -252,18 +250,19 @@ def train():
     time.sleep(600)
 
 if __name__ == "__main__":
-    threading.Timer(15, os.kill, (os.getpid(), signal.SIGINT)).start()
     train.distributed()
 """
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_of_a_decorated_function(tmp_path: Path) -> None:
-    script = tmp_path / "notebook.py"
-    script.write_text(SCRIPT)
-    environ = {**os.environ, trial.VARIABLE: "2"}
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=environ)
-    assert ended.returncode != 0
-    assert "KeyboardInterrupt" in ended.stderr
-    assert ended.stdout.count("training") == 2
-    assert "ranks 0-1 in" in ended.stderr  # where they were
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with programs.start(tmp_path, SCRIPT, env={trial.VARIABLE: "2"}, **streams) as driver:
+        assert driver.stdout is not None
+        for _ in range(2):
+            assert "training" in driver.stdout.readline()
+        driver.send_signal(signal.SIGINT)
+        _, errors = driver.communicate(timeout=watch.DEADLINE)
+    assert driver.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert "ranks 0-1 in" in errors  # where they were

@@ -52,7 +52,7 @@ make_local = partial(quiet, True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long_on_executors)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, local: bool) -> None:
     run = make(ranks, trainings.config(0)).submit(trainings.curves, 100)
     found = run.result(timeout=5 * watch.DEADLINE)
@@ -104,6 +104,7 @@ with open(os.path.join(args.out, os.environ["RANK"]), "w") as file:
 """
 
 
+@pytest.mark.long_on_executors
 def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path) -> None:
     """Numbers among its own arguments are written out, as PySpark's distributor does."""
     script = tmp_path / "train.py"
@@ -117,6 +118,7 @@ def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path)
         assert json.loads((tmp_path / rank).read_text()) == [True, 2, 2, ["--out", str(tmp_path), "--scale", "0.5"]]
 
 
+@pytest.mark.long_on_executors
 def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
     """As with PySpark's distributor, which runs DeepSpeed's examples; Accelerate's configuration keeps its "auto"."""
     config = {**trainings.config(2), "gradient_clipping": "auto"}
@@ -168,6 +170,7 @@ def test_outside_of_a_run_there_is_no_configuration() -> None:
     assert run.deepspeed_config is None
 
 
+@pytest.mark.long_on_executors
 def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> None:
     run = make(2, trainings.config(1), env={"CXX": "/opt/none/c++"}).submit(trainings.with_the_runs_config, 1)
     with pytest.raises(StartError) as caught:
@@ -467,6 +470,7 @@ def test_the_environment_is_that_of_accelerates_launcher(tmp_path: Path) -> None
     assert mine == {name: theirs[name] for name in theirs if name.startswith("ACCELERATE_")}
 
 
+@pytest.mark.long_on_executors
 def test_errors_are_as_true_as_on_the_plain_path(make: MakeDeepspeed) -> None:
     def fail() -> None:
         deepspeed = trainings.start()

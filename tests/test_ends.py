@@ -19,7 +19,7 @@ from distributor import ResultError, StartError, TrainingError
 from distributor.values import messages
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("what", faults.BREAKS)
 def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: Make, what: str) -> None:
     assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]
@@ -30,7 +30,9 @@ def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: 
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("wait", ["sleep", "load", "save", "folder"])
+@pytest.mark.parametrize(
+    "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long_on_executors) for name in ("load", "save", "folder"))]
+)
 def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make, wait: str, tmp_path: Path) -> None:
     run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(faults.leave_while_others, wait)
     assert run.results(watch.DEADLINE) == [1, 1]

@@ -55,7 +55,7 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
         ),
     ],
 )
-def test_what_cannot_make_an_environment_is_told_why(
+def test_an_unfit_python_is_refused_with_the_reason(
     version: Sequence[int], system: str, missing: Sequence[str], says: str | None
 ) -> None:
     told = preflight.problem(version, system, missing, "/py")
@@ -77,7 +77,7 @@ def test_what_cannot_make_an_environment_is_told_why(
         ),
     ],
 )
-def test_make_says_so_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:
+def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(source)
     venv = tmp_path / "venv"
     ended = subprocess.run(
@@ -158,14 +158,14 @@ def test_commands_run_as_if_nothing_of_spark_were_set() -> None:
     assert ended.stdout == "LC_ALL ['-c', '-m', 'a b']\n", ended.stderr
 
 
-def test_each_command_of_the_makefile_runs_so() -> None:
+def test_makefile_commands_run_as_if_nothing_of_spark_were_set() -> None:
     lines = (ROOT / "Makefile").read_text().splitlines()
     recipes = [line for line in lines if line.startswith("\t") and re.search(r"/bin/|\$\(BIN\)", line)]
     assert recipes
     assert [line for line in recipes if not re.match(r"\t([\w=$()]+ )?(\$\(BIN\)/|\$\(UNSET\) )", line)] == []
 
 
-def test_tests_run_so_too() -> None:
+def test_tests_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, unset, conftest; print(*unset.foreign(os.environ))"
     env = {**os.environ, **SHELL, "PYTHONPATH": os.pathsep.join(("tests", "tests/support", "tools"))}
     command = [sys.executable, "-c", code]

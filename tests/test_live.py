@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from sessions import Make
 
 from distributor import NodeLostError, StallError, Status, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
-from distributor.values.plan import Endpoint
 
 
 def talk() -> None:
@@ -145,28 +143,6 @@ def test_words_without_work_are_no_stall(make_local: Make) -> None:
         return 1
 
     assert make_local(1, stall_timeout=1.5).run(speak) == 1
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What is between the nodes and the driver of the next run."""
-    wires: list[Proxy] = []
-    listen = ChannelServer.listen
-
-    def through_a_wire(self: ChannelServer, *args: Any) -> Endpoint:
-        endpoint = listen(self, *args)
-        wires.append(Proxy(endpoint.host, endpoint.port).__enter__())
-        return replace(endpoint, host="127.0.0.1", port=wires[-1].port)
-
-    monkeypatch.setattr(ChannelServer, "listen", through_a_wire)
-
-    class Wire:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(watch.until(lambda: wires)[-1], name)
-
-    yield Wire()  # type: ignore[misc]
-    for each in wires:
-        each.__exit__()
 
 
 def count_to(go: str) -> int:

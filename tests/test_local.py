@@ -15,10 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -28,7 +28,6 @@ from sessions import Make
 
 from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
 from distributor.channel import control
-from distributor.launch.torchrun import Torchrun
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
 from distributor.run.submission import Submission
@@ -49,9 +48,7 @@ def test_ten_runs_at_the_same_time(make_local: Make) -> None:
 def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: object, grace_period: float = 1.0) -> Run:
     """A run whose ranks are dealt to several agents of this machine."""
     target = Function("test", dump_function(function, args, {}))  # type: ignore[arg-type]
-    job = make_job(
-        secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all", launch=Torchrun()
-    )
+    job = make_job(secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all")
     return Run(job, LocalScheduler(nodes)).start()
 
 
@@ -148,7 +145,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())
+    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
     run = Run(job, LocalScheduler(2)).start()
     assert not run.wait(6)
     (tmp_path / "go").touch()
@@ -191,13 +188,12 @@ def test_whatever_interrupts_run_ends_the_ranks(make_local: Make, tmp_path: Path
 
 
 def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(
+    code = (
         "import sys, time\nfrom distributor import Status, TorchDistributor\n"
         "run = TorchDistributor(1, True, False).submit(time.sleep, 600)\n"
         "while run.status is not Status.RUNNING:\n    time.sleep(0.01)\nsys.exit(7)\n"
     )
-    assert subprocess.run([sys.executable, str(script)], timeout=watch.DEADLINE, check=False).returncode == 7
+    assert programs.run(tmp_path, code).returncode == 7
     watch.gone(deadline=15)
 
 
@@ -233,16 +229,8 @@ DRIVER = """
 
 def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
     """A driver process of its own, in a session of its own, whose ranks are waiting."""
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "never")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")},
-        start_new_session=True,
-    )
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    driver = programs.start(tmp_path, DRIVER, tmp_path / "never", start_new_session=True, **streams)
     assert driver.stdout is not None
     waiting = 0
     while waiting < 2:
@@ -292,10 +280,7 @@ FAILING = """
 
 
 def test_a_script_whose_ranks_fail_ends_with_their_traceback_told_once(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(FAILING))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=120)
+    done = programs.run(tmp_path, FAILING)
     said = done.stderr.replace(socket.gethostname(), "HOST")
     assert done.returncode == 1
     assert said.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
@@ -333,8 +318,7 @@ def test_a_visible_devices_setting_is_a_mapping(monkeypatch: pytest.MonkeyPatch)
     assert ranks == [{"CUDA_VISIBLE_DEVICES": "4,GPU-0c5a"}] * 2
 
 
-@pytest.mark.parametrize("preload", [[], ["pyspark.sql"]])
-def test_a_rank_starts_no_jvm(make_local: Make, preload: list[str]) -> None:
+def test_a_rank_starts_no_jvm(make_local: Make) -> None:
     pytest.importorskip("pyspark")
 
     def count() -> int:
@@ -344,7 +328,7 @@ def test_a_rank_starts_no_jvm(make_local: Make, preload: list[str]) -> None:
 
     refused = "RuntimeError: a SparkSession cannot be created inside a rank: each rank would start a JVM of its own"
     with pytest.raises(TrainingError, match=f"^rank 0 on .* failed: {refused}"):
-        make_local(1, preload=preload).run(count)
+        make_local(1, preload=["pyspark.sql"]).run(count)
 
 
 def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
@@ -373,30 +357,16 @@ def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: floa
     watch.gone()
 
 
-def test_status_is_waiting_first_and_ends_in_success(make_local: Make) -> None:
-    run = make_local(1).submit(trainings.rank)
-    assert run.status in (Status.WAITING, Status.STARTING, Status.RUNNING)
-    assert run.wait(watch.DEADLINE)
-    assert run.status is Status.SUCCEEDED
-
-
-@pytest.mark.parametrize("example", ["digits_script.py"])
 @pytest.mark.slow
-def test_the_example_script_runs_as_the_readme_says(
-    make_local: Make, example: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = Path(__file__).parent.parent / "examples" / example
-    make_local(3).run(script, "--epochs", "3")
+def test_the_example_script_runs_as_the_readme_says(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    make_local(3).run(Path(__file__).parent.parent / "examples/digits_script.py", "--epochs", "3")
     assert "on 3 ranks" in capfd.readouterr().out
 
 
 def test_resources_of_each_rank(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 8)
     run = make_local(2, cpus_per_process=3, memory_per_process="1m", max_processes_per_node=2)
-    assert [env["OMP_NUM_THREADS"] for env in run.submit(trainings.environment, "OMP_NUM_THREADS").results()] == [
-        "3",
-        "3",
-    ]
+    assert run.submit(trainings.environment, "OMP_NUM_THREADS").results() == [{"OMP_NUM_THREADS": "3"}] * 2
 
 
 @pytest.mark.usefixtures("fake_gpus")

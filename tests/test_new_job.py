@@ -76,7 +76,7 @@ def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2, *,
         pytest.param("local-cluster[2,2,1024]", "agent", marks=pytest.mark.spark),
         pytest.param("local-cluster[2,2,1024]", "worker", marks=[pytest.mark.spark, pytest.mark.slow]),
         pytest.param("local-cluster[2,2,1024]", "executor", marks=[pytest.mark.spark, pytest.mark.slow]),
-        pytest.param("local[4]", "worker", marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("local[4]", "worker", marks=[pytest.mark.spark, pytest.mark.long]),
     ],
     indirect=["mode"],
 )
@@ -131,15 +131,6 @@ def test_the_attempt_that_ends_the_run_names_its_executor(make_local: Make, tmp_
     assert run.attempts[0].executor is not None
 
 
-def test_a_node_is_lost_for_good_without_restarts(make_local: Make, tmp_path: Path) -> None:
-    run = make_local(2).submit(wait_to_be_killed, str(tmp_path))
-    kill(run, tmp_path, "agent")
-    with pytest.raises(NodeLostError) as caught:
-        run.result(watch.DEADLINE)
-    assert "Earlier attempts" not in str(caught.value)
-    watch.gone(run.id)
-
-
 def no_further(folder: str) -> None:
     """Reports a step; the second attempt a later one. Each attempt is killed."""
     from distributor import runtime
@@ -157,20 +148,6 @@ def test_a_run_that_comes_no_further_ends(make_local: Make, tmp_path: Path) -> N
         "The last three attempts reached no later step than those before, so no other attempt was made."
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
-
-
-def test_a_run_without_steps_uses_all_its_attempts(make_local: Make, tmp_path: Path) -> None:
-    run = make_local(1, max_restarts=5).submit(never_a_step, str(tmp_path))
-    with pytest.raises(TrainingError, match="killed by SIGKILL"):
-        run.result(watch.DEADLINE)
-    assert len(list(tmp_path.iterdir())) == 6
-
-
-def never_a_step(folder: str) -> None:
-    from distributor import runtime
-
-    Path(folder, str(runtime.attempt())).touch()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_that_is_cancelled_in_a_new_job(make_local: Make, tmp_path: Path) -> None:

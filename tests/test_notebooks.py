@@ -40,7 +40,10 @@ NEEDED = {
 }
 
 #: Notebooks whose code other tests of CI run, too.
-LONG = ("03_deepspeed_zero", "04_", "05_trl_fine_tuning")
+LONG = (
+    *("03_deepspeed_zero", "04_fsdp_transformer", "05_trl_fine_tuning"),
+    *("06_lightning_recommender", "07_accelerate"),
+)
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -97,8 +100,7 @@ def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(one, id=one.stem, marks=[pytest.mark.long] if one.stem in LONG else []) for one in NOTEBOOKS],
+    "path", [pytest.param(one, id=one.stem, marks=[pytest.mark.long] if one.stem in LONG else []) for one in NOTEBOOKS]
 )
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
-import watch
 
 DRIVER = """
 import json, os, resource, sys
@@ -38,10 +37,7 @@ print(json.dumps({"ranks": sorted(set(values)), "count": len(values), "here": he
 
 def drive(tmp_path: Path, ranks: int, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
     """Train with these limits of open files, in a driver of its own."""
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    command = [sys.executable, str(script), str(ranks), str(soft), str(hard)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * watch.DEADLINE, check=False)
+    return programs.run(tmp_path, DRIVER, ranks, soft, hard)
 
 
 @pytest.mark.slow

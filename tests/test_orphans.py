@@ -7,10 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -79,10 +80,8 @@ IMPORTING = """
 def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals, tmp_path: Path) -> None:
     importing = tmp_path / "importing"
     (tmp_path / "slow_module.py").write_text(f"open({str(importing)!r}, 'w')\nimport time\ntime.sleep(600)\n")
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(IMPORTING))
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen([sys.executable, str(script)], env=env, stderr=subprocess.DEVNULL) as driver:
+    env = {"PYTHONPATH": str(tmp_path)}
+    with programs.start(tmp_path, IMPORTING, env=env, stderr=subprocess.DEVNULL) as driver:
         watch.until(importing.exists)
         (warm,) = watch.warm_processes(driver.pid)
         guard, folder = warm.parent(), watch.folder_of(warm.pid)
@@ -158,16 +157,6 @@ IGNORING = """
 
 @pytest.mark.parametrize("keep_warm", [600, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_shell_that_ignores_sigchld_is_no_reason_to_fail(keep_warm: int, tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(IGNORING))
-    path = [str(Path(__file__).parent), str(Path(__file__).parent / "support")]
-    done = subprocess.run(
-        [sys.executable, str(script), str(keep_warm)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=2 * watch.DEADLINE,
-        check=False,
-    )
+    ignore = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    done = programs.run(tmp_path, IGNORING, keep_warm, preexec_fn=ignore)
     assert done.returncode == 0, done.stderr

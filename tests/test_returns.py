@@ -72,7 +72,7 @@ def has_succeeded(run: Run[Any], size: int) -> bool:
         ("worker", "worker"),
     ],
 )
-def test_who_passes_on_values_dies(
+def test_values_survive_the_death_of_what_passes_them_on(
     sessions: Sessions, stop: tuple[str, str], size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions.get("local-cluster[2,2,1024]")

@@ -22,6 +22,8 @@ from sessions import LOCAL, Make
 
 from distributor import ResultError, RunCancelledError, Status, TrainingError
 
+SLOW = pytest.mark.slow_on_executors
+
 
 def nodes_of(mode: str) -> int:
     """How many nodes four ranks get."""
@@ -60,12 +62,13 @@ def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
-def test_a_group_that_serves_only_gpus_waits_too(make_local: Make, tmp_path: Path, name: str) -> None:
+def test_rank0_first_waits_with_a_group_for_gpus_only(make_local: Make, tmp_path: Path, name: str) -> None:
     first, second = make_local(2).submit(trainings.take_turns_without_cpus, str(tmp_path), name).results()
     assert (first, second) == ([], ["node-0-rank-0"])
 
 
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
+@pytest.mark.slow_on_executors
 def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path: Path, name: str) -> None:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
         make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)
@@ -187,6 +190,7 @@ def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) ->
     assert str(caught.value).count("Traceback") == 1
 
 
+@pytest.mark.slow_on_executors
 def test_a_script_from_a_pipe_is_read_on_the_driver(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     """A shell passes such a path for ``<(...)``. Ranks cannot open it."""
     receiver, sender = os.pipe()
@@ -204,8 +208,8 @@ def test_a_script_from_a_pipe_is_read_on_the_driver(make: Make, capfd: pytest.Ca
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("line", ["torch.cuda.set_device(0)", "torch.nn.Linear(2, 1).cuda()"])
-def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path, line: str) -> None:
+def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path) -> None:
+    line = "torch.nn.Linear(2, 1).cuda()"
     (tmp_path / "train.py").write_text(f"import torch\n\n{line}\n")
     with pytest.raises(TrainingError) as caught:
         make(1).run(tmp_path / "train.py")
@@ -216,6 +220,7 @@ def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path, line
     ) in str(caught.value)
 
 
+@pytest.mark.slow_on_executors
 def test_a_script_that_exits_with_a_code_is_a_training_error(make: Make, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('before', flush=True)\nsys.exit(3)\n")
@@ -246,6 +251,7 @@ def test_a_project_folder_is_current_directory_and_on_the_path(
     assert "script sees model of pkg" in out
 
 
+@pytest.mark.slow_on_executors
 def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def fail():\n    raise ValueError('x')\n")
     (tmp_path / "train.py").write_text("import helper\n\nhelper.fail()\n")
@@ -302,11 +308,11 @@ def test_a_module_that_executors_lack_is_told_without_frames_of_ours(make: Make,
     ("how", "text", "exit_code", "signal_name"),
     [
         ("raise", "ValueError: learning rate must be positive", 1, None),
-        ("diverge", "Diverged: 17", 1, None),
-        ("exit", "exited with code 3", 3, None),
-        ("sys.exit", "exited with code 3", 3, None),
+        pytest.param("diverge", "Diverged: 17", 1, None, marks=SLOW),
+        pytest.param("exit", "exited with code 3", 3, None, marks=SLOW),
+        pytest.param("sys.exit", "exited with code 3", 3, None, marks=SLOW),
         ("SIGKILL", "killed by SIGKILL", None, "SIGKILL"),
-        ("SIGSEGV", "killed by SIGSEGV", None, "SIGSEGV"),
+        pytest.param("SIGSEGV", "killed by SIGSEGV", None, "SIGSEGV", marks=SLOW),
     ],
 )
 def test_a_failing_rank_ends_the_run_at_once(
@@ -484,6 +490,7 @@ def test_a_value_that_cannot_be_pickled_names_rank_and_type(make: Make) -> None:
         make(2).run(threading.Lock)
 
 
+@pytest.mark.slow_on_executors
 def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None:
     def only_rank_0_plain() -> object:
         return 1 if os.environ["RANK"] == "0" else threading.Lock()
@@ -493,6 +500,7 @@ def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None
         make(2).submit(only_rank_0_plain).results()
 
 
+@pytest.mark.slow_on_executors
 def test_an_exception_that_cannot_be_pickled_still_tells(make: Make) -> None:
     def fail() -> None:
         error = ValueError("holds a lock")
@@ -522,6 +530,7 @@ def test_output_is_whole_prefixed_and_in_order(make: Make, capfd: pytest.Capture
     assert captured.err.count("] oops") == 2
 
 
+@pytest.mark.slow_on_executors
 def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
     def look() -> dict[str, object]:
         import multiprocessing
@@ -559,7 +568,7 @@ def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
     assert looks[0]["random"][1] != looks[1]["random"][1]
 
 
-@pytest.mark.parametrize("keep_warm", [600.0, 0.0])
+@pytest.mark.parametrize("keep_warm", [600.0, pytest.param(0.0, marks=pytest.mark.slow_on_executors)])
 def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_warm: float) -> None:
     """That of the rendezvous store holds locks of libc now and then, which a fork would wait for for ever."""
 
@@ -576,6 +585,7 @@ def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_war
         assert all(thread > pid for thread in threads)  # numbers are given in order
 
 
+@pytest.mark.slow_on_executors
 def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_path: Path) -> None:
     def train(folder: str) -> int:
         import atexit
@@ -593,6 +603,7 @@ def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["atexit", "thread"]
 
 
+@pytest.mark.slow_on_executors
 def test_what_was_not_flushed_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -604,6 +615,7 @@ def test_what_was_not_flushed_is_not_lost(make: Make, tmp_path: Path, capfd: pyt
     assert "] from C" in capfd.readouterr().out
 
 
+@pytest.mark.slow_on_executors
 def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
     def train() -> None:
         threading.Thread(target=time.sleep, args=(600,)).start()
@@ -625,6 +637,7 @@ def test_exit_codes_are_the_systems(make: Make) -> None:
         make(1).run(os._exit, 0)
 
 
+@pytest.mark.slow_on_executors
 def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
     def fail(kind: str) -> None:
         if kind == "note":
@@ -691,6 +704,7 @@ def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: 
     assert env["UNRELATED_TO_IT"] == ("1" if mode == LOCAL else None)
 
 
+@pytest.mark.slow_on_executors
 def test_arguments_have_pysparks_names(make: Make) -> None:
     assert make(1).run(train_object=trainings.rank) == 0
     assert make(1).submit(train_object=trainings.rank).result() == 0

@@ -71,7 +71,11 @@ def pids(folder: Path, attempt: int) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "how", ["kill", pytest.param("raise", marks=pytest.mark.slow), pytest.param("exit", marks=pytest.mark.slow)]
+    "how",
+    [
+        "kill",
+        *(pytest.param(how, marks=[pytest.mark.slow, pytest.mark.long_on_executors]) for how in ("raise", "exit")),
+    ],
 )
 def test_ranks_start_again_on_the_same_nodes(
     submit: Submit, mode: str, sessions: Sessions, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
@@ -98,7 +102,9 @@ def test_ranks_start_again_on_the_same_nodes(
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("local_ranks", ["executor", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "local_ranks", ["executor", pytest.param("host", marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
+)
 def test_each_node_keeps_states_in_memory(submit: Submit, tmp_path: Path, local_ranks: str) -> None:
     """Whoever else is on the host: each node has what its ranks need."""
     kept = Checkpoints(str(tmp_path), memory=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import programs
 import pytest
 import watch
 from sessions import Make
@@ -61,20 +59,16 @@ def test_a_run_that_is_stopped_leaves_none(make_local: Make, name: str, end: str
 
 DRIVER = """
 import sys
-sys.path[:0] = {path!r}
 from test_shared_memory import hold
 from distributor import TorchDistributor
-TorchDistributor(1, True, False, grace_period=1).run(hold, {name!r}, {older!r}, {ready!r})
+TorchDistributor(1, True, False, grace_period=1).run(hold, *sys.argv[1:])
 """
 
 
 def test_a_driver_that_is_killed_leaves_none(name: str, tmp_path: Path) -> None:
     SharedMemory(f"{name}3", create=True, size=8).close()
-    script = tmp_path / "driver.py"
-    path, ready = [str(Path(__file__).parent), str(Path(__file__).parent / "support")], tmp_path / "ready"
-    text = DRIVER.format(path=path, name=name, older=f"{name}3", ready=str(ready))
-    script.write_text(textwrap.dedent(text))
-    with subprocess.Popen([sys.executable, str(script)]) as driver:
+    ready = tmp_path / "ready"
+    with programs.start(tmp_path, DRIVER, name, f"{name}3", ready) as driver:
         watch.until(ready.exists)
         driver.kill()
     watch.until(lambda: files(name) == {"3"}, watch.ORPHAN_DEADLINE)

@@ -7,9 +7,6 @@ import re
 import signal
 import socket
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -112,7 +110,7 @@ def test_code_of_ranks_keeps_its_file_and_its_source(one_jvm: Any) -> None:
         on_executors(1).run(lambda: 1 / 0)
 
 
-def test_no_session_is_an_error() -> None:
+def test_no_session_is_an_error(tmp_path: Path) -> None:
     code = """
         import sys
         from distributor import ConfigurationError, TorchDistributor
@@ -121,10 +119,7 @@ def test_no_session_is_an_error() -> None:
         except ConfigurationError as error:
             sys.exit(str(error))
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert "there is no active Spark session: create one first" in ended.stderr
+    assert "there is no active Spark session: create one first" in programs.run(tmp_path, code).stderr
 
 
 def of_closure(value: Any) -> Any:
@@ -505,6 +500,7 @@ def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(s
     assert on_executors().run(trainings.all_reduce) == 3.0
 
 
+@pytest.mark.slow
 def test_a_python_worker_that_spark_would_kill_is_not_started(sessions: Sessions) -> None:
     """It is idle while ranks train."""
     idle = {"spark.python.worker.killOnIdleTimeout": "true", "spark.python.worker.idleTimeoutSeconds": "5s"}
@@ -572,20 +568,6 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
-@pytest.mark.slow
-def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: dict[str, str]) -> None:
-    sessions.get(CLUSTER, **same_gpus, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(ResourceError, match=r"ranks \d and \d on \S+ would share GPU [01]: give each task whole"):
-        on_executors(4, use_gpu=True).run(visible)
-
-
-@pytest.mark.long
-def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
-    sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots with 1 GPU each.* has 4"):
-        on_executors(5, use_gpu=True).run(trainings.rank)
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
 def test_a_spark_without_executors_has_the_drivers_gpus(
@@ -602,7 +584,7 @@ def test_a_spark_without_executors_has_the_drivers_gpus(
         on_executors(3, use_gpu=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "2", "spark.task.cpus": "2"})
     run = on_executors(4, use_gpu=True, env={CHECK_GPUS: "0"}).submit(visible)
@@ -625,13 +607,6 @@ def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[s
         TorchDistributor(3, True).run(visible)
 
 
-@pytest.mark.long
-def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
-    sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "0.5"})
-    with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU"):
-        on_executors(2, use_gpu=True).run(trainings.rank)
-
-
 @pytest.mark.slow
 def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> None:
     """A cluster that may still grow: its size is not known from its settings."""
@@ -651,17 +626,11 @@ def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> 
 @pytest.mark.long
 def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
     """With Spark's own settings, by which Spark would not bring it. In a driver of its own, which has these."""
-    script = tmp_path / "driver.py"
-    script.write_text(
-        textwrap.dedent("""
+    code = """
         from pyspark.sql import SparkSession
         from distributor import TorchDistributor
 
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .getOrCreate()
-        )
+        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
         def train():
             import torch
@@ -672,9 +641,8 @@ def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
         assert value.nbytes == 1 << 30
         assert value[-1].item() == (1 << 28) - 1
         print("came back")
-        """)
-    )
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
+    """
+    ended = programs.run(tmp_path, code)
     assert "came back" in ended.stdout, ended.stderr[-2000:]
 
 
@@ -723,16 +691,7 @@ WITHOUT_JVM = """
 
 @pytest.mark.slow
 def test_after_the_end_of_sparks_jvm_errors_say_so(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(WITHOUT_JVM))
-    ended = subprocess.run(
-        [sys.executable, str(script), CLUSTER, str(tmp_path / "never")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    ended = programs.run(tmp_path, WITHOUT_JVM, CLUSTER, tmp_path / "never")
     shown = [line for line in ended.stdout.splitlines() if line.startswith(("run", "None", "False", "True"))]
     assert len(shown) == 4, ended.stdout + ended.stderr
     assert "because Spark's JVM on the driver ended (killed, out of memory, or crashed" in shown[0]

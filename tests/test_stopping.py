@@ -7,12 +7,12 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import victims
@@ -31,6 +31,9 @@ from distributor import (
 )
 
 FOR_EVER = 1_000_000
+
+#: Orders in which the processes of a node get SIGTERM.
+SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
 
 
 def train(steps: int, asks: str = "all", stride: int = 1) -> tuple[int, int | None]:
@@ -171,6 +174,7 @@ def test_a_cancel_waits_for_no_step(make_local: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
+@pytest.mark.slow_on_executors
 def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
     preempt(run)
@@ -202,7 +206,7 @@ def go_together(steps: int) -> int:
     return -1
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_preempted_run_goes_on_and_does_not_count_it(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,8 +258,8 @@ def terminate(run: Run, *, with_executor: bool, seed: int) -> None:
             process.terminate()
 
 
-@pytest.mark.slow_on_executors
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long_on_executors
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
@@ -273,7 +277,7 @@ def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, s
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, seed: int, tmp_path: Path) -> None:
     run = TorchDistributor(4, False, False, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
@@ -285,6 +289,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
     await_all(run)
@@ -298,15 +303,13 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
 @pytest.mark.slow
 def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None:
     """In local mode, the driver is a process of the node."""
-    script, path = tmp_path / "driver.py", [*sys.path, str(Path(__file__).parent)]
-    script.write_text(
-        f"import sys; sys.path[:0] = {path!r}\nfrom distributor import TorchDistributor\n"
-        "import test_stopping\n"
+    code = (
+        "from distributor import TorchDistributor\nimport test_stopping\n"
         f"run = TorchDistributor(2, True, False, checkpoints={str(tmp_path / 'saved')!r}).submit(test_stopping.load)\n"
         "test_stopping.await_all(run)\nprint('trains', flush=True)\nrun.result()\n"
     )
     for seed in range(2):
-        driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+        driver = programs.start(tmp_path, code, stdout=subprocess.PIPE)
         assert driver.stdout is not None and driver.stdout.readline() == "trains\n"
         node = [psutil.Process(driver.pid), *watch.below(driver.pid)]
         for process in random.Random(seed).sample(node, len(node)):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
 import sys
-import textwrap
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import programs
 import pytest
 import trainings
 from sessions import Make, Sessions
@@ -41,10 +40,7 @@ NO_THREADS = """
 
 @pytest.mark.slow
 def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(NO_THREADS))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=200)
+    ended = programs.run(tmp_path, NO_THREADS)
     assert ended.stdout.startswith("no further thread can be started: end other threads and processes"), ended.stderr
     assert ended.stderr == ""
 
@@ -75,8 +71,7 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
     with zipfile.ZipFile(tmp_path / "dist.zip", "w") as archive:
         for path in package.rglob("*.py"):
             archive.write(path, f"{inside}/distributor/{path.relative_to(package)}".lstrip("/"))
-    script = tmp_path / "driver.py"
-    script.write_text(
+    code = (
         "import io, zipfile, trainings, distributor\n"
         "from distributor.shipping.package import package_zip\n"
         "print(distributor.__file__)\n"
@@ -85,10 +80,8 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
         "    print(distributor.TorchDistributor(2, True, False, keep_warm=keep_warm).run(trainings.all_reduce))\n"
     )
     own = [path for path in sys.path if path and Path(path) != package.parent]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *own])}
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=200, cwd=tmp_path
-    )
+    path = os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *own])
+    ended = programs.run(tmp_path, code, env={"PYTHONPATH": path}, cwd=tmp_path)
     where, shipped, *values = ended.stdout.splitlines() or [ended.stderr] * 4
     assert where == f"{tmp_path}/dist.zip{inside}/distributor/__init__.py"
     assert int(shipped) == len(zipfile.ZipFile(io.BytesIO(package_zip())).namelist())

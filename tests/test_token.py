@@ -87,9 +87,6 @@ def say(endpoint: Endpoint, *said: messages.Message | Log) -> list[messages.Mess
         pytest.param([messages.Hello("a", digest(PLACED), PLACED)], id="takes-the-place-of-a-node"),
         pytest.param([messages.Hello("c"), messages.Failed()], id="is-no-node"),
         pytest.param([hello("b"), Log(0, 1, 0, b"x")], id="rank-of-another-node"),
-        pytest.param([hello("b"), Log(77, 1, 0, b"x")], id="no-rank"),
-        pytest.param([hello("b"), Log(2, 9, 0, b"x")], id="no-stream"),
-        pytest.param([hello("b"), Log(2, 1, 1 << 40, b"x")], id="offset-ahead"),
         pytest.param([hello("b"), messages.Failed(Failure(0, 0, "", "exit", ""))], id="failure-of-another-node"),
         pytest.param([hello("b"), messages.Stop("because")], id="order"),
         pytest.param([messages.Beat(1)], id="no-hello"),
@@ -394,14 +391,12 @@ def run_of_nobody() -> Iterator[Callable[[], Run]]:
     """Makes a run of four ranks on two nodes, which have started."""
     from jobs import make_job
 
-    from distributor.launch.torchrun import Torchrun
     from distributor.run import handle
-    from distributor.values.job import Module
 
     scheduler = Nobody()
 
     def make() -> Run:
-        job = make_job("3f2a", 4, Module("train"), False, launch=Torchrun())
+        job = make_job(num_processes=4)
         run = handle.Run(job, scheduler, view=None).start()  # type: ignore[arg-type]
         watch.until(lambda: run._supervisor.server is not None)
         for name in "ab":

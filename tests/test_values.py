@@ -85,7 +85,7 @@ def test_a_value_whose_connection_breaks_is_sent_again(one_jvm: Any, arrived: di
     assert (wire.stopped, set(arrived)) == (1, {0})
 
 
-@pytest.mark.parametrize("hang", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hang", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     sessions: Sessions, arrived: dict[int, int], wire: Proxy, hang: bool

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import psutil
 import pytest
 import trainings
@@ -83,11 +84,7 @@ def look() -> dict[str, Any]:
         "mark": polluted_marks(),
         "main": multiprocessing.current_process().name,
         "threads": [thread.name for thread in threading.enumerate()],
-        "torch": (
-            torch.get_num_threads(),
-            str(torch.get_default_dtype()),
-            torch.is_grad_enabled(),
-        ),
+        "torch": (torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled()),
         "numpy": json.dumps(numpy.geterr()),
         "filters": len(warnings.filters),
         "log": (logging.getLogger().level, len(logging.getLogger().handlers)),
@@ -186,6 +183,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert (name, value) == (name, other[name])
 
 
+@pytest.mark.slow_on_executors
 def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
     def draw() -> tuple[float, ...]:
         import random
@@ -233,7 +231,9 @@ def test_what_does_not_matter_to_imports_takes_no_new_process(
     assert make_local(1).run(os.getcwd) == str(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["function", "script", "module"])
+@pytest.mark.parametrize(
+    "kind", ["function", *(pytest.param(kind, marks=pytest.mark.slow_on_executors) for kind in ("script", "module"))]
+)
 def test_edits_between_runs_take_effect(
     make: Make, mode: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +267,7 @@ def test_edits_of_modules_that_the_driver_has_imported_take_effect(
 
 @pytest.mark.slow_on_executors
 @pytest.mark.slow
-def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
+def test_a_warm_process_ends_after_keep_warm(make: Make) -> None:
     forked_by = make(1, keep_warm=0.3).run(started_by)
     watch.until(lambda: not psutil.pid_exists(forked_by))
     watch.until(lambda: not [folder for folder in warm_folders() if f" {forked_by}" in folder.name])
@@ -294,8 +294,10 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
+)
+def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:
         os.kill(pid, number)
@@ -304,7 +306,7 @@ def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
-def test_one_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
+def test_a_warm_process_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     """Nobody would end what its agents leave behind when they are killed."""
     unguarded = psutil.Process(make_local(1, env={"GUARDED": "no"}).run(started_by))
     guard = unguarded.parent()
@@ -315,7 +317,7 @@ def test_one_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     watch.until(lambda: not unguarded.is_running())
 
 
-def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) -> None:
+def test_the_end_of_a_warm_process_does_not_disturb_a_run(make: Make, tmp_path: Path) -> None:
     forked_by = make(1).run(started_by)
     run = make(1).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)
@@ -326,7 +328,7 @@ def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> None:
+def test_a_warm_process_ends_with_its_executor(sessions: Any, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     distributor = TorchDistributor(2, False, False)
     forked_by = distributor.submit(started_by).results()
@@ -340,20 +342,17 @@ def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> Non
 
 
 DRIVER = """
-import os, psutil, sys, time
+import os, time
 from distributor import TorchDistributor
-def started_by():
-    return psutil.Process().parents()[2].pid
+from watch import started_by
 print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 {end}
 """
 
 
 @pytest.mark.parametrize("end", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
-def test_the_end_of_the_driver_is_its_end(end: str, tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(end=end))
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
+def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
+    with programs.start(tmp_path, DRIVER.format(end=end), stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         forked_by = int(driver.stdout.readline())
         folder = watch.folder_of(forked_by) if "sleep" in end else None
@@ -483,13 +482,13 @@ def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     assert not trained.exists()
 
 
-def test_a_month_is_not_too_long(make_local: Make) -> None:
+def test_keep_warm_may_be_a_month(make_local: Make) -> None:
     month = 30 * 24 * 3600.0
     assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
 
 
 @pytest.mark.long
-def test_there_are_not_many(make_local: Make) -> None:
+def test_at_most_three_warm_processes_stay(make_local: Make) -> None:
     folder_by_pid = {}
     for index in range(5):
         pid = make_local(1, env={"SETTING": str(index)}).run(started_by)
@@ -506,7 +505,7 @@ def test_there_are_not_many(make_local: Make) -> None:
         watch.until(lambda gone=gone: not folder_by_pid[gone].exists())
 
 
-def test_strangers_get_nothing_from_it(make_local: Make) -> None:
+def test_a_warm_process_serves_no_client_without_the_token(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = watch.folder_of(forked_by)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -521,7 +520,7 @@ def test_strangers_get_nothing_from_it(make_local: Make) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_other_users_get_nothing_from_it(make_local: Make) -> None:
+def test_a_warm_process_serves_no_other_user(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = watch.folder_of(forked_by)
     token = (folder / "token").read_bytes()
@@ -570,16 +569,7 @@ def test_a_long_temporary_path_is_fine(tmp_path: Path) -> None:
     """Those of a cluster's containers are longer than the path of a socket may be."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(end=""))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "TMPDIR": str(long)},
-        capture_output=True,
-        text=True,
-        timeout=2 * watch.DEADLINE,
-        check=True,
-    )
+    done = programs.run(tmp_path, DRIVER.format(end=""), env={"TMPDIR": str(long)})
     assert int(done.stdout) > 1
     watch.until(lambda: not list(long.iterdir()))
 

@@ -6,6 +6,7 @@ Interpreters are the system's Python, ``python3.12`` on the PATH, and pyenv's; `
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -90,6 +91,8 @@ def main(what: str, *versions: str) -> None:
         found = interpreters(version)
         if not found:
             print(f"=== Python {version}: skipped, since there is no python{version} on this machine", flush=True)
+        if what == "run":  # make's other commands try the Python that runs this
+            found = {told: python for told, python in found.items() if told != platform.python_version()} or found
         for told, python in found.items():
             print(f"=== Python {told} ({python})", flush=True)
             {"run": run, "resolve": resolve}[what](python, told)

@@ -14,9 +14,8 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
-    What takes long, a driver's end and hosts that are cut off, is tried once for it. Without the long tests, it has no
-    hosts that are cut off, and of its processes on executors only agents and executors are killed. Without the slow
-    tests, nothing of it is killed, and no launcher on executors.
+    What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank and an agent of it
+    here, and an agent on executors; ``make test`` kills nothing of it, and no launcher on executors.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})
@@ -35,12 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or name in ("test_hosts_that_are_all_cut_off_end_by_themselves", "test_a_short_cut_is_survived")
         ):
             items.remove(item)
-        elif item.path.stem == "test_cuts" or (
-            values.get("mode") == MASTERS[-1] and values.get("victim") not in ("agent", "executor")
-        ):
-            item.add_marker(pytest.mark.long)
-        else:
+        elif (values.get("mode"), values.get("victim")) in ((LOCAL, "rank"), (LOCAL, "agent"), (MASTERS[-1], "agent")):
             item.add_marker(pytest.mark.slow)
+        else:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=paths.PATHS)

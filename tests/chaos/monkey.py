@@ -342,6 +342,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in its background ignore it
     with tempfile.TemporaryDirectory(prefix="dm-", ignore_cleanup_errors=True) as temporary:
         os.environ["TMPDIR"] = tempfile.tempdir = temporary  # others leave their files in other folders
         return run_all(options)

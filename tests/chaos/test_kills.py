@@ -6,8 +6,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import paths
 import psutil
@@ -32,54 +34,25 @@ def train(make: Make, path: str, tmp_path: Path) -> Run:
     return run
 
 
-def agent_of(run: Run) -> psutil.Process:
-    return victims.part(run, "agent")
-
-
-def launcher_of(run: Run) -> psutil.Process:
-    return next(process for process in watch.processes(run.id) if watch.is_launcher(process))
-
-
 def rank_of(run: Run) -> psutil.Process:
-    return launcher_of(run).children()[-1]
-
-
-def loader_of(run: Run) -> psutil.Process:
-    """A data-loader worker."""
-    return rank_of(run).children()[0]
-
-
-def worker_of(run: Run) -> psutil.Process:
-    """Spark's Python worker."""
-    worker = watch.owner_of(agent_of(run))
-    assert "pyspark" in " ".join(worker.cmdline())
-    return worker
+    launcher = next(process for process in watch.processes(run.id) if watch.is_launcher(process))
+    return launcher.children()[-1]
 
 
 #: What torch says of a worker that is gone; a rank that was just taking a tensor over from it says how that broke.
 DATA_LOADER = r"^rank \d on .* failed: (RuntimeError: DataLoader worker|Connection\w+Error|EOFError|FileNotFoundError)"
 
-TASK_ENDED = r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"
+LOST = r"^lost the node on .* \(node \d, ranks \d-\d\): its "
 
-KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
+agent_of: victims.Victim = partial(victims.part, name="agent")
+
+KILLS: dict[str, tuple[Any, type[Exception], str]] = {
     "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
-    "data-loader worker": (loader_of, TrainingError, DATA_LOADER),
-    "launcher": (
-        launcher_of,
-        TrainingError,
-        "ended together with its launcher, the process that started it|lost the node on",
-    ),
-    "agent": (
-        agent_of,
-        NodeLostError,
-        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without giving a reason)",
-    ),
-    "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
-    "executor": (
-        victims.executor_of,
-        NodeLostError,
-        r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended",
-    ),
+    "data-loader worker": (lambda run: rank_of(run).children()[0], TrainingError, DATA_LOADER),
+    "launcher": (lambda run: rank_of(run).parent(), TrainingError, "ended together with its launcher|lost the node on"),
+    "agent": (agent_of, NodeLostError, f"{LOST}agent (died|ended without giving a reason)"),
+    "worker": (lambda run: watch.owner_of(agent_of(run)), NodeLostError, f"{LOST}Spark task ended"),
+    "executor": (victims.executor_of, NodeLostError, f"{LOST}Spark task ended"),
 }
 
 

@@ -126,6 +126,7 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert "start_timeout=6 s: it was waiting for task slots: other jobs may hold them" in late["error"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", ["another-host"], indirect=True)
 def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(client: Callable[[str], Any], tmp_path: Path) -> None:
     """The place takes nothing, so the copies are all that survives of the node."""

@@ -45,10 +45,7 @@ def host_of(hosts: Hosts, run: Run, rank: int) -> str:
 
 @pytest.mark.parametrize(
     ("rank", "split"),
-    [
-        pytest.param(0, False, id="rank 0, DDP"),
-        pytest.param(1, True, id="rank 1, FSDP2", marks=pytest.mark.long),
-    ],
+    [pytest.param(0, False, id="rank 0, DDP"), pytest.param(1, True, id="rank 1, FSDP2", marks=pytest.mark.long)],
 )
 def test_a_lost_host_costs_at_most_one_step(hosts: Hosts, rank: int, split: bool, tmp_path: Path) -> None:
     """The place takes nothing, and the host that is left out at first has nothing: copies come over the network."""

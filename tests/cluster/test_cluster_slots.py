@@ -13,7 +13,7 @@ import trainings
 import watch
 from clusters import Cluster
 
-from distributor import ConfigurationError, ResourceError, StartError, TorchDistributor
+from distributor import ResourceError, StartError, TorchDistributor
 from distributor.schedulers.spark import slots
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
@@ -133,20 +133,3 @@ def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.Monk
         patch.setattr(session.sparkContext, "pythonVer", "3.8")
         with pytest.raises(StartError, match=rf"failed on 10[\d., ]+: .*version: {own}.* driver: 3\.8, .*PYSPARK"):
             TorchDistributor(2, use_gpu=False).run(trainings.rank)
-
-
-@pytest.mark.long
-def test_where_there_is_no_stage_level_scheduling(cluster: Cluster) -> None:
-    """On this machine's cores Spark has none; tests/test_spark.py has that. Here: what no cluster can give."""
-    cluster.session({"spark.executor.cores": "1", "spark.cores.max": "2"})
-    with pytest.raises(ResourceError, match=r"needs 2 cores \(cpus_per_process=2\), but each executor has 1"):
-        TorchDistributor(1, use_gpu=False, cpus_per_process=2).run(trainings.rank)
-
-
-@pytest.mark.long
-def test_dynamic_allocation_is_explained(cluster: Cluster) -> None:
-    cluster.session(
-        {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}
-    )
-    with pytest.raises(ConfigurationError, match="SPARK-24942"):
-        TorchDistributor(2, use_gpu=False).run(trainings.rank)

@@ -58,12 +58,24 @@ def _computed(times: int) -> list[int]:
 @pytest.mark.parametrize(
     "launched",
     [
-        lambda: serverless_gpu.ray_launch(gpus=8, gpu_type="a10", remote=True)(workers).distributed(3),
-        lambda: serverless_gpu.ray_launch(gpus=8)(workers_at_once).distributed(3),
-        lambda: air.ray_launch(num_accelerators=8)(workers_by_ray_init).distributed(3),
-        lambda: [azureml.run(workers, 3, distribution=azureml.RayDistribution(), instance_count=2)],
+        pytest.param(
+            lambda: serverless_gpu.ray_launch(gpus=8, gpu_type="a10", remote=True)(workers).distributed(3),
+            id="serverless_gpu",
+        ),
+        pytest.param(
+            lambda: serverless_gpu.ray_launch(gpus=8)(workers_at_once).distributed(3),
+            id="at once",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda: air.ray_launch(num_accelerators=8)(workers_by_ray_init).distributed(3),
+            id="air",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda: [azureml.run(workers, 3, distribution=azureml.RayDistribution(), instance_count=2)], id="azureml"
+        ),
     ],
-    ids=["serverless_gpu", "at once", "air", "azureml"],
 )
 def test_a_function_runs_once_as_rays_driver(launched: Any) -> None:
     pytest.importorskip("ray")

@@ -157,18 +157,8 @@ def assert_together(told: list[dict[str, Any]], batches: int) -> None:
 @pytest.mark.parametrize(
     "resume",
     [
-        pytest.param(
-            "load_path",
-            marks=pytest.mark.framework("Composer", "mosaicml", "resumed by load_path"),
-        ),
-        pytest.param(
-            "autoresume",
-            marks=pytest.mark.framework(
-                "Composer",
-                "mosaicml",
-                "resumed by autoresume",
-            ),
-        ),
+        pytest.param("load_path", marks=pytest.mark.framework("Composer", "mosaicml", "resumed by load_path")),
+        pytest.param("autoresume", marks=pytest.mark.framework("Composer", "mosaicml", "resumed by autoresume")),
     ],
 )
 def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ SYSTEM = ("JAX", "jax")
 
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "a sum over all processes")
-@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_sum_over_all_processes(num_processes: int, make: Make) -> None:
     values = make(num_processes, launch="jax").submit(launched.jax_total).results(watch.DEADLINE)
     whole = float(sum(range(1, num_processes + 1)))

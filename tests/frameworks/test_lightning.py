@@ -83,7 +83,7 @@ def assert_together(results: list[dict[str, Any]]) -> None:
         pytest.param({}, id="nothing-said"),
         pytest.param({"strategy": "ddp"}, id="ddp", marks=pytest.mark.long),
         pytest.param({"strategy": "ddp_notebook"}, id="ddp-of-a-notebook", marks=pytest.mark.long),
-        pytest.param({"strategy": "ddp", "devices": 1}, id="code-of-one-device"),
+        pytest.param({"strategy": "ddp", "devices": 1}, id="code-of-one-device", marks=pytest.mark.long),
         pytest.param({"devices": 8}, id="more-devices-than-ranks", marks=pytest.mark.long),
         pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe"),
     ],

@@ -42,7 +42,7 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
 
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "all-reduce by MPI and by torch, with MPICH and Open MPI")
-@pytest.mark.parametrize("num_processes", [1, 2, 4])
+@pytest.mark.parametrize("num_processes", [2, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 4))])
 def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(num_processes, launch=mpi).submit(launched.mpi_total)
     whole = float(sum(range(1, num_processes + 1)))

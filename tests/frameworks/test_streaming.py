@@ -78,10 +78,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_the_next_one_finds(make: Make,
 
 @pytest.mark.spark
 @pytest.mark.framework(
-    "mosaicml-streaming",
-    "mosaicml-streaming",
-    "the warning without local_ranks='host'",
-    where="executors",
+    "mosaicml-streaming", "mosaicml-streaming", "the warning without local_ranks='host'", where="executors"
 )
 def test_executors_that_number_their_own_ranks_collide_and_are_advised(
     sessions: Any, shards: str, capfd: pytest.CaptureFixture[str]

@@ -148,22 +148,15 @@ tell(trainer)
 #: Of each row of the table that needs TRL: the script, its own arguments, and whether its loss has to fall.
 ROWS = [
     pytest.param(
-        (SFT, ["llama+full"], True),
-        id="sft-llama",
-        marks=pytest.mark.framework("TRL", "trl", "SFT, Llama-style"),
+        (SFT, ["llama+full"], True), id="sft-llama", marks=pytest.mark.framework("TRL", "trl", "SFT, Llama-style")
     ),
     pytest.param(
         (SFT, ["gpt-oss+full"], True),
         id="sft-gpt-oss",
-        marks=[
-            pytest.mark.long,
-            pytest.mark.framework("TRL", "trl", "SFT, GPT-OSS-style"),
-        ],
+        marks=[pytest.mark.long, pytest.mark.framework("TRL", "trl", "SFT, GPT-OSS-style")],
     ),
     pytest.param(
-        (SFT, ["llama+lora"], True),
-        id="sft-lora",
-        marks=pytest.mark.framework("TRL", "trl", "SFT with LoRA"),
+        (SFT, ["llama+lora"], True), id="sft-lora", marks=pytest.mark.framework("TRL", "trl", "SFT with LoRA")
     ),
     pytest.param((DPO, [], True), id="dpo", marks=[pytest.mark.long, pytest.mark.framework("TRL", "trl", "DPO")]),
     # The loss of GRPO begins at 0.

@@ -117,10 +117,10 @@ def schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Idle]]:
     [
         ("run", raise_it),
         pytest.param("submit", send_it, marks=pytest.mark.slow),
-        pytest.param("run", send_it, marks=pytest.mark.slow),
-        pytest.param("submit", raise_it, marks=pytest.mark.slow),
+        pytest.param("run", send_it, marks=pytest.mark.long),
+        pytest.param("submit", raise_it, marks=pytest.mark.long),
         *(
-            pytest.param(name, act, marks=pytest.mark.slow)
+            pytest.param(name, act, marks=pytest.mark.long)
             for name in ("run_module", "submit_module")
             for act in (raise_it, send_it)
         ),

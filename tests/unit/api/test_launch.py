@@ -27,8 +27,7 @@ def planned(launch: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("launch", "path"),
-    [("torchrun", Torchrun()), (Torchrun(), Torchrun()), ("deepspeed", DeepSpeed())],
+    ("launch", "path"), [("torchrun", Torchrun()), (Torchrun(), Torchrun()), ("deepspeed", DeepSpeed())]
 )
 def test_a_launch_path_is_a_value_of_the_job(launch: Any, path: Any) -> None:
     assert planned(launch).launch == path

@@ -99,7 +99,7 @@ def test_a_wait_that_takes_long_is_told_and_given_up(
     assert "save(step=1) waits for rank 1: every rank must call it" in caplog.text
 
 
-def test_who_has_begun_is_waited_for_as_long_as_it_lives(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_has_begun_is_waited_for_while_it_lives(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GIVE_UP_AFTER", 0.1)
     begun = threading.Event()
 
@@ -212,7 +212,7 @@ def test_a_wait_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_what_rank_0_is_told_in_vain_reaches_all(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_answer_to_rank_0_reaches_all_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has ended; rank 2, which has sent its part, waits for nobody."""
     import os
 

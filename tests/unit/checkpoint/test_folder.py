@@ -100,7 +100,7 @@ class Watched:
         return bool(self._store.check(keys))
 
 
-def test_who_writes_for_long_is_waited_for(
+def test_a_rank_that_writes_for_long_is_waited_for(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 0 stays in the block until rank 1, which has left it, has waited for longer than the limits."""
@@ -130,9 +130,7 @@ def test_who_writes_for_long_is_waited_for(
     assert "checkpoint_folder(step=1) waits for rank 0: it may still be writing or reading, or waiting" in caplog.text
 
 
-def test_who_makes_a_wrong_call_and_goes_on_is_waited_for_by_nobody(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_rank_whose_call_was_wrong(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call is in step."""
     monkeypatch.setattr(saving, "current", ranks.current)
     may_end = threading.Barrier(2)
@@ -157,7 +155,7 @@ def test_who_makes_a_wrong_call_and_goes_on_is_waited_for_by_nobody(
     assert ranks.steps == [3]
 
 
-def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
+def test_a_rank_that_never_enters_the_block_is_named_before_a_write(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchanges, "GIVE_UP_AFTER", 0.1)
@@ -177,7 +175,7 @@ def test_who_never_enters_the_block_is_told_of_before_anything_is_written(
     assert entered == []
 
 
-def test_who_gets_no_folder_holds_up_nobody(ranks: Ranks, tmp_path: Path) -> None:
+def test_nobody_waits_for_a_rank_without_a_folder(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ranks.sessions[1].storage = Folder(tmp_path / "file")
     ranks.sessions[1]._staging = tmp_path / "file"

@@ -97,11 +97,9 @@ def test_the_newest_and_the_best_stay() -> None:
         ({"dir": "x", "keep": 0}, r"Checkpoints\(keep=...\) must be a positive integer, not 0"),
         ({"dir": "x", "best": "loss"}, r"must be the name of a metric and 'min' or 'max', .* not 'loss'"),
         ({"dir": "x", "best": ("loss", "least")}, r"not \('loss', 'least'\)"),
+        ({"dir": "x", "memory": 2}, r"Checkpoints\(memory=...\) must be True or False, not 2"),
         ({"dir": "x", "memory": True, "replicate": 1}, r"Checkpoints\(replicate=...\) must be True or False, not 1"),
-        (
-            {"dir": "x", "replicate": True},
-            r"replicate=True\) copies what memory=True keeps: pass Checkpoints",
-        ),
+        ({"dir": "x", "replicate": True}, r"replicate=True\) copies what memory=True keeps: pass Checkpoints"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:

@@ -798,12 +798,7 @@ def said_by(text):
 
 @pytest.mark.parametrize(
     ("ranks", "prefix"),
-    [
-        (range(16), "[ranks 0-15]"),
-        ([5, 2, 0, 1], "[ranks 0-2, 5]"),
-        ([4, 3], "[ranks 3-4]"),
-        ([7], "[rank 7 host-7]"),
-    ],
+    [(range(16), "[ranks 0-15]"), ([5, 2, 0, 1], "[ranks 0-2, 5]"), ([4, 3], "[ranks 3-4]"), ([7], "[rank 7 host-7]")],
 )
 def test_equal_lines_become_one_without_a_wait_when_all_have_said_it(use, monkeypatch, ranks, prefix):
     monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)

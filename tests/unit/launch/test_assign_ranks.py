@@ -238,10 +238,7 @@ def test_ranks_of_a_host_are_numbered_together():
 
 
 def test_an_executor_whose_host_is_not_known_counts_alone():
-    assert counted("ab", {"a": "", "b": ""}) == [
-        ("a", [0], Numbering(0, 2, 0, 1)),
-        ("b", [1], Numbering(1, 2, 0, 1)),
-    ]
+    assert counted("ab", {"a": "", "b": ""}) == [("a", [0], Numbering(0, 2, 0, 1)), ("b", [1], Numbering(1, 2, 0, 1))]
 
 
 def test_by_default_an_executor_counts_alone():

@@ -226,10 +226,7 @@ def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "expected", "left"),
-    [
-        (TMP, f"{TMP}/ray", ()),
-        ("/tmp/" + "x" * 60, "/tmp/dr-run7-bb0308fd", ("/tmp/dr-run7-bb0308fd",)),
-    ],
+    [(TMP, f"{TMP}/ray", ()), ("/tmp/" + "x" * 60, "/tmp/dr-run7-bb0308fd", ("/tmp/dr-run7-bb0308fd",))],
 )
 def test_the_names_of_rays_sockets_are_short(folder: str, expected: str, left: tuple[str, ...]) -> None:
     (plan,) = plans(Ray(secret="s"), "a", folder)

@@ -259,11 +259,7 @@ def test_nccl_error_handling_is_a_default(env, base_env, expected):
 
 @pytest.mark.parametrize(
     "target",
-    [
-        Function("train", b"hunter2"),
-        Script("train.py", b"hunter2"),
-        Module("pkg.train"),
-    ],
+    [Function("train", b"hunter2"), Script("train.py", b"hunter2"), Module("pkg.train")],
     ids=lambda target: type(target).__name__,
 )
 def test_env_values_and_payloads_are_not_shown(target):

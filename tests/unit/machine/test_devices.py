@@ -245,10 +245,7 @@ def test_amd_gpus_beside_nodes_of_other_containers_are_counted(tmp_path, nodes):
     ("gpus", "use_gpu", "expected"), [(("4", "6"), True, "4,6"), (("4",), False, ""), ((), True, ""), ((), False, "")]
 )
 def test_rank_visibility(gpus, use_gpu, expected):
-    assert devices.rank_visibility(gpus, use_gpu) == {
-        "CUDA_VISIBLE_DEVICES": expected,
-        "HIP_VISIBLE_DEVICES": expected,
-    }
+    assert devices.rank_visibility(gpus, use_gpu) == {"CUDA_VISIBLE_DEVICES": expected, "HIP_VISIBLE_DEVICES": expected}
 
 
 def test_numbers_mean_what_amds_lower_filter_leaves():

@@ -51,10 +51,7 @@ def test_a_report_is_a_line(file: Path) -> None:
         ({"loss": 10**400}, "loss must be a number or a tensor of one element, not 1000"),
         (0.5, r"values need names, as in report\(loss=0.5\) or report\({'val/loss': 0.5}\), not 0.5"),
         ({1: 2.0}, "names of values must be strings, not 1"),
-        (
-            {f"{number}": 0.25 for number in range(LONGEST // 8)},
-            "report.. was given .* KiB, but takes at most 64 KiB",
-        ),
+        ({f"{number}": 0.25 for number in range(LONGEST // 8)}, "report.. was given .* KiB, but takes at most 64 KiB"),
     ],
 )
 def test_what_is_no_report_is_an_error(file: Path, report: Any, why: str) -> None:

@@ -10,7 +10,7 @@ from distributor.launch.assign_ranks import place
 from distributor.launch.mpi.env import MpiEnv
 from distributor.launch.torchrun import Torchrun
 from distributor.node.staging import launcher_order
-from distributor.values.job import Job, Module
+from distributor.values.job import Job
 from distributor.values.launch_path import LaunchPath
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Site
@@ -26,7 +26,7 @@ def ordered(job: Job, attempt: int = 0) -> NodeOrder:
 def check(first: int, attempt: int, kept: bool = True) -> Call | None:
     """What ranks of an attempt call before their target, on a node whose job begins with another one."""
     checkpoints = Checkpoints("/shared") if kept else None
-    job = make_job("3f2a", 1, Module("train"), False, attempt=first, checkpoints=checkpoints)
+    job = make_job(attempt=first, checkpoints=checkpoints)
     return ordered(job, attempt).check
 
 

@@ -37,7 +37,7 @@ class Server:
         print("closed", flush=True)
 
 line = connections.connect(("127.0.0.1", int(port), open(certificate).read(), b"token"), 10.0)
-job = make_job("3f2a0c0ffee1", 1, Module("train"), False)
+job = make_job("3f2a0c0ffee1", 1)
 StateKeeper(job, private, folder, Server(), line).end(keep=keep == "keep")
 """
 

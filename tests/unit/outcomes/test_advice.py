@@ -11,7 +11,6 @@ import pytest
 from jobs import make_job
 
 from distributor.launch import DeepSpeed
-from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
 from distributor.outcomes.advice import advise
 from distributor.values.job import Function, Job, Module, Script, Target, WorkingDir
@@ -23,14 +22,7 @@ def failure(kind: str, message: str, host: str = "elsewhere") -> Failure:
 
 
 def job(target: Target, working_dir: Path | None = None) -> Job:
-    return make_job(
-        "3f2a",
-        1,
-        target,
-        False,
-        launch=Torchrun(),
-        working_dir=None if working_dir is None else WorkingDir(str(working_dir)),
-    )
+    return make_job("3f2a", 1, target, False, working_dir=None if working_dir is None else WorkingDir(str(working_dir)))
 
 
 @pytest.fixture

@@ -141,13 +141,7 @@ def test_a_lost_node_says_why_spark_lost_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "collected"),
-    [
-        (LOST, STOPPED),
-        (LOST, None),
-        (None, STOPPED),
-        (None, Collected(lost_hosts=("host-b",))),
-    ],
+    ("cause", "collected"), [(LOST, STOPPED), (LOST, None), (None, STOPPED), (None, Collected(lost_hosts=("host-b",)))]
 )
 def test_local_mode_does_not_speak_of_spark(cause: Any, collected: Collected | None) -> None:
     told = verdict(cause, collected, ENDED_BY_US, run_id="3f2a", world_size=2, local=True).error

@@ -10,7 +10,6 @@ from jobs import make_job
 from distributor.launch.assign_ranks import place
 from distributor.run.avoided_hosts import blamed, hosts_to_avoid
 from distributor.run.nodes import Nodes
-from distributor.values.job import Module
 from distributor.values.outcome import Failure
 from distributor.values.placement import NodeFacts
 
@@ -28,7 +27,7 @@ def nodes(*lost: str, placed: bool = True) -> Nodes:
             for part, name in enumerate("aabb")
         ]
         grouped = [NodeFacts(**{**vars(each), "executor": f"{each.host}:40"}) for each in facts]
-        made.placement = place(grouped, make_job("3f2a", 4, Module("train"), False))
+        made.placement = place(grouped, make_job(num_processes=4))
     for name in lost:
         made.heard(name, 0.0)
         made.lost(name)

@@ -30,7 +30,7 @@ from distributor.run.lease import Lease
 from distributor.run.margins import Margins
 from distributor.text import notices
 from distributor.values import messages
-from distributor.values.job import Job, Module, StatusDetail
+from distributor.values.job import Job, StatusDetail
 from distributor.values.launch_path import LaunchPath
 from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node, NodeFacts
@@ -70,9 +70,7 @@ class Scheduler:
 
 @contextmanager
 def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterator[module.Run]:
-    run = module.Run(
-        make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler, view=view, margins=Margins(**margins)
-    ).start()
+    run = module.Run(make_job(num_processes=2), scheduler, view=view, margins=Margins(**margins)).start()
     try:
         yield run
     finally:
@@ -81,29 +79,6 @@ def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterato
         assert run.status is Status.CANCELLED
         with pytest.raises(RunCancelledError):
             run.result()
-
-
-def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    scheduler = Scheduler()
-    with running(scheduler, look=0.01, unreached=0.02) as run:
-        watch.until(lambda: scheduler.asked > 4)
-        assert caplog.text == ""  # Spark may take long to start its tasks
-        scheduler.waits = None
-        watch.until(lambda: caplog.text)
-        assert run.snapshot().detail == "Spark runs the tasks, but no node has reached the driver"
-        run._supervisor.on_message("a", hello())
-        assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
-        run._supervisor.on_message("a", hello())  # after a break
-        run.cancel()
-        scheduler.ended.set()
-    assert "no node has reached the driver at 127.0.0.1:" in caplog.text
-    assert "pass driver_ports= and open these ports" in caplog.text
-    assert caplog.text.count("no node has reached") == 1
-    assert (
-        caplog.text.count("the node on host-a (node 0, rank 0) has now reached the driver: its log lines follow") == 1
-    )
 
 
 @pytest.mark.parametrize("heard", ["facts", "importing"])
@@ -147,9 +122,7 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
 
 def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> None:
     scheduler = Scheduler()
-    run = module.Run(
-        make_job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler
-    ).start()
+    run = module.Run(make_job(num_processes=2, start_timeout=0.5), scheduler).start()
     run._supervisor.on_message("a", messages.Importing("a", 2, "deepspeed"))
     told = r"did not start within start_timeout=0.5 s: it was importing deepspeed on 1 of 2 nodes"
     with pytest.raises(StartError, match=told):
@@ -159,7 +132,7 @@ def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> N
 def test_a_name_is_told_wherever_the_run_is() -> None:
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(make_job("3f2a", 2, Module("train"), False, name="digits", launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(num_processes=2, name="digits"), scheduler).start()
     assert run.wait(watch.DEADLINE)
     assert run.name == "digits"
     assert repr(run) == "<Run digits (3f2a): 2 processes, failed>"
@@ -247,7 +220,7 @@ def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPa
             return Collected((FAILED,))
 
     monkeypatch.setattr(advice, "advise", lambda *_: 1 / 0)
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing()).start()
+    run = module.Run(make_job(), Failing()).start()
     with pytest.raises(TrainingError, match="KeyError: 'lr'"):
         run.result(watch.DEADLINE)
 
@@ -259,7 +232,7 @@ def test_a_verdict_that_cannot_be_had_is_no_success(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(supervisor, "verdict", fail)
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(), scheduler).start()
     with pytest.raises(StartError, match="TypeError: a field of the wrong type"):
         run.results(watch.DEADLINE)
     assert run.status is Status.FAILED
@@ -283,7 +256,7 @@ class Failing(Scheduler):
     ],
 )
 def test_only_a_run_with_deepspeed_has_its_configuration(launch: LaunchPath, told: dict[str, int] | None) -> None:
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=launch), Failing())
+    run = module.Run(make_job(launch=launch), Failing())
     assert run.deepspeed_config == told
 
 
@@ -291,7 +264,7 @@ def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.Captur
     gc.collect()  # runs of other tests say it now, and not below
     capfd.readouterr()
     scheduler = Failing()
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(), scheduler).start()
     scheduler.ended.set()
     assert run.wait(watch.DEADLINE)
     (line,) = capfd.readouterr().err.splitlines()
@@ -306,7 +279,7 @@ def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.Captur
 
 def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
     scheduler = Failing()
-    run = module.Run(make_job("5ec0", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("5ec0", 1), scheduler).start()
     threading.Timer(0.1, scheduler.ended.set).start()
     for _ in range(2):
         with pytest.raises(TrainingError, match="KeyError: 'lr'") as caught:
@@ -326,9 +299,7 @@ def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[st
 
 
 def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
-    run = module.Run(
-        make_job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
-    ).start()
+    run = module.Run(make_job(num_processes=2, grace_period=600.0), Failing()).start()
     run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 2),)))
     run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr'; ranks have 600 s")
@@ -346,7 +317,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
     scheduler = Scheduler()
     if not live:
         scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
-    run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(num_processes=2), scheduler).start()
     for name in "ab":
         run._supervisor.on_message(name, messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
@@ -360,9 +331,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
 
 
 def test_what_has_failed_is_not_cancelled() -> None:
-    run = module.Run(
-        make_job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
-    ).start()
+    run = module.Run(make_job(grace_period=600.0), Failing()).start()
     run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     run._supervisor.on_message("a", messages.Failed())
     run.cancel()
@@ -378,7 +347,7 @@ def test_an_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(), scheduler).start()
     assert closing.wait(watch.DEADLINE)
     ended = run.status
     assert ended is Status.FAILED
@@ -433,7 +402,7 @@ def test_a_view_that_hangs_holds_up_no_run() -> None:
 
 def test_an_end_that_cannot_be_told_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job(), scheduler).start()
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(run, "_tell_end", lambda: 1 / 0)
     run.cancel()
@@ -448,7 +417,7 @@ def test_a_run_that_cannot_begin_leaves_no_display() -> None:
 
     before = list(notices._handler.displays)
     with pytest.raises(RuntimeError, match="the context was stopped"):
-        module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped()).start()
+        module.Run(make_job(), Stopped()).start()
     assert notices._handler.displays == before
 
 
@@ -481,7 +450,7 @@ def test_a_run_that_is_asked_to_stop_still_waits_for_its_name(monkeypatch: pytes
         yield Lease(job)
 
     monkeypatch.setattr(supervisor, "hold", hold)
-    run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), Scheduler()).start()
+    run = module.Run(make_job(num_processes=2), Scheduler()).start()
     assert entered.wait(watch.DEADLINE)
     run.stop()
     assert wanted[0]()

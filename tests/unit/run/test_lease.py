@@ -22,7 +22,7 @@ from distributor.machine.storage import Folder
 from distributor.run import lease
 from distributor.run.lease import Lease, Times, hold
 from distributor.values import lease_record
-from distributor.values.job import Job, Module
+from distributor.values.job import Job
 from distributor.values.lease_record import FILES, Holder, Identity, LeaseRecord, Resume
 from distributor.values.sealed import seal
 
@@ -32,7 +32,7 @@ TIMES = Times(renew=0.05, expire=1.0, settle=0.05, look=0.02)
 
 def job(place: Path, run: str = "a0", resume: Resume = "auto", **arguments: str) -> Job:
     identity = Identity("gpt", resume, "train", "code", arguments, arguments)
-    made = make_job(run, 1, Module("train"), False)
+    made = make_job(run, 1)
     return replace(made, checkpoints=Checkpoints(str(place)), identity=identity)
 
 

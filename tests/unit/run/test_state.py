@@ -9,7 +9,6 @@ import pytest
 from jobs import make_job
 
 from distributor import PreemptionError, Status
-from distributor.launch.torchrun import Torchrun
 from distributor.outcomes.causes import Cancelled, Disagreed, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
 from distributor.run.events import (
@@ -43,7 +42,7 @@ from distributor.run.margins import Margins
 from distributor.run.restart_policy import again, again_in_new_job
 from distributor.run.state import AttemptState, Ended, Running, Starting, Stopping, Waiting
 from distributor.values import messages
-from distributor.values.job import Module, StatusDetail, Widths
+from distributor.values.job import StatusDetail, Widths
 from distributor.values.messages import Agree, Halted, Propose, RankPreempted, Reached
 from distributor.values.options import Recovery
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
@@ -64,7 +63,7 @@ STOOD = Stood(Stacks({0: "it hangs"}))
 
 
 def state(**options: Any) -> AttemptState:
-    return AttemptState(make_job("3f2a", 4, Module("train"), False, launch=Torchrun(), **options), 0.0, MARGINS)
+    return AttemptState(make_job("3f2a", 4, **options), 0.0, MARGINS)
 
 
 def after(*events: Any, now: float = 1.0, **options: Any) -> AttemptState:
@@ -300,12 +299,12 @@ def test_nodes_that_have_all_stopped_are_told_how_it_goes_on(
 def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
     nodes = after(*UP, FAILED, RESTS_A, RESTS_B).nodes
     nodes.again()
-    made = AttemptState(make_job("3f2a", 4, Module("train"), False, launch=Torchrun()), 8.0, MARGINS, nodes, 1)
+    made = AttemptState(make_job(num_processes=4), 8.0, MARGINS, nodes, 1)
     assert made.begin() == [Arm(Deadline.START, 600.0)]
     assert made.phase == Starting(8.0)
     assert (made.nodes.up, made.nodes.ranks_up, made.nodes.all_rest) == (0, 0, False)
     assert made.on(Due(Deadline.START), 9.0)[0] == StopRanks("start_timeout has passed")
-    made = AttemptState(make_job("3f2a", 4, Module("train"), False, launch=Torchrun()), 8.0, MARGINS, nodes, 1)
+    made = AttemptState(make_job(num_processes=4), 8.0, MARGINS, nodes, 1)
     for event in (STARTED_A, STARTED_B):
         made.on(event, 9.0)
     assert made.phase == Running(9.0)

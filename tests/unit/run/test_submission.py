@@ -86,8 +86,7 @@ def test_an_error_of_the_scheduler_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "rooms", "further"),
-    [(2, 0, 0), (2, 1, 1), (4, 1, 0), (4, 2, 2), (6, 20, 2), (8, 4, 0), (2, None, 0)],
+    ("now", "rooms", "further"), [(2, 0, 0), (2, 1, 1), (4, 1, 0), (4, 2, 2), (6, 20, 2), (8, 4, 0), (2, None, 0)]
 )
 def test_only_more_ranks_that_could_go_on_count(now: int, rooms: int | None, further: int) -> None:
     assert made(rooms, now=now).look_for_room() == Room(further)

@@ -69,10 +69,7 @@ def test_what_a_copy_lacks_comes_from_the_lowest_rank() -> None:
     one = state(1, piece("part", whole=False), others=("w",), ranks=3)
     found = sources([held(0, 0, zero), held(2, 2, two), held(2, 1, one)], [0, 1, 2])
     assert found is not None
-    assert found[1][1] == (
-        Source(2, "/dev/shm/2/1-1", one.pieces, 5),
-        Source(0, "/dev/shm/0/0-1", zero.pieces),
-    )
+    assert found[1][1] == (Source(2, "/dev/shm/2/1-1", one.pieces, 5), Source(0, "/dev/shm/0/0-1", zero.pieces))
 
 
 def test_a_ranks_own_node_comes_first() -> None:

@@ -46,15 +46,9 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ({"batch_size": 4}, "did you mean 'train_batch_size'?"),
         ({"lr": 4}, "did you mean 'optimizer.params.lr'?"),
         ({"zero": {"stage": 1}}, "did you mean 'zero_optimization'?"),
-        (
-            {"zero_optimization": {"reduce_bucket_sizes": 1}},
-            "did you mean 'reduce_bucket_size'",
-        ),
+        ({"zero_optimization": {"reduce_bucket_sizes": 1}}, "did you mean 'reduce_bucket_size'"),
         ({"zero_optimization": {"offload_optimiser": {}}}, "did you mean 'offload_optimizer'?"),
-        (
-            {"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}},
-            "params.lr must be a number, not '1e-3'",
-        ),
+        ({"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}}, "params.lr must be a number, not '1e-3'"),
         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "has 'learning_rate': did you mean 'lr'?"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "enables both fp16 and bf16: choose one of them"),
         ({"fp16": {"enabled": "yes"}}, "fp16.enabled must be true or false, not 'yes'"),
@@ -119,10 +113,7 @@ def test_what_is_refused(config: dict[str, Any], text: str) -> None:
         ({"micro_batch_size": 0}, "auto: micro_batch_size must be a positive integer, not 0"),
         ({"hidden_size": "big"}, "auto: hidden_size must be a positive integer, not 'big'"),
         ({"precision": "fp8"}, "auto: precision must be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
-        (
-            {"micro_batch_size": 2},
-            "batch_size_per_gpu is 4, which contradicts auto={'micro_batch_size': ...}",
-        ),
+        ({"micro_batch_size": 2}, "batch_size_per_gpu is 4, which contradicts auto={'micro_batch_size': ...}"),
         ({"learning_rate": 2.0}, "optimizer.params.lr is 1.0, which contradicts auto={'learning_rate': ...}"),
     ],
 )
@@ -303,6 +294,7 @@ def test_auto_is_filled_as_hugging_face_does() -> None:
     assert (zero["sub_group_size"], final["pipeline"]["stages"]) == (AUTO, AUTO)
 
 
+@pytest.mark.slow
 def test_the_defaults_are_those_of_hugging_face_and_deepspeed() -> None:
     zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
     transformers = pytest.importorskip("transformers")
