@@ -34,6 +34,7 @@ def tune(full: bool) -> dict[str, Any]:
     import sys
 
     import torch.distributed as dist
+    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     network, words = unsloth.FastLanguageModel.from_pretrained(
@@ -54,7 +55,7 @@ def tune(full: bool) -> dict[str, Any]:
     trainer = SFTTrainer(
         network,
         args=arguments,
-        train_dataset=rows,
+        train_dataset=Dataset.from_list([{"text": text} for text in tiny_models.SENTENCES]),
         processing_class=words,
     )
     trainer.train()
