@@ -125,6 +125,16 @@ class Validation:
         self._check_count({*self._importing, told.node})
         self._importing.add(told.node)
 
+    def check_failed_report(self, told: messages.FailedReport) -> None:
+        """Check that the task of a node sends its report, also before the run's nodes are known."""
+        if self.seal is None or not proof.holds(self.seal, told.node, told.secret):
+            raise ProtocolError(
+                f"the sender announces the report of node {told.node!r}, but does not prove with a secret that it is "
+                "the task of this node"
+            )
+        _check_number("the size of the report that a task announces", told.size)
+        _check_number("the number of nodes that a task announces", told.nodes)
+
     def check_value(self, value: messages.Value) -> None:
         if not self._proves(value.node, value.secret):
             raise ProtocolError(

@@ -10,7 +10,6 @@ This module is pickled by value for Spark's workers: it imports only what they h
 # Annotations are evaluated here, since :func:`decode` reads them.
 
 import dataclasses
-import os
 import reprlib
 import types
 import typing
@@ -94,6 +93,20 @@ class Value(Message):
 
     rank: int
     size: int
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class FailedReport(Message):
+    """A task announces the report of its node in a failed run, and sends its bytes at once.
+
+    Without ``size``, the report comes through Spark only. The driver answers nothing, and ends the connection once the
+    task need not keep the Spark job running.
+    """
+
+    nodes: int  # of the run
+    size: int = 0
     node: str = ""
     secret: str = dataclasses.field(default="", repr=False)
 
@@ -491,10 +504,6 @@ class Rest:
     path: str
     offset: int
 
-    @property
-    def size(self) -> int:
-        return os.path.getsize(self.path) - self.offset
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -512,11 +521,6 @@ class FileLeft:
     source: str | None  # path on the node; None if the node has uploaded the file
     uploaded: str | None = None  # temporary name at the URL output_dir
 
-    @property
-    def size(self) -> int:
-        """Bytes that must be sent to the driver."""
-        return 0 if self.source is None else self.entry.size
-
 
 @dataclass(frozen=True)
 class NodeResult(Message):
@@ -528,17 +532,13 @@ class NodeResult(Message):
     failed: bool  # as far as the agent knows
     files: tuple[FileLeft, ...] = ()  # that the channel did not bring
     node_rank: int = -1
-
-    @property
-    def size(self) -> int:
-        """Bytes of output and files that the owner must pass to the driver."""
-        return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
+    cut: bool = False  # the channel has broken for good
 
 
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing, Value, Upload, Delete, Fetch, HeldStates),
+        *(TaskFacts, Importing, Value, Upload, Delete, Fetch, FailedReport, HeldStates),
         *(Copy, Recall),
         *(
             Hello,
