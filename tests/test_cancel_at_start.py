@@ -41,7 +41,7 @@ def held_up(sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def waiting(shipment: Any) -> Any:
         inner = make_task(shipment)
 
-        def task(failed_rows: Any = None) -> Iterator[bytes]:
+        def task() -> Iterator[bytes]:
             import os
             import time
             import uuid
@@ -49,7 +49,7 @@ def held_up(sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             open(os.path.join(folder, f"here-{uuid.uuid4()}"), "w").close()
             while not os.path.exists(os.path.join(folder, "go")):
                 time.sleep(0.01)
-            yield from inner(failed_rows)
+            yield from inner()
 
         return task
 

@@ -286,7 +286,7 @@ def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) ->
     def make_deadly(shipment: Any) -> Any:
         task = make_task(shipment)
 
-        def deadly(rows: Any = None) -> Any:
+        def deadly() -> Any:
             import os
 
             from pyspark import TaskContext
@@ -294,7 +294,7 @@ def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) ->
             if TaskContext.get().partitionId() == 0 and len(os.listdir(folder)) < dies:
                 open(os.path.join(folder, str(os.getpid())), "w").close()
                 os._exit(9)
-            return task(rows)
+            return task()
 
         return deadly
 

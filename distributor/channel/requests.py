@@ -24,6 +24,7 @@ from distributor.values import messages
 from distributor.values.files import make_way
 from distributor.values.messages import (
     Delete,
+    FailedReport,
     Fetch,
     Message,
     Offer,
@@ -77,6 +78,17 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
             line.sendall(pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
+
+
+def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, patience: float) -> None:
+    """Send a node's report, and wait until the driver ends the connection, at most ``patience`` seconds.
+
+    OSError if the driver cannot be reached, or the time is up.
+    """
+    with connect(endpoint, CONNECT_TIMEOUT) as line:
+        line.sendall(pack(told) + report)
+        line.settimeout(patience)
+        line.recv(1)
 
 
 def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from distributor.channel import frames
 from distributor.channel.facts import Facts
+from distributor.channel.failed_reports import FailedReports
 from distributor.channel.listener import TlsListener
 from distributor.channel.proof import SEAL_BYTES
 from distributor.channel.result_receiver import ResultReceiver
@@ -117,6 +118,7 @@ class ChannelServer:
         self._standing = _Standing()
         self._tls_listener = TlsListener(partial(self._serve, window=RETURN_WINDOW), tasks)
         self.returns = Transfers(ResultReceiver(), file_sink)  # reports and return values
+        self.failed_reports = FailedReports()
         self.reached = False  # a task or a node has reached the driver at some time
 
     @property
@@ -325,6 +327,10 @@ class ChannelServer:
                 self._guard.check_node(message)
                 self._tls_listener.admit()
                 await file_sink.give(writer)
+            case messages.FailedReport():
+                self._guard.check_failed_report(message)
+                self._tls_listener.admit()
+                await self.failed_reports.receive(message, reader, writer)
             case messages.HeldStates():
                 self._guard.check_node(message)
                 self._tls_listener.admit()
@@ -356,7 +362,10 @@ class ChannelServer:
                 self._send(writer, messages.BeatHeard(self._listener.offsets(node)))
                 await writer.drain()  # do not keep writing to a node that never reads
             if isinstance(message, messages.Bye):
-                self._send(writer, messages.Farewell(self._listener.offsets(node), self._standing.stop is not None))
+                stopped = self._standing.stop is not None
+                if node in self.returns and not stopped:
+                    self.failed_reports.release()  # the node has succeeded, and its results come through Spark
+                self._send(writer, messages.Farewell(self._listener.offsets(node), stopped))
                 del self._peers[node]
                 return
             turn += 1
@@ -463,6 +472,8 @@ class ChannelServer:
             peer.stay()
             peer.writer.transport.abort()
             self._guard.forget(node)
+            if node not in self.failed_reports:
+                self.failed_reports.release()
             self._listener.on_lost(node, why)
 
     def _order_stop(self, order: messages.Stop) -> None:

@@ -48,6 +48,9 @@ class Transfers:
     def __bool__(self) -> bool:
         return bool(self._finished)
 
+    def __contains__(self, node: str) -> bool:
+        return node in self._finished
+
     def note(self, node: str, finished: Finished) -> None:
         self._finished[node] = finished
 

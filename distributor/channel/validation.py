@@ -108,6 +108,14 @@ class Validation:
         self._check_count(self._importing, importing.node)
         self._importing.add(importing.node)
 
+    def check_failed_report(self, report: messages.FailedReport) -> None:
+        """Check that the task of a node sends its report, also before the run's nodes are known."""
+        if self.seal is None or not proof.holds(self.seal, report.node, report.secret):
+            raise ProtocolError(
+                f"the sender announces the report of node {report.node!r}, but does not prove with a secret that it is "
+                "the task of this node"
+            )
+
     def check_value(self, value: messages.Value) -> None:
         if not self._proves(value.node, value.secret):
             raise ProtocolError(

@@ -262,7 +262,7 @@ class _Agent:
         try:
             told = pickle.dumps(replace(report, passed=not failed))
             unsent = () if self._files is None else self._files.left
-            result = messages.NodeResult(told, left, rest, failed, unsent, report.node_rank)
+            result = messages.NodeResult(told, left, rest, failed, unsent, report.node_rank, self._link.is_cut)
             control.send(self._control, messages.encode(result))
         except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()

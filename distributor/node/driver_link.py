@@ -92,6 +92,11 @@ class DriverLink:
         """Whether messages reach the driver, now or once a broken connection is restored."""
         return self._uplink is not None and not self._uplink.is_lost
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection has broken for good."""
+        return self._uplink is not None and self._uplink.is_lost
+
     def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
         """Send a message that must arrive, again after each break.
 

@@ -10,7 +10,6 @@ This module is pickled by value for Spark's workers: it imports only what they h
 # Annotations are evaluated here, since :func:`decode` reads them.
 
 import dataclasses
-import os
 import reprlib
 import typing
 from dataclasses import dataclass
@@ -110,6 +109,20 @@ class Value(Message):
     size: int
     node: str = ""
     secret: str = dataclasses.field(default="", repr=False)
+
+
+@_message
+class FailedReport(Message):
+    """A task announces the report of its node in a failed run, and sends its bytes at once.
+
+    Without ``size``, the report comes through Spark only. The driver answers nothing, and ends the connection once the
+    task need not keep the Spark job running.
+    """
+
+    nodes: Count  # of the run
+    size: Count = 0
+    node: Name = ""
+    secret: Name = dataclasses.field(default="", repr=False)
 
 
 @_message
@@ -293,7 +306,6 @@ class Placed(Message):
     """The answer to :class:`TaskFacts`: what the task must know of the others before it starts its agent."""
 
     leader: str  # what the task that leads this executor has as TaskFacts.held
-    courier: tuple[str, int] | None = None  # where the courier listens: schedulers/spark/holder.py
     share: Share | None = None  # of the task's node; None if agents compute the placement themselves
     warnings: tuple[str, ...] = ()  # of the node
     all_nodes: bool = False  # AllNodes follows
@@ -519,10 +531,6 @@ class Rest:
     path: str
     offset: int
 
-    @property
-    def size(self) -> int:
-        return os.path.getsize(self.path) - self.offset
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -540,11 +548,6 @@ class FileLeft:
     source: str | None  # path on the node; None if the node has uploaded the file
     uploaded: str | None = None  # temporary name at the URL output_dir
 
-    @property
-    def size(self) -> int:
-        """Bytes that must be sent to the driver."""
-        return 0 if self.source is None else self.entry.size
-
 
 @_message
 class NodeResult(Message):
@@ -556,11 +559,7 @@ class NodeResult(Message):
     failed: bool  # as far as the agent knows
     files: tuple[FileLeft, ...] = ()  # that the channel did not bring
     node_rank: int = -1
-
-    @property
-    def size(self) -> int:
-        """Bytes of output and files that the owner must pass to the driver."""
-        return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
+    cut: bool = False  # the channel has broken for good
 
 
 def encode(message: Message) -> dict[str, Any]:

@@ -1,4 +1,4 @@
 """Runs a job through a Spark session, classic or Connect.
 
-``task``, ``holder`` and ``executor`` run in Spark's Python workers, all other modules on the driver.
+``task`` and ``executor`` run in Spark's Python workers, all other modules on the driver.
 """

@@ -1,16 +1,15 @@
 """Runs barrier tasks in a classic Spark session, as an RDD in barrier mode.
 
-The Spark job of a failed run must fail too. A failed job returns no rows, so an accumulator brings the reports.
+The Spark job of a failed run must fail too. A failed job returns no rows, so the channel brings the reports.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from distributor.channel import requests as exchange
@@ -21,7 +20,7 @@ from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import exceptions as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery, pause
 from distributor.schedulers.spark.placing import Placing, crowded, refuse
-from distributor.schedulers.spark.rows import CROWDED, FailedRows, Task, sort
+from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
@@ -181,13 +180,11 @@ class ClassicSession:
 
     def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:
         """Run one Spark job to its end. Return the rows of its tasks."""
-        from pyspark import accumulators
-
         context = context_for_tasks(self._session)
-        failed = FailedRows(job.num_tasks - 1, partial(self._fail_job, server))
-        # SparkContext.accumulator numbers without a lock, and equal numbers would mix the rows of two runs.
-        accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
-        failed_rows = accumulator if job.num_tasks > 1 else None
+        reports = server.failed_reports
+        # In a thread of its own, since the channel's must not wait for Spark.
+        fail = threading.Thread(target=self._fail_job, args=(server,), name="distributor-fail", daemon=True)
+        reports.on_complete = fail.start
         for tag in (self._tag, *_session_tags(self._session)):  # they apply to this thread's jobs
             context.addJobTag(tag)
         context.setJobDescription(
@@ -195,25 +192,24 @@ class ClassicSession:
         )
         try:
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
-            work = tasks.mapPartitions(lambda _rows: task(failed_rows))
+            work = tasks.mapPartitions(lambda _rows: task())
             if job.task_profile is not None:
                 work = work.withResources(profile(self._session, job.task_profile))
             with without_bar(self._session):
                 rows = work.collect()
-            return [*rows, *(row for row in failed.rows if row not in rows)]
+            return [*rows, *(row for row in reports.rows if row not in rows)]
         except Exception:
-            if failed.complete:
-                return failed.rows
+            if reports.complete:
+                return reports.rows
             raise
         finally:
-            accumulators._accumulatorRegistry.pop(accumulator.aid, None)
             with suppress(Exception):  # the context may be stopped
                 context.removeJobTag(self._tag)
 
-    def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
+    def _fail_job(self, server: ChannelServer) -> None:
         """Cancel the Spark job of a failed run, so that Spark shows that it has failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
-        reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
+        reason = f"by distributor: {_why(sort(server.failed_reports.rows), server.stop_reason)}"
         with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
             try:
                 scala.cancelJobsWithTag(self._tag, reason)

@@ -6,8 +6,7 @@ import hmac
 import json
 import pickle
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from distributor.channel.result_receiver import Arrived
@@ -16,53 +15,14 @@ from distributor.text.wording import no_temporary_folder
 from distributor.values.files import Brought, Entry
 from distributor.values.outcome import Collected, Log, NodeReport
 
-#: The function of a barrier task: takes the accumulator for the rows of a failed run, if any, and yields rows.
-Task = Callable[..., Iterator[bytes]]
+#: The function of a barrier task, which yields rows.
+Task = Callable[[], Iterator[bytes]]
 
 #: The row of a task that has ended at once because an executor has more ranks than it may host.
 CROWDED = b"C"
 
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
-
-
-class FailedRows:
-    """Collects the rows of a failed run's tasks, on the driver, as ``AccumulatorParam`` of their accumulator.
-
-    When the accumulator is pickled for tasks, PySpark's ``AddingAccumulatorParam`` takes this object's place.
-    ``on_complete`` is called in a new thread.
-    """
-
-    def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:
-        self._expected = expected
-        self._on_complete = on_complete
-        self._by_task: dict[int, tuple[bytes, ...]] = {}
-
-    @property
-    def rows(self) -> list[bytes]:
-        return [row for rows in list(self._by_task.values()) for row in rows]
-
-    @property
-    def complete(self) -> bool:
-        return 0 < self._expected <= len(self._by_task)
-
-    def zero(self, _value: object) -> tuple[()]:
-        return ()
-
-    def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
-        """Store rows. Spark's scheduler waits for this call: be fast, and raise nothing."""
-        before = self.complete
-        for partition, rows in update:
-            # If Spark starts the stage again, the rows of its first start say why the run failed.
-            self._by_task.setdefault(partition, rows)
-        if self.complete and not before:
-            threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
-        return ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from pyspark.accumulators import AddingAccumulatorParam
-
-        return AddingAccumulatorParam, ((),)
 
 
 def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lambda rank: None) -> Collected:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import secrets
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 _log = notices.logger
 
 _PATIENCE = 10.0  # seconds without news until the driver gives up results after a failure of Spark or an agent
-_FAILED_MARGIN = 5.0  # seconds beyond the grace period for which tasks of a failed run wait for each other
+_FAILED_MARGIN = 5.0  # seconds beyond the grace period for which a task of a failed run waits to be killed
 
 #: For the registry of modules that PySpark's cloudpickle pickles by value, which all threads share.
 _task_lock = threading.Lock()
@@ -143,10 +142,8 @@ class SparkScheduler:
         self._barrier.await_slots(job)
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
-        # Tasks of a failed run send each other tracebacks and log lines unencrypted, but only if they have a key.
-        key = None if settings.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
-        task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
+        task = _make_task(_shipment(job, delivery, endpoint, host, server.seal()))
         server.receiver.expect(range(job.world_size if job.collect == "all" else 1))
         return self._barrier.collect(job, task, server)
 
@@ -188,9 +185,7 @@ def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint |
     return at.host, at.port, at.certificate, at.token
 
 
-def _shipment(
-    job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str, seal: bytes, key: bytes | None
-) -> Shipment:
+def _shipment(job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str, seal: bytes) -> Shipment:
     return {
         "job_id": job.job_id,
         "job": pickle.dumps(delivery.job),
@@ -209,7 +204,6 @@ def _shipment(
         "in_place": delivery.in_place,
         "patience": job.deadlines.grace_period + _FAILED_MARGIN,
         "seal": seal,
-        "key": key,
     }
 
 
@@ -235,7 +229,7 @@ def _make_task(shipment: Shipment) -> Task:
     packed = _portable_task()
     name = f"_distributor_{hashlib.sha256(packed).hexdigest()[:16]}"
 
-    def task(failed_rows: Any = None) -> Iterator[bytes]:
+    def task() -> Iterator[bytes]:
         import pickle
         import sys
         import types
@@ -245,7 +239,7 @@ def _make_task(shipment: Shipment) -> Task:
             kept: Any = types.ModuleType(name)
             kept.run_task = pickle.loads(zlib.decompress(packed))
             sys.modules[name] = kept
-        pieces: Iterator[bytes] = sys.modules[name].run_task(shipment, failed_rows)
+        pieces: Iterator[bytes] = sys.modules[name].run_task(shipment)
         return pieces
 
     return task

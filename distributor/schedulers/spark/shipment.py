@@ -26,6 +26,5 @@ class Shipment(TypedDict):
     packages: list[str]  # whose versions a task reports, besides that of torch
     chunk: int  # bytes of a piece of a return value
     in_place: bool  # tasks run in the driver's current directory
-    patience: float  # seconds within which all nodes of a failed run end
+    patience: float  # seconds for which a task of a failed run waits to be killed
     seal: bytes  # from which a task makes the secret of its node; see channel.proof
-    key: bytes | None  # signs rows between tasks; None if the session requests encryption, which these connections lack

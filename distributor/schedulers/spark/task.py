@@ -29,7 +29,6 @@ from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.hosting.host_node import host_node
 from distributor.schedulers.hosting.report import pieces, rest
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
-from distributor.schedulers.spark.holder import await_end, hand_over, tell_siblings
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
@@ -39,18 +38,15 @@ from distributor.values.plan import AgentOrder
 
 _IMPORTING_TIMEOUT = 1.0  # seconds to try to tell the driver which module is being imported
 
-#: Bytes of logs and files in an accumulator, at most. Spark's scheduler handles it in a thread that other tasks need.
-_MAX_LOGS = 16 << 20
 
-
-def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
+def run_task(shipment: Shipment) -> Iterator[bytes]:
     """Run one barrier task: exchange facts with the other tasks, run the executor's agent, and yield rows for Spark.
 
     If Spark has put too many tasks on an executor, all tasks know it at once, and end; the driver submits the job
     again.
 
-    The rows of a failed run go to the accumulator ``failed_rows``, if there is one, as ``((partition, rows),)``. A task
-    yields none if a sibling leads, or if the run is stopped before it begins. The first byte of a row is its kind:
+    A task yields no rows if a sibling leads, or if the run is stopped before it begins. The first byte of a row is its
+    kind:
 
     - ``b"R" + pickled NodeReport``
     - ``b"V" + uint32 rank + piece of its pickled return value``
@@ -69,12 +65,10 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     if shipment["most_tasks"] is not None and max(Counter(executors).values()) > shipment["most_tasks"]:
         yield CROWDED
     else:
-        yield from _begin(shipment, failed_rows, context, executors, times)
+        yield from _begin(shipment, context, executors, times)
 
 
-def _begin(
-    shipment: Shipment, failed_rows: Any, context: Any, executors: list[str], times: dict[str, float]
-) -> Iterator[bytes]:
+def _begin(shipment: Shipment, context: Any, executors: list[str], times: dict[str, float]) -> Iterator[bytes]:
     """Run a task that Spark has placed well; see :func:`run_task`. ``times`` gets the end of the exchange."""
     executor = executors[context.partitionId()]
     held = f"distributor-{shipment['job_id']}-{context.taskAttemptId()}"
@@ -95,26 +89,22 @@ def _begin(
         times["facts"] = time.time()
         reached = bool(answer)
         placed = cast(messages.Placed, answer[0]) if reached else tasks.among(everyone)[mine.partition]
-        roles = tasks.choose_roles(executors) if failed_rows is not None else None
-        if roles is not None and roles[1] is not None and shipment["key"] is None:
-            roles = None  # tasks may not send rows to each other
         if placed.leader != held:
             listener.close()
-            rows: list[bytes] | None = [] if await_end(placed.leader) else None
-        else:
-            courier = roles is not None and roles[1] == mine.partition
-            known = {
-                "placed": [messages.encode(each) for each in answer],
-                "facts": [messages.encode(each)["facts"] for each in everyone],
-                "reached": reached,
-            }
-            nodes = len(set(executors))
-            rows = yield from _lead(shipment, known, mine, nodes, listener, times, keep_listening=courier)
-            if rows is not None and roles is not None:
-                tell_siblings(hold, executors.count(executor) - 1)
-        if rows is not None and roles is not None:
-            rows = hand_over(shipment, placed.courier, roles, mine.partition, rows, listener, failed_rows, reached)
-        yield from rows or ()
+            _await_end(placed.leader)
+            return
+        known = {
+            "placed": [messages.encode(each) for each in answer],
+            "facts": [messages.encode(each)["facts"] for each in everyone],
+            "reached": reached,
+        }
+        secret, nodes = proof.make(shipment["seal"], executor), len(set(executors))
+        row = yield from _lead(shipment, known, mine, nodes, listener, times, secret)
+        hold.close()
+        if row is not None and reached:  # then no task is in allGather when the driver cancels the job
+            _report_failure(shipment, messages.FailedReport(nodes, len(row), executor, secret), row)
+        if row:
+            yield row
     finally:
         for held_open in (listener, *reserved, hold):
             held_open.close()
@@ -126,6 +116,13 @@ def _hold(name: str) -> socket.socket:
     hold.bind("\0" + name)
     hold.listen(1024)
     return hold
+
+
+def _await_end(held: str) -> None:
+    """Wait until the leader has ended: the slot that this task keeps is for the run's CPUs and GPUs."""
+    with socket.socket(socket.AF_UNIX) as waiting, suppress(OSError):  # OSError: it has already ended
+        waiting.connect("\0" + held)
+        waiting.recv(1)
 
 
 def _address(executor: str, driver_host: str) -> str:
@@ -172,14 +169,14 @@ def _lead(
     nodes: int,
     listener: socket.socket,
     times: dict[str, float],
-    keep_listening: bool,
-) -> Generator[bytes, None, list[bytes] | None]:
-    """Run this executor's agent and yield the rows that bring its report to the driver; return ``None``.
+    secret: str,
+) -> Generator[bytes, None, bytes | None]:
+    """Run this executor's agent and yield the rows that bring its results to the driver.
 
-    ``known`` are the fields of its order about the other nodes. If the run has failed, return the rows, for the
-    accumulator, unless they are too large for it.
+    ``known`` are the fields of its order about the other nodes. If the run has failed, return the row that alone brings
+    the node's report, and yield none; ``b""`` if this takes more rows, and ``None`` if the driver knows that no report
+    comes over the channel.
     """
-    secret = proof.make(shipment["seal"], mine.executor)
     if (why := folders.unusable()) is not None:
         return _give_up(shipment, mine, secret, why)
     with host_node(shipment["job_id"], mine.partition) as node:
@@ -192,24 +189,30 @@ def _lead(
             task_cpus=mine.cpus,
             importing=_Importing(shipment["endpoint"], mine.executor, nodes),
         )
-        if not keep_listening:
-            listener.close()
+        listener.close()
         about = {**known, "times": times, "note": agent.note, "secret": secret}
         result = node.converse(_order(shipment, mine.executor, node.folder, root, **about))
         if result is None:
             _tell_end(shipment["endpoint"], mine.executor, secret, messages.Dead())
-            return [b"L" + mine.host.encode()]
-        told = b"R" + result.report
-        if result.failed and result.size <= _MAX_LOGS:
-            return [told, *_output(result, shipment["chunk"])]
-        yield told
+            return b"L" + mine.host.encode()
+        row = b"R" + result.report
+        if result.failed and not (result.rest or result.files or result.cut):
+            return row
+        yield row
         yield from _output(result, shipment["chunk"])
         for rank, value in result.values.items():
             yield from _value(rank, value, shipment["chunk"])
-        return None
+        return b"" if result.failed and not result.cut else None
 
 
-def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> list[bytes]:
+def _report_failure(shipment: Shipment, report: messages.FailedReport, row: bytes) -> None:
+    """Send the driver the row of a failed node, and wait until it cancels the job or lets this task end."""
+    if shipment["endpoint"] is not None:
+        with suppress(OSError):
+            exchange.send_failed_report(shipment["endpoint"], report, row, shipment["patience"])
+
+
+def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> bytes:
     """Tell the driver that this node cannot use its temporary folder, and return a row that says so, too.
 
     If the driver cannot be reached, raise StartError: then Spark ends the tasks of the nodes that would wait for this
@@ -217,7 +220,7 @@ def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> list
     """
     if not _tell_end(shipment["endpoint"], mine.executor, secret, messages.UnfitNode(mine.host, why)):
         raise StartError(no_temporary_folder(mine.host, why))
-    return [b"E" + json.dumps([mine.host, why]).encode()]
+    return b"E" + json.dumps([mine.host, why]).encode()
 
 
 def _write_package(shipment: Shipment, folder: str) -> str:
