@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import watch
 from sessions import LOCAL, Make
 
@@ -80,10 +81,6 @@ lora_qkv_kernel: false
 lora_o_kernel: false
 """
 
-WORDS = "<pad> <s> </s> <unk> what follows a b c d".split()
-
-FOLLOWS = {"a": "b", "b": "c", "c": "d", "d": "a"}
-
 
 def tune(config: str) -> int:
     """Trains as ``axolotl.cli.train`` does, on CPUs."""
@@ -100,21 +97,9 @@ def tune(config: str) -> int:
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A project: model, tokenizer, data, configuration and a plugin that says what each rank has trained."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     folder = tmp_path / "work"
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **sizes, **ids)).save_pretrained(folder / "model")
-    rows = [json.dumps({"text": f"what follows {word} {FOLLOWS[word]}"}) for word in list(FOLLOWS) * 32]
-    (folder / "data.jsonl").write_text("\n".join(rows))
+    tiny_models.save(folder / "model", 32)
+    (folder / "data.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in tiny_models.SENTENCES))
     configure(folder)
     (folder / "tell.py").write_text(PLUGIN)
     return folder

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import watch
 from sessions import LOCAL, Make
 
@@ -26,10 +27,6 @@ SYSTEM = ("Unsloth", "unsloth")
 #: Nothing from the Hub.
 ENV = {"HF_HUB_OFFLINE": "1"}
 
-WORDS = "<pad> <s> </s> <unk> what follows a b c d".split()
-
-FOLLOWS = {"a": "b", "b": "c", "c": "d", "d": "a"}
-
 
 def tune(full: bool) -> dict[str, Any]:
     """Trains all parameters, or adapters, and says what came of it."""
@@ -40,8 +37,6 @@ def tune(full: bool) -> dict[str, Any]:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    pairs = {"a": "b", "b": "c", "c": "d", "d": "a"}
-    rows = [{"text": f"what follows {word} {pairs[word]}"} for word in list(pairs) * 32]
     network, words = unsloth.FastLanguageModel.from_pretrained(
         "model", max_seq_length=16, load_in_4bit=False, full_finetuning=full
     )
@@ -57,7 +52,8 @@ def tune(full: bool) -> dict[str, Any]:
         save_strategy="no",
         report_to="none",
     )
-    trainer = SFTTrainer(network, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=words)
+    rows = Dataset.from_dict({"text": tiny_models.SENTENCES})
+    trainer = SFTTrainer(network, args=arguments, train_dataset=rows, processing_class=words)
     trainer.train()
     trainer.save_model("out")
     return {
@@ -72,19 +68,8 @@ def tune(full: bool) -> dict[str, Any]:
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder with a model and its tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     folder = tmp_path / "work"
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **sizes, **ids)).save_pretrained(folder / "model")
+    tiny_models.save(folder / "model", 64)
     return folder
 
 
