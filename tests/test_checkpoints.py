@@ -71,8 +71,9 @@ def test_a_killed_training_goes_on_bit_by_bit(
     assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
 def test_ranks_that_start_again_go_on_from_memory(
     make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def save_while_a_copy_is_sent() -> tuple[int, int]:
     return after_first, min(1, len(sent))
 
 
+@pytest.mark.slow
 def test_one_node_keeps_no_copies_and_says_so(
     make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,7 @@ def begin() -> list[Any]:
     listening = {
         each.laddr.ip.removeprefix("::ffff:") for each in process.net_connections("tcp") if each.status == "LISTEN"
     }
-    return [imported, launched.started_by(), sorted(listening)]
+    return [imported, watch.started_by(), sorted(listening)]
 
 
 @pytest.mark.framework(*SYSTEM, "imported before the fork")

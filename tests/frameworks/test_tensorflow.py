@@ -95,7 +95,7 @@ def test_keras_3_gets_advice(make_local: Make) -> None:
 
 
 def config() -> Any:
-    return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
+    return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, watch.started_by() != 0
 
 
 @pytest.mark.framework(*SYSTEM, "imported before the fork")

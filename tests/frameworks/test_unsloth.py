@@ -52,12 +52,8 @@ def tune(full: bool) -> dict[str, Any]:
         save_strategy="no",
         report_to="none",
     )
-    trainer = SFTTrainer(
-        network,
-        args=arguments,
-        train_dataset=Dataset.from_list([{"text": text} for text in tiny_models.SENTENCES]),
-        processing_class=words,
-    )
+    rows = Dataset.from_dict({"text": tiny_models.SENTENCES})
+    trainer = SFTTrainer(network, args=arguments, train_dataset=rows, processing_class=words)
     trainer.train()
     trainer.save_model("out")
     return {

@@ -9,14 +9,6 @@ from pathlib import Path
 from typing import Any
 
 
-def started_by() -> int:
-    """In a rank: the pid of the warm process that forked its agent, 0 if none did."""
-    import psutil
-
-    forked_by = psutil.Process().parents()[2]
-    return forked_by.pid if "warm" in forked_by.cmdline()[4:5] else 0
-
-
 def jax_total() -> list[float]:
     """Adds a number of each process up, in each process."""
     import jax

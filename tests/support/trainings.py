@@ -222,14 +222,6 @@ def load_with_workers(steps: int) -> int:
     return sum(int(x.item()) for (x,) in loader)
 
 
-def random_numbers() -> tuple[float, float]:
-    import random
-
-    import numpy
-
-    return random.random(), float(numpy.random.random())
-
-
 def train_on(ready: str, steps: int = 10**9) -> int:
     """Collectives on data that worker processes load, for so many steps; a file tells when all of it works."""
     import torch
