@@ -45,6 +45,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class FileHead:
+    """What precedes the content of a file that comes with the results of the Spark tasks."""
+
+    node: int  # its rank
+    entry: Entry
+    uploaded: str | None = None  # temporary name at the URL, if output_dir is one
+
+
+@dataclass(frozen=True)
 class Brought:
     """A file of a rank that its node could not send over the channel: it came with the results of the Spark tasks."""
 

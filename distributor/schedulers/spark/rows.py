@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hmac
-import json
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from distributor.channel.result_receiver import Arrived
 from distributor.errors import ResultError
 from distributor.text.wording import no_temporary_folder
-from distributor.values.files import Brought, Entry
+from distributor.values import codec
+from distributor.values.files import Brought, FileHead
+from distributor.values.messages import UnfitNode
 from distributor.values.outcome import Collected, Log, NodeReport
 
 #: The function of a barrier task, which yields rows.
@@ -50,20 +50,16 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
             (length,) = struct.unpack_from("!I", body)
             files.setdefault(bytes(body[4 : 4 + length]), []).append(bytes(body[4 + length :]))
         elif kind == b"E":
-            reports.append(_unplaced(*json.loads(bytes(body))))
+            reports.append(_unplaced(codec.read(UnfitNode, bytes(body))))
         else:
             lost.append(bytes(body).decode())
-    brought = tuple(_brought(*json.loads(about), pieces=pieces) for about, pieces in files.items())
+    heads = {codec.read(FileHead, head): pieces for head, pieces in files.items()}
+    brought = tuple(Brought(head.node, head.entry, pieces, head.uploaded) for head, pieces in heads.items())
     return Collected(tuple(reports), values, tuple(lost), tuple(logs), files=brought)
 
 
-def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) -> Brought:
-    """Return a file that ranks of a node wrote, with its content."""
-    return Brought(node, Entry(*entry), pieces, uploaded)
-
-
-def _unplaced(host: str, why: str) -> NodeReport:
-    return NodeReport(-1, host, error=("StartError", no_temporary_folder(host, why)))
+def _unplaced(unfit: UnfitNode) -> NodeReport:
+    return NodeReport(-1, unfit.host, error=("StartError", no_temporary_folder(unfit.host, unfit.why)))
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:

@@ -11,7 +11,6 @@ package imported.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import socket
 import struct
@@ -32,7 +31,8 @@ from distributor.schedulers.spark.executor import executor_host, executor_of_thi
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
-from distributor.values import messages
+from distributor.values import codec, messages
+from distributor.values.files import FileHead
 from distributor.values.placement import NodeFacts, host_in
 from distributor.values.plan import AgentOrder
 
@@ -52,9 +52,9 @@ def run_task(shipment: Shipment) -> Iterator[bytes]:
     - ``b"V" + uint32 rank + piece of its pickled return value``
     - ``b"D" + uint32 rank + uint64 size + sha256`` of a return value that was sent directly to the driver
     - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
-    - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
+    - ``b"F" + uint32 length + FileHead as JSON + piece`` of a new file of the node's ranks
     - ``b"L" + host`` if the agent died
-    - ``b"E" + JSON`` of host and reason if the node's temporary folder cannot be used
+    - ``b"E" + JSON`` of an ``UnfitNode`` if the node's temporary folder cannot be used
     - ``b"C"`` if the task has ended at once because an executor has more ranks than it may host
     """
     from pyspark import BarrierTaskContext
@@ -220,7 +220,7 @@ def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> byte
     """
     if not _tell_end(shipment["endpoint"], mine.executor, secret, messages.UnfitNode(mine.host, why)):
         raise StartError(no_temporary_folder(mine.host, why))
-    return b"E" + json.dumps([mine.host, why]).encode()
+    return b"E" + codec.pack(messages.UnfitNode(mine.host, why))
 
 
 def _write_package(shipment: Shipment, folder: str) -> str:
@@ -271,7 +271,7 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
-        about = json.dumps([result.node_rank, file.uploaded, *vars(file.entry).values()]).encode()
+        about = codec.pack(FileHead(result.node_rank, file.entry, file.uploaded))
         head = b"F" + struct.pack("!I", len(about)) + about
         yield head
         yield from (head + piece for piece in pieces(file.source or b"", chunk))

@@ -14,6 +14,7 @@ import pytest
 from distributor.schedulers.spark import task
 from distributor.values.files import Entry
 from distributor.values.messages import FileLeft, NodeResult, Rest
+from distributor.values.placement import NodeFacts
 
 FILE = FileLeft(Entry("model.pt", 7, 0o644, 0, "digest"), None, "uploaded")
 
@@ -29,10 +30,10 @@ def lead(result: NodeResult | None, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     monkeypatch.setattr(task, "host_node", host_node)
     monkeypatch.setattr(task, "_write_package", lambda *_: "")
     monkeypatch.setattr(task, "_order", lambda *_, **__: None)
-    mine = {"executor": "a", "partition": 0, "host": "host-a", "cpus": 1}
+    mine = NodeFacts(0, "a", "host-a", "10.0.0.1", 1)
     shipment: Any = {"job_id": "r1", "endpoint": None, "warmth": None, "chunk": 3}
     rows: Generator[bytes, None, bytes | None]
-    rows, yielded = task._lead(shipment, [mine], mine, socket.socket(), {}, True, "secret"), []
+    rows, yielded = task._lead(shipment, {}, mine, 1, socket.socket(), {}, "secret"), []
     while True:
         try:
             yielded.append(next(rows))
