@@ -200,7 +200,6 @@ def test_a_job_that_nobody_cancels_ends_by_itself(
     session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ClassicSession, "_fail_job", lambda *_: None)
-    monkeypatch.setattr("distributor.schedulers.spark.scheduler._FAILED_MARGIN", 1.0)
     run = on_executors(ranks, grace_period=1).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError") as caught:
         run.result(timeout=watch.DEADLINE)

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 _log = notices.logger
 
 _PATIENCE = 10.0  # seconds without news until the driver gives up results after a failure of Spark or an agent
-_FAILED_MARGIN = 5.0  # seconds beyond the grace period for which a task of a failed run waits to be killed
+
+#: Seconds beyond the grace period for which a task of a failed run waits to be killed. Then its report goes through
+#: Spark, before the driver cancels the job without it (``Margins.stop``).
+_FAILED_MARGIN = 2.0
 
 #: For the registry of modules that PySpark's cloudpickle pickles by value, which all threads share.
 _task_lock = threading.Lock()
