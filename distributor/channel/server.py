@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from distributor.channel import frames
 from distributor.channel.facts import Facts
-from distributor.channel.listener import TlsListener
+from distributor.channel.listener import TlsListener, widen
 from distributor.channel.proof import SEAL_BYTES
 from distributor.channel.result_receiver import ResultReceiver
 from distributor.channel.tasks import among
@@ -316,10 +316,12 @@ class ChannelServer:
             case messages.Value():
                 self._guard.check_value(message)
                 self._tls_listener.admit()
+                widen(writer)
                 await self.receiver.receive(message, writer)
             case messages.Upload() if (file_sink := self.returns.file_sink) is not None:
                 node = self._guard.check_upload(message)
                 self._tls_listener.admit()
+                widen(writer)
                 await file_sink.receive(message, node, reader, writer)
             case messages.Fetch() if (file_sink := self.returns.file_sink) is not None:
                 self._guard.check_node(message)

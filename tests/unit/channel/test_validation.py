@@ -463,7 +463,7 @@ FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
 
 def deposited(told: messages.Upload | messages.Delete, placement: Placement | None = PLACED) -> int:
     judge = guard(placement)
-    judge.admit(replace(hello_of(A, B, name="b"), secret="secret"))
+    judge.admit(Hello("b", secret="secret"))
     return judge.check_upload(told)
 
 
