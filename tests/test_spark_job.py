@@ -285,7 +285,7 @@ def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
 KEY = b"k" * 32
 
 
-Courier = tuple[socket.socket, dict[str, Any], Callable[[], list[bytes] | None]]
+Courier = tuple[socket.socket, tuple[str, int], Callable[[], list[bytes] | None]]
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def courier() -> Iterator[Courier]:
             thread.join()
             return taken[0]
 
-        yield listener, {"address": "127.0.0.1", "port": listener.getsockname()[1]}, wait
+        yield listener, ("127.0.0.1", listener.getsockname()[1]), wait
         thread.join()
 
 

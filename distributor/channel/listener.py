@@ -106,7 +106,8 @@ class TlsListener:
             transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
             await met
             transport = tls._get_app_transport()
-            shown = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _HELLO_TIMEOUT)
+            async with asyncio.timeout(_HELLO_TIMEOUT):
+                shown = await reader.readexactly(TOKEN_BYTES)
             if not hmac.compare_digest(shown, self._token):
                 return
             writer, transport = asyncio.StreamWriter(transport, protocol, reader, loop), None

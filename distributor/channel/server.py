@@ -276,9 +276,8 @@ class ChannelServer:
         """
         node, why = None, "its agent ended without giving a reason"
         try:
-            first = await asyncio.wait_for(
-                frames.read(reader, self._guard.first_limit), _FIRST_TIMEOUT if window else None
-            )
+            async with asyncio.timeout(_FIRST_TIMEOUT if window else None):
+                first = await frames.read(reader, self._guard.first_limit)
             if isinstance(first, messages.Hello):
                 node = self._welcome(first, writer)
                 await self._follow(node, reader, writer)
@@ -546,6 +545,7 @@ async def _end(writer: asyncio.StreamWriter) -> None:
     writer.close()
     try:
         with suppress(OSError):  # OSError includes TimeoutError
-            await asyncio.wait_for(writer.wait_closed(), _LINGER)
+            async with asyncio.timeout(_LINGER):
+                await writer.wait_closed()
     finally:
         writer.transport.abort()
