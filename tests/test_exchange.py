@@ -111,6 +111,20 @@ def test_if_one_cannot_reach_the_driver_all_ask_spark(serving: Any, monkeypatch:
     assert tasks.gathered == 3
 
 
+def test_the_wait_for_missing_tasks_begins_again_with_each_that_comes(serving: Any) -> None:
+    """The driver cannot answer thousands of tasks at once."""
+    it, at = serving(3)
+    tasks = Tasks(3)
+    waits = []
+    for partition in range(2):
+        tasks.start(partition, at)
+        watch.until(lambda: len(it._facts.here) == partition + 1 and it._facts.fallback not in waits)
+        waits.append(it._facts.fallback)
+    assert [wait.cancelled() for wait in waits] == [True, False]
+    assert tasks.start(2, at).result(watch.DEADLINE) == told_to(2)[0]
+    assert it._facts.fallback is None and waits[1].cancelled()
+
+
 def test_one_that_comes_too_late_is_sent_to_spark_as_well(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.1)
     it, at = serving(2)

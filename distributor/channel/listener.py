@@ -28,9 +28,16 @@ Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
 class _SmallTls(sslproto.SSLProtocol):
-    """TLS as in ``loop.start_tls``, with a smaller buffer: asyncio's has 256 KiB for each connection."""
+    """TLS as in ``loop.start_tls``, with a smaller buffer for what has been read: asyncio's has 256 KiB."""
 
-    max_size = 32 << 10
+    max_size = 16 << 10
+
+
+def widen(writer: asyncio.StreamWriter) -> None:
+    """Read in pieces as large as asyncio's from now on."""
+    tls = getattr(writer.transport, "_ssl_protocol", None)
+    if tls is not None:  # a socket pair has none
+        tls.max_size = sslproto.SSLProtocol.max_size
 
 
 class TlsListener:
@@ -99,7 +106,8 @@ class TlsListener:
             transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
             await met
             transport = tls._get_app_transport()
-            shown = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _HELLO_TIMEOUT)
+            async with asyncio.timeout(_HELLO_TIMEOUT):
+                shown = await reader.readexactly(TOKEN_BYTES)
             if not hmac.compare_digest(shown, self._token):
                 return
             writer, transport = asyncio.StreamWriter(transport, protocol, reader, loop), None

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 from distributor.channel import frames
 from distributor.channel.facts import Facts
 from distributor.channel.failed_reports import FailedReports
-from distributor.channel.listener import TlsListener
+from distributor.channel.listener import TlsListener, widen
 from distributor.channel.proof import SEAL_BYTES
 from distributor.channel.result_receiver import ResultReceiver
 from distributor.channel.tasks import among
@@ -278,9 +278,8 @@ class ChannelServer:
         """
         node, why = None, "its agent ended without giving a reason"
         try:
-            first = await asyncio.wait_for(
-                frames.read(reader, self._guard.first_limit), _FIRST_TIMEOUT if window else None
-            )
+            async with asyncio.timeout(_FIRST_TIMEOUT if window else None):
+                first = await frames.read(reader, self._guard.first_limit)
             if isinstance(first, messages.Hello):
                 node = self._welcome(first, writer)
                 await self._follow(node, reader, writer)
@@ -318,10 +317,12 @@ class ChannelServer:
             case messages.Value():
                 self._guard.check_value(message)
                 self._tls_listener.admit()
+                widen(writer)
                 await self.receiver.receive(message, writer)
             case messages.Upload() if (file_sink := self.returns.file_sink) is not None:
                 node = self._guard.check_node(message)
                 self._tls_listener.admit()
+                widen(writer)
                 await file_sink.receive(message, node, reader, writer)
             case messages.Fetch() if (file_sink := self.returns.file_sink) is not None:
                 self._guard.check_node(message)
@@ -555,6 +556,7 @@ async def _end(writer: asyncio.StreamWriter) -> None:
     writer.close()
     try:
         with suppress(OSError):  # OSError includes TimeoutError
-            await asyncio.wait_for(writer.wait_closed(), _LINGER)
+            async with asyncio.timeout(_LINGER):
+                await writer.wait_closed()
     finally:
         writer.transport.abort()

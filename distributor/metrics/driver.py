@@ -197,7 +197,8 @@ class Reports:
         return [f"rank {rank}: {escapes.plain(warned.text)}"]
 
     def _too_many(self, rank: int) -> Iterator[str]:
-        if self._told or not any(kept.stage for (_, other), kept in self._kept.items() if other == rank):
+        kept = self._kept.get((self._attempt, rank))
+        if self._told or kept is None or not kept.stage:
             return
         self._told = True
         yield (

@@ -32,6 +32,7 @@ _OPEN = re.compile(
 #: Characters of an unfinished sequence to keep. No sequence that a terminal knows is longer.
 _LONGEST_OPEN = 64
 
+_SEVEN_BIT = re.compile("[\x1b\x05\x0e\x0f]")
 _EIGHT_BIT = re.compile(r"[\x80-\x9f]")
 
 
@@ -84,6 +85,6 @@ def _colour(sequence: re.Match[str]) -> str:
 
 
 def _has_any(text: str) -> bool:
-    if any(character in text for character in "\x1b\x05\x0e\x0f"):
+    if _SEVEN_BIT.search(text) is not None:
         return True
     return not text.isascii() and _EIGHT_BIT.search(text) is not None

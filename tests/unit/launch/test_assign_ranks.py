@@ -1,5 +1,6 @@
 """Who runs where, from the facts of all tasks."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from jobs import make_job
 from distributor.errors import ResourceError
 from distributor.launch.assign_ranks import place, with_port
 from distributor.values.job import Function
+from distributor.values.messages import _plain
 from distributor.values.placement import NodeFacts, Numbering
 
 
@@ -77,6 +79,27 @@ def test_another_attempt_meets_at_another_port_of_node_0_and_keeps_its_places():
 def test_executors_of_one_host_are_nodes_of_their_own():
     facts = [replace(fact, host="same", address="10.0.0.1") for fact in facts_of("ab")]
     assert layout(place(facts, job(2))) == [("same", [0]), ("same", [1])]
+
+
+def test_a_share_tells_what_holds_for_all_nodes():
+    facts = facts_of("aabc")
+    placement = place([*facts[:3], replace(facts[3], host="host-a")], job(4))
+    shares = placement.shares(whole=False)
+    assert [share.node for share in shares] == list(placement.nodes)
+    assert {(share.master, share.count, share.world_size, share.even, share.nodes) for share in shares} == {
+        (placement.master, 3, 4, False, ())
+    }
+    assert [share.beside for share in shares] == [2, 1, 2]
+    assert shares[0].others == ("10.0.0.97", "10.0.0.98", "10.0.0.99")
+    assert [share.nodes for share in placement.shares(whole=True)] == [placement.nodes] * 3
+
+
+def test_a_share_is_as_long_in_a_large_run():
+    def length(nodes):
+        facts = [NodeFacts(n, f"{n:05}:1", f"host-{n:05}", f"10.0.0.{n:05}", 50000) for n in range(nodes)]
+        return {len(json.dumps(_plain(share))) for share in place(facts, job(nodes)).shares(whole=False)}
+
+    assert max(length(2000)) < min(length(200)) + 100
 
 
 def test_lookups():

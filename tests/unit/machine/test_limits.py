@@ -64,3 +64,23 @@ def test_this_machine():
     here = limits.here()
     assert here.shared_memory is None or here.shared_memory > 0
     assert 1 << 20 < limits.total_memory() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("tasks", "soft", "words"),
+    [
+        (10, 400, None),
+        (100, 456, None),
+        (1000, 1000, "open only 1,000 files (ulimit -Hn), but a run of 1,000 tasks needs about 2,256"),
+    ],
+)
+def test_a_driver_may_have_connections_to_all_tasks(tasks, soft, words):
+    code = f"""
+import resource
+from distributor.machine import limits
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 1000))
+print(limits.driver_sockets({tasks}), limits.open_files())
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.endswith(f" {soft}\n")
+    assert words in told if words else told.startswith("None ")

@@ -55,6 +55,18 @@ def test_who_is_gone(nodes: Nodes) -> None:
     assert nodes.all_gone
 
 
+def test_who_rests_or_is_gone(nodes: Nodes) -> None:
+    assert not nodes.all_rest
+    nodes.rests("a", 5000)
+    assert not nodes.all_rest
+    nodes.rests("b", 5001)
+    assert nodes.all_rest
+    nodes.lost("b")
+    assert nodes.all_rest
+    nodes.again()
+    assert not nodes.all_rest
+
+
 def test_words(nodes: Nodes) -> None:
     assert (
         str(nodes) == "4 ranks on 2 nodes: node 0 on host-a (10.0.0.1): ranks 0-2; node 1 on host-b (10.0.0.2): rank 3"

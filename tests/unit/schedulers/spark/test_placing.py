@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from jobs import make_job
 
+from distributor.errors import StartError
+from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module
+from distributor.values.messages import TaskFacts
 from distributor.values.placement import NodeFacts
 
 
@@ -48,6 +53,30 @@ def test_hosts_are_avoided_where_others_have_room(
     if not accepted:
         hosts = ", ".join(avoided)
         assert placing.why == f"Spark put ranks on {hosts}, where two attempts of this run have failed"
+
+
+def told(facts: list[NodeFacts]) -> list[TaskFacts]:
+    return [TaskFacts("stage", each.partition, f"socket {each.partition}", each) for each in facts]
+
+
+@pytest.mark.parametrize("launch", [Torchrun(), TensorFlow()])
+def test_each_task_gets_the_share_of_its_node(launch: Any) -> None:
+    versions = ({"torch": "2.9.0"}, {"torch": "2.9.1"})
+    made = Placing(make_job("3f2a", 2, launch=launch), none).place(told(facts("a:1", "b:1", versions=versions)))
+    assert made is not None
+    answers, placement = made
+    assert [answer.share for answer in answers] == list(placement.shares(whole=False))
+    assert [answer.leader for answer in answers] == ["socket 0", "socket 1"]
+    assert {answer.courier for answer in answers} == {("10.0.0.1", 4001)}
+    assert {answer.all_nodes for answer in answers} == {launch.all_nodes}
+    assert [len(answer.warnings) for answer in answers] == [0, 1]
+
+
+def test_hosts_that_cannot_work_together_end_the_run_before_it_begins() -> None:
+    placing = Placing(job(), none)
+    assert placing.place(told(facts("a:1", "b:1", versions=({"torch": "2.9.0"}, {"torch": "2.8.0"})))) is None
+    assert isinstance(placing.error, StartError)
+    assert str(placing.error).startswith("torch is 2.8.0 on host-b and 2.9.0 on host-a")
 
 
 def test_after_many_placements_any_is_accepted() -> None:
