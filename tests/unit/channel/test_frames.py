@@ -3,10 +3,8 @@
 import asyncio
 import itertools
 import json
-import pickle
 import struct
 import sys
-import typing
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -207,17 +205,3 @@ def test_halves_of_characters_are_escaped() -> None:
     """No log and no file could hold them."""
     told = Warnings("host \udce4", ("half a \ud800 character", "a whole \U0001f600"))
     assert read_all(frames.pack(told)) == [Warnings("host \\udce4", ("half a \\ud800 character", "a whole \U0001f600"))]
-
-
-def test_the_annotations_of_a_class_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, get_type_hints = [], typing.get_type_hints
-    monkeypatch.setattr(messages, "_hints", messages._Hints())
-    monkeypatch.setattr(typing, "get_type_hints", lambda kind: read.append(kind) or get_type_hints(kind))
-    told = Failed(Failure(1, 0, "host-a", "exit", "exited with code 3"))
-    assert [messages.decode(messages.encode(told)) for _ in range(3)] == [told] * 3
-    assert read == [Failure]
-
-
-def test_workers_of_spark_get_no_annotations_that_the_driver_has_read() -> None:
-    messages.decode({"kind": "Beat", "alive": 1})
-    assert messages._hints and pickle.loads(pickle.dumps(messages._hints)) == {}
