@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import time
@@ -145,7 +146,8 @@ def test_a_failure_is_told_while_the_store_does_not_answer(tmp_path: Path) -> No
     go = tmp_path / "go"
     with driven(faults.fail_after, str(go), start_timeout=600.0) as driver:
         watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(2)))
-        port = driver.heard(messages.Hello)[0].placement[0].port
+        placement = driver.heard(messages.Hello)[0].placement  # as text
+        port = json.loads(placement)[0]["port"]
         found = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
         (store,) = [each for each in found if port in (line.laddr.port for line in each.net_connections())]
         store.suspend()

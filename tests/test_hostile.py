@@ -79,6 +79,16 @@ def test_who_stays_silent_is_turned_away_in_time(
     assert listener.events == []
 
 
+def test_a_python_without_asyncios_inner_names_serves_with_larger_buffers(
+    served: tuple[Listener, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_SHRINKS", False)
+    listener, endpoint = served
+    with trusted(endpoint) as connection:
+        connection.sendall(frames.pack(hello()))
+        watch.until(lambda: listener.events)
+
+
 def test_who_stays_silent_keeps_nobody_out(served: tuple[Listener, Endpoint]) -> None:
     listener, endpoint = served
     with ExitStack() as stack:

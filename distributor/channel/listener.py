@@ -27,6 +27,10 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, An
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
+#: Whether this Python's asyncio has what :class:`_SmallTls` uses. Without it, connections take more memory.
+_SHRINKS = all(hasattr(sslproto.SSLProtocol, name) for name in ("max_size", "_get_app_transport"))
+
+
 class _SmallTls(sslproto.SSLProtocol):
     """TLS as in ``loop.start_tls``, with a smaller buffer for what has been read: asyncio's has 256 KiB."""
 
@@ -97,15 +101,8 @@ class TlsListener:
         protocol = asyncio.StreamReaderProtocol(reader)
         transport: Any = None
         writer: asyncio.StreamWriter | None = None
-        met = loop.create_future()
-        assert self._context is not None
-        tls: Any = _SmallTls(
-            loop, protocol, self._context, met, server_side=True, ssl_handshake_timeout=cast(Any, _HELLO_TIMEOUT)
-        )
         try:
-            transport, _ = await loop.connect_accepted_socket(lambda: tls, sock)
-            await met
-            transport = tls._get_app_transport()
+            transport = await self._secure(loop, protocol, sock)
             async with asyncio.timeout(_HELLO_TIMEOUT):
                 shown = await reader.readexactly(TOKEN_BYTES)
             if not hmac.compare_digest(shown, self._token):
@@ -119,6 +116,26 @@ class TlsListener:
             elif writer is None:
                 sock.close()
         await self._serve(reader, writer)
+
+    async def _secure(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, sock: socket.socket) -> Any:
+        """Do the handshake, and return the transport."""
+        assert self._context is not None
+        if not _SHRINKS:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=_HELLO_TIMEOUT
+            )
+            return transport
+        met = loop.create_future()
+        tls: Any = _SmallTls(
+            loop, protocol, self._context, met, server_side=True, ssl_handshake_timeout=cast(Any, _HELLO_TIMEOUT)
+        )
+        raw, _ = await loop.connect_accepted_socket(lambda: tls, sock)
+        try:
+            await met
+        except BaseException:
+            raw.abort()
+            raise
+        return tls._get_app_transport()
 
 
 def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:

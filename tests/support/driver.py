@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
@@ -71,7 +72,7 @@ class Driver:
     def port_of_node_0(self, stopped: int = 0) -> int:
         """The port that node 0 offers for the next attempt, once all nodes have stopped once more."""
         watch.until(lambda: len(self.heard(messages.Stopped)) == (stopped + 1) * self.nodes)
-        first = self.heard(messages.Hello)[0].placement[0].executor
+        first = json.loads(self.heard(messages.Hello)[0].placement)[0]["executor"]
         return [m.port for node, m in self.events if node == first and isinstance(m, messages.Stopped)][stopped]
 
     def agents(self) -> list[psutil.Process]:
