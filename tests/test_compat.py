@@ -81,6 +81,13 @@ def test_the_second_generations_decorator_returns_values_in_order(on_cpus: None)
     assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
 
 
+@pytest.mark.long_on_executors
+def test_ranks_log_to_the_notebooks_run_of_mlflow(on_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "7")
+    values = serverless_gpu.distributed(gpus=2)(seen).distributed("MLFLOW_RUN_ID")
+    assert values == [{"MLFLOW_RUN_ID": "7"}] * 2
+
+
 @serverless_gpu.distributed(gpus=1, gpu_type="H100")
 def decorated_above(number: int) -> int:
     return number + 1

@@ -9,8 +9,8 @@ from jobs import make_job
 
 from distributor.errors import ResourceError
 from distributor.launch.assign_ranks import place, with_port
+from distributor.values.codec import plain
 from distributor.values.job import Function
-from distributor.values.messages import _plain
 from distributor.values.placement import NodeFacts, Numbering
 
 
@@ -97,7 +97,7 @@ def test_a_share_tells_what_holds_for_all_nodes():
 def test_a_share_is_as_long_in_a_large_run():
     def length(nodes):
         facts = [NodeFacts(n, f"{n:05}:1", f"host-{n:05}", f"10.0.0.{n:05}", 50000) for n in range(nodes)]
-        return {len(json.dumps(_plain(share))) for share in place(facts, job(nodes)).shares(whole=False)}
+        return {len(json.dumps(plain(share))) for share in place(facts, job(nodes)).shares(whole=False)}
 
     assert max(length(2000)) < min(length(200)) + 100
 
