@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from distributor.channel import frames
 from distributor.values.messages import Gather, Stop, TaskFacts
 
+_ATTEMPTS_PER_TASK = 8  # that begin the wait for further tasks again
+
 _CONNECTIONS_PER_TASK = 8  # some may belong to earlier tasks, or be broken but not yet closed
 
 #: Returns the frames of the answer to each task, by partition; ``None`` if the tasks must end.
@@ -31,6 +33,7 @@ class Facts:
         self.given_up = False  # some tasks cannot reach the driver: all use Spark's allGather
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
         self._waves: dict[str, dict[asyncio.StreamWriter, TaskFacts]] = {}  # the same by TaskFacts.stage_attempt
+        self._attempts: set[int] = set()  # of all tasks that have been here
         self._newest: TaskFacts | None = None  # of the highest attempt in `here`; None: look for it
         self._complete: dict[int, TaskFacts] = {}
         self._unanswered: dict[asyncio.StreamWriter, None] = {}
@@ -43,23 +46,26 @@ class Facts:
         """Return whether complete facts include these, as after a broken connection; a restarted task's differ."""
         return self._complete.get(told.partition) == told
 
-    def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
-        """Record a connected task's facts; ValueError if too many connections are open."""
+    def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> bool:
+        """Record a connected task's facts, and return whether the task is new; ValueError for too many connections."""
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
             raise ValueError(
                 "a task sends its facts (address, GPUs and more), but the maximum number of connections is already open"
             )
+        is_new = told.attempt not in self._attempts and len(self._attempts) < _ATTEMPTS_PER_TASK * max(1, self.tasks)
+        if is_new:
+            self._attempts.add(told.attempt)
         self.here[writer] = self._waves.setdefault(told.stage_attempt, {})[writer] = told
         self._unanswered[writer] = None
         if self._newest is not None and told.attempt > self._newest.attempt:
             self._newest = told
         current = self._current()
         if writer not in current:
-            return
+            return is_new
         if self._complete and self._complete[told.partition] != told:
             self._complete = {}
         if self._complete or len(current) < self.tasks:
-            return
+            return is_new
         newest = {entry.partition: entry for entry in current.values()}
         attempts = [entry.attempt for entry in newest.values()]
         if len(newest) == self.tasks == max(attempts) - min(attempts) + 1:
@@ -68,6 +74,7 @@ class Facts:
             if answers is not None:
                 self._complete, self._answered = newest, answers
                 self.begun = True
+        return is_new
 
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
         """Return the facts of the newest wave."""

@@ -83,12 +83,20 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
 def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, patience: float) -> None:
     """Send a node's report, and wait until the driver ends the connection, at most ``patience`` seconds.
 
-    OSError if the driver cannot be reached, or the time is up.
+    OSError if each of :data:`_SENDINGS` attempts to send it failed, the connection breaks later, or the time is up.
     """
-    with connect(endpoint, CONNECT_TIMEOUT) as line:
-        line.sendall(pack(told) + report)
-        line.settimeout(patience)
-        line.recv(1)
+    for attempt in range(1, _SENDINGS + 1):
+        sent = False
+        try:
+            with connect(endpoint, CONNECT_TIMEOUT) as line:
+                line.sendall(pack(told) + report)
+                sent = True
+                line.settimeout(patience)
+                line.recv(1)
+                return
+        except OSError:
+            if sent or attempt == _SENDINGS:
+                raise
 
 
 def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:

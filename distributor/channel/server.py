@@ -393,15 +393,15 @@ class ChannelServer:
             return
         if self._standing.stop is not None:
             self._send(writer, self._standing.stop)
-        facts.take(writer, message)
-        self._tls_listener.admit()
-        if facts.fallback is not None:
-            facts.fallback.cancel()
-            facts.fallback = None
-        if not (facts.settled or facts.given_up):
-            facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
-        self._answer_facts()
         try:
+            is_new = facts.take(writer, message)
+            self._tls_listener.admit()
+            if facts.fallback is not None and (is_new or facts.settled):
+                facts.fallback.cancel()
+                facts.fallback = None
+            if facts.fallback is None and not (facts.settled or facts.given_up):
+                facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
+            self._answer_facts()
             if await reader.read(1):  # wait until the task has its answer, or has ended
                 raise frames.ProtocolError("the task sends more data after its facts (address, GPUs and more)")
         finally:

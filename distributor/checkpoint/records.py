@@ -51,7 +51,7 @@ class Manifest:
     origin: str  # the run and attempt that wrote it, such as ``3f2a-0``
     shards: tuple[Shard, ...]
     #: Rank 0's last value of each metric before the save, except values that are not finite.
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

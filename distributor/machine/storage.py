@@ -19,6 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from distributor.values.files import fitted
+
 PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)  # seconds before each further attempt, after a call to a URL has failed
 
 T = TypeVar("T")
@@ -48,9 +50,6 @@ class Storage(Protocol):
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; ``None`` if there is no such file."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file, by name."""
 
     def folders(self) -> list[tuple[str, float | None]]:
         """Return the top-level folders, each with the time of its last change if known. The list may be out of date."""
@@ -108,7 +107,7 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         target = self._made(name)
-        part = target.with_name(f".{target.name}{self._end}")
+        part = target.with_name(fitted(f".{target.name}", self._end))
         with open(part, "wb") as file:
             file.write(data)
             file.flush()
@@ -130,14 +129,6 @@ class Folder:
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path / name))
         return found.st_size
-
-    def sizes(self) -> dict[str, int]:
-        found = {}
-        for folder, _, names in os.walk(self._path):
-            for path in (Path(folder, name) for name in names):
-                with suppress(FileNotFoundError):
-                    found[path.relative_to(self._path).as_posix()] = path.stat().st_size
-        return found
 
     def folders(self) -> list[tuple[str, float | None]]:
         found: list[tuple[str, float | None]] = []
@@ -164,7 +155,7 @@ class Folder:
 
     def copy(self, source: str, name: str) -> None:
         target = self._made(name)
-        part = target.with_name(f".{target.name}{self._end}")
+        part = target.with_name(fitted(f".{target.name}", self._end))
         shutil.copy2(self._path / source, part)
         os.replace(part, target)
 
@@ -178,7 +169,7 @@ class Folder:
 
     def remove(self, name: str) -> None:
         path = self._path / name
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
         with suppress(OSError):  # the folder contains other files
             while (path := path.parent) != self._path:
@@ -268,6 +259,7 @@ class Url:
         return self._retry(lambda: self._size(name))
 
     def sizes(self) -> dict[str, int]:
+        """Return the size in bytes of each file, by name."""
         start = len(self._root) + 1
         found = self._retry(self._found)
         return {name[start:]: int(about["size"]) for name, about in found.items() if about["type"] == "file"}

@@ -24,7 +24,8 @@ def here(packages: Iterable[str] = ()) -> dict[str, str]:
     for package in ("torch", *packages):
         for distribution in _DISTRIBUTIONS.get(package, (package,)):
             with suppress(metadata.PackageNotFoundError):
-                versions[package] = metadata.version(distribution)
+                if version := metadata.version(distribution):  # None for what a broken upgrade has left
+                    versions[package] = version
     return versions
 
 

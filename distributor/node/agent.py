@@ -152,7 +152,7 @@ class _Agent:
         if self._files is not None:
             await self._files.finish(lambda bringing: self._link.tell(messages.Keeping(bringing)))
         warnings = tuple(notes.warnings)
-        tells = node.node_rank == 0 and not self._order.placed
+        tells = node.node_rank in (0, site.placement.count - 1) and not self._order.placed
         placement = Placement(site.placement.nodes) if tells else None
         report = NodeReport(
             node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, placement

@@ -12,6 +12,7 @@ from distributor.channel.requests import RequestRefusedError
 from distributor.machine.storage import Folder, is_url
 from distributor.node.driver_link import DriverLink
 from distributor.node.url_writer import UrlWriter
+from distributor.shipping import tree
 from distributor.values.files import Entry, beyond_limit, incoming, own
 from distributor.values.job import Job
 from distributor.values.messages import Delete, Upload
@@ -173,7 +174,8 @@ class Direct:
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         if self._sizes is None:
-            self._sizes = own(self.place.sizes())
+            place = self.place
+            self._sizes = tree.sizes(str(place.root)) if isinstance(place, Folder) else own(place.sizes())
         if sum(self._sizes.values()) - self._sizes.get(entry.path, 0) + entry.size > self._limit:
             raise OSError(beyond_limit(self._limit))
         part = incoming(entry.path, 0, os.getpid())

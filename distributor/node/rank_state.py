@@ -180,9 +180,11 @@ class RankState:
         """Take an event, and return what to do, in order."""
         actions: list[Action] = []
         match event:
-            case BeginRanks() if isinstance(self.phase, NotBegun):
-                self.phase, self.has_begun = Begun(), True
-                actions = [SpawnRanks(), *self._announce(), OpenGate()]
+            case BeginRanks() if not self.has_begun:
+                self.has_begun = True  # also if a rank has just failed: torch's thread must tell the other nodes
+                if isinstance(self.phase, NotBegun):
+                    self.phase = Begun()
+                    actions = [SpawnRanks(), *self._announce(), OpenGate()]
             case StopRequested():
                 before = self._stop or StopRequested()
                 self._stop = StopRequested(before.ordered or event.ordered, before.fast or event.fast)

@@ -249,8 +249,7 @@ def apply(storage: Storage, steps: Iterable[Put | Remove], came: str | None) -> 
     """Perform steps in order. ``came`` is the temporary name of the file that has arrived."""
     for step in steps:
         if isinstance(step, Remove):
-            with suppress(OSError):
-                storage.remove(step.name)
+            storage.remove(step.name)
         elif step.source is not None:
             storage.copy(step.source, step.name)
         elif came is not None:

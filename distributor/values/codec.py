@@ -139,9 +139,13 @@ def _refuse(value: Any, hint: Any) -> Any:
 def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         _refuse(value, float)
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not finite")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{reprlib.repr(value)} is not finite")
+    return number
 
 
 def _bounded(hint: Any, bounds: tuple[Any, ...]) -> Reader:

@@ -40,7 +40,7 @@ class Entry:
     path: RelativePath  # to the ranks' current directory, with slashes
     size: Count
     mode: Annotated[int, Between(0, 0o777)]
-    mtime_ns: Count  # since the epoch
+    mtime_ns: Annotated[int, Between(-(2**63), 2**63 - 1)]  # since the epoch
     digest: str  # SHA-256, hexadecimal
 
 

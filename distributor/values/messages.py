@@ -111,6 +111,10 @@ class Value(Message):
     secret: str = dataclasses.field(default="", repr=False)
 
 
+#: Maximum bytes of a report that a task sends over the channel.
+LARGEST_REPORT = 64 << 20
+
+
 @_message
 class FailedReport(Message):
     """A task announces the report of its node in a failed run, and sends its bytes at once.
@@ -120,7 +124,7 @@ class FailedReport(Message):
     """
 
     nodes: Count  # of the run
-    size: Count = 0
+    size: Annotated[int, Between(0, LARGEST_REPORT)] = 0
     node: Name = ""
     secret: Name = dataclasses.field(default="", repr=False)
 

@@ -95,6 +95,8 @@ class ClassicSession:
                 rows = list(self._submit(job, task, server))
             except Exception as error:
                 self._await_killed(server)
+                if placing.error is not None:
+                    raise placing.error from None
                 lost += 1
                 if lost >= _ATTEMPTS or not self._costs_nothing(error, server, time.monotonic() - submitted):
                     raise

@@ -35,14 +35,21 @@ class Placing:
 
     def place(self, told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement] | None:
         """Return what each task must know, by partition, and the placement; ``None`` if the tasks must end."""
+        self.error = None
         facts = [each.facts for each in told]
         if not self.accepts(facts):
             return None
         try:
-            placement = assign_ranks.place_checked(facts, self._job)
+            return self._place(facts, told)
         except DistributorError as error:
             self.error = error
-            return None
+        except Exception as error:  # any other: the tasks wait for an answer
+            self.error = StartError(f"the ranks cannot be placed: {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+        return None
+
+    def _place(self, facts: Sequence[NodeFacts], told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement]:
+        placement = assign_ranks.place_checked(facts, self._job)
         whole = self._job.launch.all_nodes
         shares = {share.node.executor: share for share in placement.shares(whole=False)}
         answers = []

@@ -247,11 +247,7 @@ def without_bar(session: SparkSession) -> Iterator[None]:
             while not ended.wait(_BAR_INTERVAL):
                 _hide_bar(bar.get())
 
-    try:
-        _hide_bar(bar.get())
-    except Exception as error:
-        told = "Spark's progress bar cannot be hidden (%s), so it may break log lines: set %s to false"
-        notices.logger.warning(told, _first_words(error), "spark.ui.showConsoleProgress")
+    if not _can_hide(bar):
         yield
         return
     keeper = threading.Thread(target=keep_away, name="distributor-bar", daemon=True)
@@ -263,6 +259,16 @@ def without_bar(session: SparkSession) -> Iterator[None]:
         keeper.join(_JVM_PATIENCE)
         with suppress(Exception):
             bar.get().finishAll()
+
+
+def _can_hide(bar: Any) -> bool:
+    try:
+        _hide_bar(bar.get())
+    except Exception as error:
+        told = "Spark's progress bar cannot be hidden (%s), so it may break log lines: set %s to false"
+        notices.logger.warning(told, _first_words(error), "spark.ui.showConsoleProgress")
+        return False
+    return True
 
 
 def _hide_bar(bar: Any) -> None:

@@ -102,7 +102,8 @@ def _begin(shipment: Shipment, context: Any, executors: list[str], times: dict[s
         row = yield from _lead(shipment, known, mine, nodes, listener, times, secret)
         hold.close()
         if row is not None and reached:  # then no task is in allGather when the driver cancels the job
-            _report_failure(shipment, messages.FailedReport(nodes, len(row), executor, secret), row)
+            sent = row if len(row) <= messages.LARGEST_REPORT else b""
+            _report_failure(shipment, messages.FailedReport(nodes, len(sent), executor, secret), sent)
         if row:
             yield row
     finally:

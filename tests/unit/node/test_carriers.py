@@ -21,3 +21,14 @@ def test_a_file_that_changes_meanwhile_is_not_kept(tmp_path: Path) -> None:
     assert not any(path.is_file() for path in kept.rglob("*"))
     carrier.carry(entry, str(source), lambda: True)
     assert (kept / "a").read_bytes() == b"content"
+
+
+def test_what_is_no_output_takes_no_room(tmp_path: Path) -> None:
+    """A link that leads nowhere neither."""
+    source, kept = tmp_path / "a", tmp_path / "kept"
+    source.write_bytes(b"content")
+    (kept / ".venv").mkdir(parents=True)
+    (kept / ".venv" / "large").write_bytes(bytes(1000))
+    (kept / "loop").symlink_to("loop")
+    Direct(Folder(kept), 100).carry(Entry("a", 7, 0o640, 10**18, "digest"), str(source), lambda: True)
+    assert (kept / "a").read_bytes() == b"content"

@@ -152,6 +152,15 @@ def test_events_lead_to_actions(spare: bool, steps: list[tuple[Event, float, lis
         assert (state.on(event, now), state.phase) == (actions, phase), event
 
 
+def test_a_rank_that_ends_as_all_begin_keeps_nobody_waiting() -> None:
+    """The thread that has asked to begin tells other nodes of the failure."""
+    state = two_ranks(spare=False)
+    state.on(ProcessExited(0, -9), 1.0)
+    assert not state.has_begun
+    assert TellStarted() not in state.on(BeginRanks(), 1.0)
+    assert state.has_begun
+
+
 def two_ranks(spare: bool) -> RankState:
     state = RankState(GRACE, spare=spare)
     state.add()

@@ -50,6 +50,7 @@ def test_what_is_packed_is_read(record: Outer) -> None:
         ({"number": 1.5}, "Outer.number: 1.5 is not of type int"),
         ({"number": 1, "share": "x"}, "'x' is not of type float"),
         ({"number": 1, "share": float("inf")}, "Outer.share: inf is not finite"),
+        ({"number": 1, "share": 10**400}, "Outer.share: 1000.*0 is not finite"),
         ({"number": 1, "share": float("nan")}, "nan is not finite"),
         ({"number": 1, "more": 1}, "Outer has no field 'more'"),
         ({"number": 1, "inner": {"port": 0}}, "Outer.inner: Inner.port: 0 is not from 1 to 65535"),
@@ -145,7 +146,7 @@ INFINITE = float("inf")
             (messages.Upload(replace(FILE, **{name: value})), f"Upload.entry: Entry.{name}: ")
             for name, value in (
                 *(("path", path) for path in ("/etc/passwd", "a/../../b", "", "a\0b", "a//b", "a" * 5000)),
-                *(("size", -1), ("mtime_ns", -1), ("mode", 0o4755)),
+                *(("size", -1), ("mtime_ns", 2**63), ("mode", 0o4755)),
             )
         ),
     ],

@@ -71,6 +71,19 @@ def test_each_task_gets_the_share_of_its_node(launch: Any) -> None:
     assert [len(answer.warnings) for answer in answers] == [0, 1]
 
 
+def test_an_error_while_placing_ends_the_tasks_and_then_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no rank")
+
+    placing = Placing(job(), none)
+    with monkeypatch.context() as broken:
+        broken.setattr("distributor.launch.assign_ranks.place_checked", fail)
+        assert placing.place(told(facts("a:1", "b:1"))) is None
+    assert str(placing.error) == "the ranks cannot be placed: ZeroDivisionError: no rank"
+    assert placing.place(told(facts("a:1", "b:1"))) is not None
+    assert placing.error is None
+
+
 def test_hosts_that_cannot_work_together_end_the_run_before_it_begins() -> None:
     placing = Placing(job(), none)
     assert placing.place(told(facts("a:1", "b:1", versions=({"torch": "2.9.0"}, {"torch": "2.8.0"})))) is None
