@@ -16,7 +16,7 @@ from typing import Literal
 from distributor.api.parameters import Options
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.machine import storage, versions
+from distributor.machine import versions
 from distributor.machine.storage import Url, is_url
 from distributor.schedulers.base import Scheduler
 from distributor.shipping import modules, project, tree
@@ -163,7 +163,7 @@ def make_output_dir(kept: OutputDir | None) -> None:
         return
     with _usable(kept.where):
         if is_url(kept.where):
-            storage.check(Url(kept.where), f".distributor-{secrets.token_hex(6)}")
+            Url(kept.where).check(f".distributor-{secrets.token_hex(6)}")
         else:
             os.makedirs(kept.where, exist_ok=True)
 

@@ -84,16 +84,6 @@ def open_storage(where: str, writer: str = "") -> Storage:
     return Url(where, PAUSES) if is_url(where) else Folder(Path(where), writer)
 
 
-def check(storage: Storage, name: str) -> None:
-    """Check that a storage can be used: write, find and remove an empty file."""
-    storage.write(name, b"")
-    try:
-        if storage.size(name) is None:
-            raise OSError("a test file that was just written there cannot be found")
-    finally:
-        storage.remove(name)
-
-
 class Folder:
     """A folder, usually on a file system that all nodes share. It is created when written to."""
 
@@ -243,6 +233,15 @@ class Url:
         from fsspec.implementations.local import LocalFileSystem
 
         return Path(self._root) if isinstance(self._fs, LocalFileSystem) else None
+
+    def check(self, name: str) -> None:
+        """Check that the URL can be used: write, find and remove an empty file."""
+        self.write(name, b"")
+        try:
+            if self.size(name) is None:
+                raise OSError("a test file that was just written to the URL cannot be found")
+        finally:
+            self.remove(name)
 
     def write(self, name: str, data: bytes) -> None:
         self._retry(lambda: self._writing(name, "pipe_file", self._at(name), data))

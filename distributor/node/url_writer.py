@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from distributor.errors import StartError
 from distributor.machine import bootstrap
-from distributor.machine.storage import Url, check
+from distributor.machine.storage import Url
 from distributor.values.environment import NODE_ID
 
 _ASKED = 2  # tries of a call, each with a new process
@@ -156,15 +156,9 @@ def main(url: str) -> None:
         except EOFError:
             return
         try:
-            _send(answers, _Answer(_perform(storage, call)))
+            _send(answers, _Answer(getattr(storage, call.method)(*call.arguments)))
         except OSError as error:
             _send(answers, _Answer(error=error.strerror or str(error)))
-
-
-def _perform(storage: Url, call: _Call) -> Any:
-    if call.method == "check":
-        return check(storage, *call.arguments)
-    return getattr(storage, call.method)(*call.arguments)
 
 
 def _send(answers: IO[bytes], answer: _Answer) -> None:

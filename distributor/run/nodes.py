@@ -18,7 +18,6 @@ class _State:
     heard: float = 0.0  # when it last sent something
     alive: int | None = None  # live ranks at its last heartbeat
     idle: float | None = None  # seconds for which all of these had been idle
-    started: bool = False
     ended: bool = False
     lost: bool = False
     keeping: bool = False  # the node's ranks have ended, and it is copying their last files to output_dir
@@ -77,7 +76,7 @@ class Nodes:
     def started(self, name: str) -> None:
         self._importing.pop(name, None)
         state = self._states[name]
-        state.started, state.alive = True, len(self.ranks_of(name))
+        state.alive = len(self.ranks_of(name))
         self._up.add(name)
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
@@ -92,7 +91,7 @@ class Nodes:
     def again(self) -> None:
         """Record that all nodes begin another attempt."""
         for state in self._now():
-            state.started, state.alive, state.idle, state.port = False, None, None, None
+            state.alive, state.idle, state.port = None, None, None
         self._up.clear()
         self._resting.clear()
         self._suspects = None
@@ -103,7 +102,7 @@ class Nodes:
     @property
     def keeping(self) -> bool:
         """Whether any node still copies files of its ended ranks to ``output_dir``."""
-        return any(state.keeping and not (state.ended or state.lost) for state in self._now())
+        return any(state.keeping and name not in self._gone for name, state in list(self._states.items()))
 
     def ended(self, name: str) -> None:
         """Record that a node has sent ``Bye``, its last message."""
