@@ -22,7 +22,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_launch_benchmark_compares_and_judges() -> None:
+def test_the_launch_benchmark_compares_with_torchrun() -> None:
     told = run("launch.py", "local", "imports", "--processes", "2", "--rounds", "1")
     for line in ("warm, 2 processes, local mode", "x torchrun; target at most 0.15: ", "import of the package"):
         assert line in told

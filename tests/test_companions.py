@@ -46,7 +46,7 @@ def is_gone(found: list[psutil.Process], run: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (1,), ()])
-def test_companions_are_there_before_the_ranks_on_the_nodes_asked_for(nodes: tuple[int, ...], tmp_path: Path) -> None:
+def test_companions_begin_before_the_ranks(nodes: tuple[int, ...], tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, nodes)
     run = submit(accompanied.see, str(tmp_path), launch=launch)
     here = run.results(timeout=2 * watch.DEADLINE)
@@ -59,7 +59,7 @@ def test_companions_are_there_before_the_ranks_on_the_nodes_asked_for(nodes: tup
 
 @pytest.mark.parametrize(("how", "told"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
 @pytest.mark.parametrize("node", [0, 1])
-def test_the_death_of_a_companion_ends_the_run_with_the_truth(how: int, told: str, node: int, tmp_path: Path) -> None:
+def test_the_death_of_a_companion_ends_the_run(how: int, told: str, node: int, tmp_path: Path) -> None:
     dies = str(tmp_path / "started")
     launch = Accompanied("fail", {"when": "later", "how": how, "path": dies}, (node,))
     run = submit(accompanied.touch_and_wait, dies, str(tmp_path / "never"), launch=launch)
@@ -82,7 +82,7 @@ def test_a_companion_that_fails_before_it_is_ready_starts_no_rank(tmp_path: Path
     is_gone([], run.id)
 
 
-def test_a_companion_that_never_gets_ready_falls_under_the_start_timeout(tmp_path: Path) -> None:
+def test_a_companion_that_never_gets_ready_is_a_late_start(tmp_path: Path) -> None:
     launch = Accompanied("never_ready", {}, (1,))
     run = submit(accompanied.see, str(tmp_path), launch=launch, start_timeout=3.0)
     with pytest.raises(StartError, match="start_timeout"):
@@ -90,7 +90,7 @@ def test_a_companion_that_never_gets_ready_falls_under_the_start_timeout(tmp_pat
     is_gone([], run.id)
 
 
-def test_companions_go_when_a_rank_fails_and_the_rank_is_the_reason(tmp_path: Path) -> None:
+def test_companions_end_when_a_rank_fails(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)})
     run = submit(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch)
     with pytest.raises(TrainingError, match="the rank's own"):
@@ -99,7 +99,7 @@ def test_companions_go_when_a_rank_fails_and_the_rank_is_the_reason(tmp_path: Pa
 
 
 @pytest.mark.parametrize("function", ["serve", "stubborn"])
-def test_companions_go_when_the_run_is_cancelled(function: str, tmp_path: Path) -> None:
+def test_companions_end_when_the_run_is_cancelled(function: str, tmp_path: Path) -> None:
     launch = Accompanied(function, {"folder": str(tmp_path)})
     run = submit(accompanied.touch_and_wait, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch)
     watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
@@ -112,7 +112,7 @@ def test_companions_go_when_the_run_is_cancelled(function: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("with_ranks", [True, False])
-def test_companions_go_when_their_agent_is_killed(with_ranks: bool, tmp_path: Path) -> None:
+def test_companions_end_when_their_agent_is_killed(with_ranks: bool, tmp_path: Path) -> None:
     launch = Accompanied("serve" if with_ranks else "never_ready", {"folder": str(tmp_path)})
     function = accompanied.touch_and_wait
     with driven(function, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch) as driver:
@@ -127,9 +127,13 @@ def test_companions_go_when_their_agent_is_killed(with_ranks: bool, tmp_path: Pa
         assert alive == []
 
 
+def parts(driver: Driver, name: str) -> list[psutil.Process]:
+    """Children of agents that are launchers or companions."""
+    return [child for agent in driver.agents() for child in agent.children() if watch.part(child) == name]
+
+
 def helpers(driver: Driver) -> list[psutil.Process]:
-    children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch.part(child) == "companion"]
+    return parts(driver, "companion")
 
 
 @pytest.mark.long
@@ -188,19 +192,14 @@ def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path
     is_gone(processes_in(tmp_path), run.id)
 
 
-def test_nobody_is_warned_of_ranks_that_were_stopped_before_they_began(tmp_path: Path) -> None:
+def test_ranks_stopped_before_they_began_give_no_warning(tmp_path: Path) -> None:
     """Those of node 0 are forked, and wait for node 1."""
     launch = Accompanied("never_ready", nodes=(1,))
     with driven(accompanied.see, str(tmp_path), launch=launch, grace_period=60.0) as driver:
-        watch.until(lambda: sum(len(launcher.children()) for launcher in launchers(driver)), 2 * watch.DEADLINE)
+        watch.until(lambda: sum(len(launcher.children()) for launcher in parts(driver, "launcher")), 2 * watch.DEADLINE)
         driver.server.stop("enough")
         reports = driver.result().reports
     assert [report.warnings for report in reports] == [(), ()]
-
-
-def launchers(driver: Driver) -> list[psutil.Process]:
-    children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch.part(child) == "launcher"]
 
 
 @pytest.mark.slow

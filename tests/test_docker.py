@@ -53,16 +53,6 @@ def test_compose_files_follow_the_specification(name: str) -> None:
     run(_BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / name)
 
 
-@pytest.mark.slow
-def test_the_schema_refuses_what_is_not_of_the_specification(tmp_path: Path) -> None:
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text((DOCKER / "compose.yaml").read_text().replace("cap_drop:", "drop_caps:"))
-    check = [_BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong]
-    ended = subprocess.run(check, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1
-    assert "drop_caps" in ended.stdout
-
-
 def test_the_base_is_pinned_and_the_last_stage_has_neither_compiler_nor_root() -> None:
     assert re.search(r"^ARG BASE=\S+:\S+@sha256:[0-9a-f]{64}$", DOCKERFILE, re.MULTILINE)
     last = DOCKERFILE[DOCKERFILE.rindex("FROM ") :]
@@ -135,7 +125,9 @@ def test_the_discovery_script_names_all_gpus(tmp_path: Path) -> None:
         ("gpu", ["torch"], "DEVICE must be cpu or cuda, not 'gpu'"),
     ],
 )
-def test_the_wrong_torch_ends_a_build(tmp_path: Path, device: str, needed: list[str], says: str | None) -> None:
+def test_refuses_to_build_with_the_wrong_torch(
+    tmp_path: Path, device: str, needed: list[str], says: str | None
+) -> None:
     report = tmp_path / "torch.json"
     report.write_text(json.dumps({"install": [{"metadata": {"name": name}} for name in needed]}))
     command = [sys.executable, str(DOCKER / "check_torch.py"), device, str(report)]

@@ -120,7 +120,7 @@ def test_the_status_is_live_while_a_run_goes(executed: Client) -> None:
 
 
 @pytest.mark.long
-def test_only_its_last_state_stays(executed: Client) -> None:
+def test_the_notebook_keeps_the_last_state_only(executed: Client) -> None:
     displays = [output for output in executed.nb.cells[0].outputs if output.output_type == "display_data"]
     assert len(displays) == 1
     assert words(displays[0]["data"]["text/html"]).startswith("succeeded")
@@ -151,7 +151,7 @@ def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) 
 
 
 @pytest.mark.long
-def test_a_request_that_is_wrong_is_two_lines(executed: Client) -> None:
+def test_a_wrong_argument_is_two_lines(executed: Client) -> None:
     told = error_of(executed, 3)
     assert told.startswith("ConfigurationError: num_processes must be a positive integer, not 0")
     assert told.endswith("TorchDistributor(0)")
@@ -184,7 +184,7 @@ def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None
 
 
 @pytest.mark.long
-def test_an_interrupt_is_short_too(executed: Client) -> None:
+def test_an_interrupt_has_a_short_traceback(executed: Client) -> None:
     told = error_of(executed, 7)
     where = "  Cell In[8], line 16, in <module>\n    distributor.run(train_for_ever)"
     assert told == f"KeyboardInterrupt\n\nraised by\n{where}"
@@ -194,11 +194,11 @@ def test_an_interrupt_is_short_too(executed: Client) -> None:
 
 
 @pytest.mark.long
-def test_progress_can_be_silenced(executed: Client) -> None:
+def test_progress_false_shows_no_view(executed: Client) -> None:
     assert [output.output_type for output in executed.nb.cells[4].outputs] == ["execute_result"]
 
 
-def test_a_browser_shows_it(page: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_badges_and_errors(page: Path, tmp_path: Path) -> None:
     text = words(browser(page, "--dump-dom"))
     for part in ("succeeded train", "failed train", "traceback of rank 1", "TrainingError: rank 1 on"):
         assert part in text

@@ -51,7 +51,7 @@ def test_more_ranks_print_than_files_may_be_open(tmp_path: Path) -> None:
         assert all(f"{name} of rank {rank}\n" in shown for rank in range(140))
 
 
-def test_a_limit_that_cannot_be_raised_is_told(tmp_path: Path) -> None:
+def test_a_limit_of_open_files_that_cannot_be_raised_is_warned_of(tmp_path: Path) -> None:
     done = drive(tmp_path, 2, 90, 90)
     assert done.returncode == 0, done.stderr
     assert "lets a process open only 90 files (ulimit -Hn), but the launcher of 2 ranks needs about 101" in done.stderr

@@ -124,7 +124,7 @@ class Listener:
         self.results = run.results(0)
 
 
-def test_callbacks_are_told_in_order(make: Make) -> None:
+def test_callbacks_are_called_in_order(make: Make) -> None:
     first, second = Listener(), Listener()
     make(1, callbacks=[first, second]).run(report_steps, 300)
     for listener in (first, second):
@@ -176,7 +176,7 @@ class Hanging:
         self.released.wait()
 
 
-def test_an_error_of_each_call_is_told_once(
+def test_an_error_of_a_callback_is_warned_of_once(
     make_local: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(calling, "_INTERVAL", 0.01)
@@ -209,7 +209,7 @@ def fail_in_the_first_attempt() -> int:
     return runtime.attempt()
 
 
-def test_the_end_of_each_attempt_is_told(make: Make) -> None:
+def test_on_attempt_end_is_called_for_each_attempt(make: Make) -> None:
     callback = Attempts()
     run = make(1, max_restarts=1, restart_on="any", callbacks=[callback]).submit(fail_in_the_first_attempt)
     assert run.result(watch.DEADLINE) == 1
@@ -242,7 +242,7 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
         ([print], "is not an object with any of the methods on_start"),
     ],
 )
-def test_what_is_no_callback_is_refused(make_local: Make, callbacks: Any, why: str) -> None:
+def test_refuses_objects_without_callback_methods(make_local: Make, callbacks: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         make_local(1, callbacks=callbacks)
 
@@ -255,7 +255,7 @@ def report_much() -> int:
     return step
 
 
-def test_a_rank_that_reports_very_much(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_beyond_the_limit_are_thinned_out(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     run = make_local(1).submit(report_much)
     assert run.result(watch.DEADLINE) == 200_000
     metrics = run.metrics
@@ -266,7 +266,7 @@ def test_a_rank_that_reports_very_much(make_local: Make, caplog: pytest.LogCaptu
     assert run.progress is not None and run.progress.step == 200_000
 
 
-def test_a_run_without_reports(make_local: Make) -> None:
+def test_a_run_without_reports_has_no_metrics(make_local: Make) -> None:
     run = make_local(1).submit(trainings.rank)
     assert run.result() == 0
     assert len(run.metrics) == 0

@@ -261,7 +261,7 @@ def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) 
     assert frames == [f'  File "{tmp_path}/train.py", line 3', f'  File "{tmp_path}/helper.py", line 2']
 
 
-def test_what_is_written_into_the_copy_of_a_folder_is_named_while_the_run_goes(
+def test_files_written_into_a_copied_folder_are_warned_of(
     make: Make, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     project, told = tmp_path / "project", tmp_path / "told"
@@ -296,7 +296,7 @@ def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp
     make(1, working_dir=tmp_path).run(script)
 
 
-def test_a_module_that_executors_lack_is_told_without_frames_of_ours(make: Make, mode: str) -> None:
+def test_a_module_that_executors_lack_has_no_frames_of_the_package(make: Make, mode: str) -> None:
     if mode == LOCAL:
         pytest.skip("refused before it starts: test_configuration.py")
     with pytest.raises(TrainingError) as caught:
@@ -341,7 +341,7 @@ def test_a_failing_rank_ends_the_run_at_once(
         assert error.__cause__.step == 17
 
 
-def test_ranks_that_fail_alike_are_told_once(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_failures_are_reported_once(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By the exception, and not by live lines as well; the files have what each rank wrote."""
     with pytest.raises(TrainingError) as caught:
         make(2, log_dir=tmp_path).run(trainings.fail_alike)
@@ -386,7 +386,7 @@ def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
-def test_each_rank_hears_once_that_it_has_to_stop(make: Make, tmp_path: Path) -> None:
+def test_each_rank_gets_sigterm_once(make: Make, tmp_path: Path) -> None:
     """Where another has failed, its node knows before the driver's order comes."""
 
     def count(folder: str) -> None:
@@ -469,9 +469,7 @@ def test_a_run_is_watched_while_it_goes(
 
 
 @pytest.mark.parametrize("victim", ["agent", "launcher"])
-def test_the_end_of_what_holds_the_ranks_is_an_error_and_leaves_nothing(
-    make: Make, mode: str, tmp_path: Path, victim: str
-) -> None:
+def test_the_death_of_an_agent_or_launcher_is_an_error(make: Make, mode: str, tmp_path: Path, victim: str) -> None:
     run = make(2).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
     find = watch.is_agent if victim == "agent" else watch.is_launcher
@@ -501,7 +499,7 @@ def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None
 
 
 @pytest.mark.slow_on_executors
-def test_an_exception_that_cannot_be_pickled_still_tells(make: Make) -> None:
+def test_an_exception_that_cannot_be_pickled_keeps_its_text(make: Make) -> None:
     def fail() -> None:
         error = ValueError("holds a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -604,7 +602,7 @@ def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_pat
 
 
 @pytest.mark.slow_on_executors
-def test_what_was_not_flushed_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unflushed_output_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import ctypes, sys\nlog = open(sys.argv[1], 'w')\nlog.write('important')\n"
@@ -627,7 +625,7 @@ def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
 
 
 @pytest.mark.slow_on_executors
-def test_exit_codes_are_the_systems(make: Make) -> None:
+def test_exit_codes_are_those_of_the_operating_system(make: Make) -> None:
     assert make(1).run(sys.exit, 256) is None
     with pytest.raises(TrainingError, match="exited with code 255"):
         make(1).run(sys.exit, -1)
@@ -638,7 +636,7 @@ def test_exit_codes_are_the_systems(make: Make) -> None:
 
 
 @pytest.mark.slow_on_executors
-def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
+def test_the_first_line_of_an_odd_exception_is_the_error(make: Make) -> None:
     def fail(kind: str) -> None:
         if kind == "note":
             error = ValueError("first line\nsecond line")

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 import trainings
 import watch
 from at_once import at_once
+from proxy import Proxy
 from sessions import Sessions
 
 from distributor import (
@@ -37,7 +37,6 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
-from distributor.channel.server import ChannelServer
 from distributor.schedulers.spark import scheduler as spark_scheduler
 from distributor.schedulers.spark.sessions import context_for_tasks
 from distributor.shipping import package
@@ -62,14 +61,6 @@ def is_child_of_driver(distributor: TorchDistributor) -> bool:
     return distributor.run(lambda: int(psutil.Process().parents()[1].cmdline()[5])) == os.getpid()
 
 
-def test_the_session_is_found_from_any_thread(one_jvm: Any) -> None:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(on_executors(2).run(trainings.all_reduce)))
-    thread.start()
-    thread.join(watch.DEADLINE)
-    assert results == [3.0]
-
-
 def test_first_runs_at_the_same_moment_each_return_their_own_value(spark: Any) -> None:
     spark_scheduler._portable_task.cache_clear()
     package.package_zip.cache_clear()
@@ -90,7 +81,7 @@ def plus_one(x: int) -> int:
     return x + 1
 
 
-def test_code_of_ranks_keeps_its_file_and_its_source(one_jvm: Any) -> None:
+def test_functions_keep_their_file_and_source(one_jvm: Any) -> None:
     """With each cloudpickle: 3.1.3, which names no files, is in the environment of PySpark 4.0."""
 
     def train() -> tuple[list[str], int]:
@@ -266,19 +257,6 @@ def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_pat
     assert on_executors(2).run(trainings.all_reduce) == 3.0
 
 
-def test_a_killed_python_worker_is_an_error(one_jvm: Any, tmp_path: Path) -> None:
-    run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
-    watch.until(lambda: run.status is Status.RUNNING)
-    agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
-    worker = watch.owner_of(agent)
-    assert "pyspark" in " ".join(worker.cmdline())
-    worker.kill()
-    with pytest.raises(NodeLostError):
-        run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id)
-    assert on_executors(2).run(trainings.all_reduce) == 3.0
-
-
 def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) -> None:
     """The first worker of a job dies before it begins, in as many jobs. Each leaves a file in the folder."""
     make_task = spark_scheduler._make_task
@@ -302,7 +280,7 @@ def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) ->
 
 
 @pytest.mark.parametrize(("dies", "ends"), [(1, None), (3, NodeLostError)])
-def test_a_worker_that_dies_before_it_begins_costs_nothing(
+def test_a_worker_that_dies_before_it_begins_is_replaced(
     one_jvm: Any, dies: int, ends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As one does that Spark is about to end for the sake of the job before."""
@@ -409,6 +387,21 @@ def test_a_run_without_the_channel_still_ends_in_the_truth(
     watch.gone()
 
 
+def test_a_connection_that_is_cut_ends_both_sides(one_jvm: Any, wire: Proxy, tmp_path: Path) -> None:
+    """Spark's own connections live on: the node itself finds out and stops its ranks."""
+    run = TorchDistributor(2, False, False, heartbeat_timeout=2, grace_period=1).submit(
+        trainings.wait_for, str(tmp_path / "never")
+    )
+    watch.until(lambda: run.status is Status.RUNNING)
+    watch.until(lambda: run.snapshot().ranks_up == 2)
+    wire.block()
+    cut = time.monotonic()
+    with pytest.raises(NodeLostError, match="heard (from it|nothing from the driver) for 2 s"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id, 2 + watch.ORPHAN_DEADLINE)
+    assert time.monotonic() - cut < 2 + watch.ORPHAN_DEADLINE
+
+
 def test_executors_need_not_have_the_package(two_executors: Any) -> None:
     files = on_executors(4).submit(lambda: __import__("distributor").__file__).results()
     assert all("package.zip" in file for file in files)
@@ -426,28 +419,6 @@ def test_a_cluster_is_chosen_by_itself(two_executors: Any) -> None:
     assert run.placement is not None
     assert len(run.placement.nodes) == 2
     assert TorchDistributor(2, True, False).submit(trainings.all_reduce).results() == [3.0, 3.0]
-
-
-def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(two_executors: Any, tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    starts.mkdir()
-
-    def train(folder: str, never: str) -> None:
-        Path(folder, str(os.getpid())).touch()
-        trainings.wait_for(never)
-
-    run = on_executors(4, grace_period=1).submit(train, str(starts), str(tmp_path / "never"))
-    watch.until(lambda: len(os.listdir(starts)) == 4)
-    agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
-    executor = next(
-        parent for parent in watch.owners_of(agent) if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
-    )
-    executor.kill()
-    with pytest.raises(NodeLostError, match="lost the node on|was stopped|were stopped|the Spark job"):
-        run.result(2 * watch.DEADLINE)
-    watch.gone(run.id)
-    assert len(os.listdir(starts)) == 4
-    assert on_executors(4).submit(trainings.all_reduce).results(2 * watch.DEADLINE) == [10.0] * 4
 
 
 @pytest.mark.slow
@@ -480,11 +451,9 @@ def test_an_executor_that_spark_ends_is_an_error_that_says_why(sessions: Session
 
 
 @pytest.mark.slow
-def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions, unreachable: None) -> None:
     """Where they cannot take the channel."""
     sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
-    listen = ChannelServer.listen
-    monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     with pytest.raises(ResultError, match=r"larger than spark\.driver\.maxResultSize"):
         on_executors(1).run(lambda: b"x" * (8 << 20))
     assert on_executors(1).run(lambda: b"x" * 1000) == b"x" * 1000
@@ -498,20 +467,6 @@ def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(s
         on_executors().run(trainings.rank)
     sessions.get("local[2]", **dynamic)
     assert on_executors().run(trainings.all_reduce) == 3.0
-
-
-@pytest.mark.slow
-def test_a_python_worker_that_spark_would_kill_is_not_started(sessions: Sessions) -> None:
-    """It is idle while ranks train."""
-    idle = {"spark.python.worker.killOnIdleTimeout": "true", "spark.python.worker.idleTimeoutSeconds": "5s"}
-    session = sessions.get("local[2]", **idle)
-    if session.version < "4.1":
-        assert on_executors().run(trainings.all_reduce) == 3.0
-        return
-    with pytest.raises(
-        ConfigurationError, match=r"killOnIdleTimeout is true and .*idleTimeoutSeconds is 5s: Spark kills"
-    ):
-        on_executors().run(trainings.rank)
 
 
 @pytest.mark.long
@@ -644,12 +599,6 @@ def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
     """
     ended = programs.run(tmp_path, code)
     assert "came back" in ended.stdout, ended.stderr[-2000:]
-
-
-def test_sparks_workers_stay_usable(one_jvm: Any) -> None:
-    assert on_executors(2).run(trainings.all_reduce) == 3.0
-    assert context_for_tasks(one_jvm).parallelize(range(4), 4).map(lambda x: x + 1).collect() == [1, 2, 3, 4]
-    watch.gone()
 
 
 def test_a_session_that_is_stopped_cancels_its_runs(

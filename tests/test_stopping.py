@@ -100,7 +100,7 @@ def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: P
     assert again == (found[1], None)
 
 
-def test_a_run_may_be_asked_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
+def test_a_run_may_be_asked_to_stop_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER)
     run.stop(timeout=watch.DEADLINE)
     assert run.results(watch.DEADLINE) == [(0, 1), (0, 1)]
@@ -138,7 +138,7 @@ def preempt_itself() -> None:
         time.sleep(0.5 if step >= 5 else 0.0)
 
 
-def test_strides_of_steps_are_no_hindrance(make_local: Make, tmp_path: Path) -> None:
+def test_should_stop_may_be_asked_every_tenth_step(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER, "all", 10)
     await_steps(run)
     run.stop()
@@ -156,7 +156,7 @@ def test_a_function_that_never_asks_is_cancelled(make_local: Make, tmp_path: Pat
     watch.gone(run.id)
 
 
-def test_a_time_out_is_a_number(make_local: Make) -> None:
+def test_refuses_a_stop_timeout_that_is_no_number(make_local: Make) -> None:
     run = make_local(1).submit(print)
     for timeout in (-1, "soon", float("nan")):
         with pytest.raises(ConfigurationError, match="timeout must be a number of seconds from 0.0 to a year, not "):
@@ -164,7 +164,7 @@ def test_a_time_out_is_a_number(make_local: Make) -> None:
     run.result(watch.DEADLINE)
 
 
-def test_a_cancel_waits_for_no_step(make_local: Make, tmp_path: Path) -> None:
+def test_a_cancel_does_not_wait_for_a_step(make_local: Make, tmp_path: Path) -> None:
     """SIGTERM would only ask the ranks, one of which waits in a collective."""
     run = make_local(2, checkpoints=tmp_path, grace_period=1000).submit(train, FOR_EVER)
     await_steps(run)

@@ -15,7 +15,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import faults
 import paths
+import stores
 import victims
 import watch
 from leftovers import Leftovers
@@ -222,14 +222,13 @@ def full_disk(source: random.Random, sessions: Sessions, folder: Path, left: Lef
 def small_disk(folder: Path) -> Iterator[None]:
     folder.mkdir()
     before = tempfile.gettempdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
-    tempfile.tempdir = str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
+    with stores.small_disk(folder, "8m"):
+        tempfile.tempdir = str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+    folder.rmdir()
 
 
 def apart(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:

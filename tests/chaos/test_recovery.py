@@ -67,7 +67,9 @@ def kill_something(run: Run, chance: random.Random, names: list[str]) -> str:
     [pytest.param(LOCAL, marks=pytest.mark.long), pytest.param(MASTERS[-1], marks=pytest.mark.spark)],
     indirect=True,
 )
-def test_killed_at_random(make: Make, mode: str, split: bool, kills: int, tmp_path: Path) -> None:
+def test_trainings_killed_at_random_end_with_the_same_weights(
+    make: Make, mode: str, split: bool, kills: int, tmp_path: Path
+) -> None:
     """Seeds are those of the numbers of kills, so that a failure can be seen again."""
     names = ["rank", "agent"] if mode == LOCAL else [*FINDS]
     chance, steps = random.Random(kills), (kills + 2) * _STEPS

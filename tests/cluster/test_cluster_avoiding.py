@@ -11,7 +11,6 @@ import pytest
 import trainings
 import watch
 from hosts import Hosts, require
-from leftovers import Leftovers
 from sessions import Sessions
 
 from distributor import TorchDistributor
@@ -28,12 +27,6 @@ def hosts(sessions: Sessions) -> Iterator[Hosts]:
     sessions.stop()
     with Hosts(NAMES, cores=2, memory="1g", executor_memory="512m") as hosts:
         yield hosts
-
-
-@pytest.fixture
-def leftovers(hosts: Hosts) -> Leftovers:
-    """Tells what is left of the test's runs, on all hosts."""
-    return Leftovers(map(hosts.temporary, NAMES), map(hosts.memory, NAMES))
 
 
 def wait(folder: str) -> int:

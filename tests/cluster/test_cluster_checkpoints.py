@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * watch.DEADLINE)
-def test_a_lost_node_is_a_new_job_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_training_goes_on_bit_by_bit_after_a_node_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     """An agent is killed, then an executor."""
     cluster.session()
     options = {"use_gpu": False, "max_processes_per_node": 1}

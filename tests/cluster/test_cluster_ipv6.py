@@ -32,7 +32,7 @@ print(*sorted(node.address for node in run.placement.nodes))
 """
 
 
-def test_addresses_of_ipv6(cluster: Cluster) -> None:
+def test_a_collective_over_ipv6_only(cluster: Cluster) -> None:
     cluster.stop()
     with Hosts(ipv6=True) as hosts:
         done = subprocess.run(

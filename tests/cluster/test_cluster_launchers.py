@@ -25,7 +25,7 @@ def spread(launch: Any, num_processes: int = 3) -> Distributor:
 
 
 @pytest.mark.long
-def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_jax_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("jax")
     cluster.session()
     run = spread("jax").submit(launched.jax_total)
@@ -34,7 +34,7 @@ def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
 
 
 @pytest.mark.long
-def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_openmpis_variables_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     cluster.session()
     run = spread("mpi-env").submit(launched.by_openmpis_variables)
     assert run.results(2 * watch.DEADLINE) == [[6.0, 0, 1]] * 3
@@ -42,7 +42,7 @@ def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["mpich", "openmpi"])
-def test_mpi(cluster: Cluster, leftovers: Leftovers, implementation: str) -> None:
+def test_mpi_over_three_hosts(cluster: Cluster, leftovers: Leftovers, implementation: str) -> None:
     pytest.importorskip("mpi4py")
     cluster.session()
     run = spread(Mpi(implementation)).submit(launched.mpi_total)
@@ -67,7 +67,7 @@ def test_mpi_spawns_on_all_hosts(
 
 
 @pytest.mark.long
-def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
+def test_tensorflow_over_three_hosts(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()
     mirrored = spread("tensorflow").submit(launched.mirror)
@@ -79,7 +79,7 @@ def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> N
     leftovers.gone(run.id)
 
 
-def test_ray(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_ray_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("ray")
     cluster.session()
     run = spread(paths.LAUNCHES["ray"]).submit(launched.ray_nodes)

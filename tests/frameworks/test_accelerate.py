@@ -135,7 +135,7 @@ def test_two_accelerators_one_after_another(ranks: int, make_local: Make) -> Non
         assert first == second and first["ranks"] == ranks
 
 
-def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerates_default_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # of another run, perhaps
     assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "no"
@@ -144,7 +144,7 @@ def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.Monk
     assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "bf16"
 
 
-def test_what_only_nodes_know_is_not_asked_here(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_reads_a_file_for_hardware_it_lacks(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An MPI of the driver, or hardware for fp8. What the driver exports hides nothing of the file."""
     monkeypatch.setenv("FSDP_VERSION", "2")
     mpi = ON_CPUS + "mpirun_config:\n  mpirun_hostfile: hosts\n  mpirun_ccl: 1\n"
@@ -172,17 +172,17 @@ def test_the_users_variables_come_last(write: Any) -> None:
         pytest.param("- 1", True, "Accelerate rejects the configuration ", id="no-mapping"),
     ],
 )
-def test_a_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, write: Any) -> None:
+def test_refuses_an_accelerate_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, write: Any) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Accelerate(write(text)).resolve(2, use_gpu)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_refuses_a_missing_accelerate_file() -> None:
     with pytest.raises(ConfigurationError, match="there is no Accelerate configuration 'absent.yaml'"):
         Distributor(2, True, False, launch=Accelerate("absent.yaml"))
 
 
-def test_an_answer_that_takes_too_long(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_when_accelerate_does_not_answer_in_time(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that Accelerate finds by itself has no path that the error could name."""
     monkeypatch.setattr("distributor.launch.accelerate.configuration._PATIENCE", 0.01)
     for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):

@@ -103,7 +103,7 @@ def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: di
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Trainer", where="executors")
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
-def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
+def test_a_trainer_on_executors(sessions: Any, options: dict[str, Any]) -> None:
     from distributor import TorchDistributor
 
     sessions.get("local-cluster[2,1,1024]")
@@ -147,7 +147,7 @@ def evaluate() -> int | None:
     return int(lightning.Trainer(accelerator="cpu", devices=1, logger=False).world_size)
 
 
-def test_a_trainer_for_one_rank(make_local: Make) -> None:
+def test_rank_0_may_have_a_trainer_of_its_own(make_local: Make) -> None:
     assert make_local(2).submit(evaluate).results() == [1, None]
 
 
@@ -191,7 +191,7 @@ def test_scripts_for_fabric_run(make_local: Make) -> None:
     assert make_local(2, env={"LT_CLI_USED": "1"}).submit(fabric_without_launch).results() == [2, 2]
 
 
-def test_other_numbers_are_told_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_of_devices_are_warned_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2).run(train, devices=8)
     told = capfd.readouterr()
     said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
@@ -207,7 +207,7 @@ def own_environment() -> int:
     return int(trainer.num_devices)
 
 
-def test_who_brings_an_environment_says_the_numbers(make_local: Make) -> None:
+def test_a_users_cluster_environment_sets_the_numbers(make_local: Make) -> None:
     assert make_local(1).run(own_environment) == 3
 
 
@@ -296,6 +296,6 @@ def sharded(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Lightning", "pytorch-lightning", "ModelParallelStrategy (FSDP2)")
-def test_a_model_in_shards(make: Make) -> None:
+def test_model_parallel_strategy_shards_a_model(make: Make) -> None:
     found = make(2).submit(sharded, 8).results()
     assert [(each["ranks"], each["local"] * 2) for each in found] == [(2, each["all"]) for each in found]

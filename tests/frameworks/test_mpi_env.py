@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.ci
-def test_ranks_meet(make: Make, mode: str) -> None:
+def test_ranks_meet_by_openmpis_variables(make: Make, mode: str) -> None:
     values = make(2, launch="mpi-env", max_processes_per_node=None if mode == LOCAL else 1).submit(
         launched.by_openmpis_variables
     )

@@ -114,7 +114,7 @@ def fail_in_a_task() -> None:
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first failure of a task or function")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
-def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> None:
+def test_a_failure_of_a_task_or_function_is_the_error(function: Any, make: Make, leftovers: Leftovers) -> None:
     run = make(2, launch=LAUNCH, grace_period=2).submit(function)
     with pytest.raises(TrainingError, match="bad batch"):
         run.result(2 * watch.DEADLINE)
@@ -141,7 +141,7 @@ print("inside:", ray.get(ray.remote(lambda: 1).remote()))
 @pytest.mark.parametrize(
     "access", [{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}]
 )
-def test_a_stranger_without_the_token_is_refused(
+def test_refuses_a_ray_client_without_the_token(
     access: dict[str, str], make_local: Make, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     def wait(ready: str, go: str) -> int:

@@ -41,6 +41,9 @@ class Accompanied(BasePath):
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
+    def resolve(self, num_processes: int, use_gpu: bool) -> Accompanied:
+        return self
+
     def plan(self, site: Site) -> Plan:
         plan, node = Torchrun().plan(site), site.node.node_rank
         if node not in self.nodes:

@@ -69,13 +69,13 @@ def slots_held(number: int, folder: Path) -> Iterator[None]:
         other.result(watch.DEADLINE)
 
 
-def test_this_machine_has_room_for_as_many_as_asked_for(make_local: Make) -> None:
+def test_on_this_machine_a_range_takes_its_upper_number(make_local: Make) -> None:
     run = make_local((2, 3)).submit(trainings.all_reduce)
     assert run.results(watch.DEADLINE) == [6.0] * 3
     assert run.num_processes == 3
 
 
-def test_this_machine_has_no_room_for_more_cpus_than_it_has(make_local: Make) -> None:
+def test_on_this_machine_a_range_is_limited_by_cpus(make_local: Make) -> None:
     run = make_local((1, 2), cpus_per_process=processes.cpu_count()).submit(trainings.all_reduce)
     assert run.results(watch.DEADLINE) == [1.0]
 
@@ -89,7 +89,7 @@ def test_this_machine_has_no_room_for_more_cpus_than_it_has(make_local: Make) ->
         ("4", "num_processes must be a positive integer, not '4'"),
     ],
 )
-def test_a_range_that_is_none(given: Any, told: str) -> None:
+def test_refuses_ranges_that_are_none(given: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Distributor(given, True, False)
 

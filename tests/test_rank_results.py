@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import faults
 import psutil
 import pytest
+import stores
 import watch
 from driver import driven
 from sessions import Make
@@ -22,7 +22,7 @@ from distributor.values import messages
 
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("what", faults.BREAKS)
-def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: Make, what: str) -> None:
+def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, what: str) -> None:
     assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]
     with pytest.raises(TrainingError, match=r"rank 1 on .* failed: ValueError: the learning rate must be") as caught:
         make(2).run(faults.break_then, what, "raise")
@@ -55,15 +55,12 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     """A temporary folder on a file system of its own, of 8 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], capture_output=True)
-    if done.returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with stores.small_disk(folder, "8m"):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
 
 
-def test_a_full_disk_hides_no_reason(make_local: Make, small_disk: Path) -> None:
+def test_a_full_disk_does_not_hide_the_exception(make_local: Make, small_disk: Path) -> None:
     with pytest.raises(TrainingError, match=r"failed: ValueError: the learning rate must be") as caught:
         make_local(1).run(faults.fill_then, "raise")
     assert f"The disk of {small_disk}" in str(caught.value)
@@ -81,13 +78,13 @@ def test_a_rank_succeeds_on_a_full_disk(make_local: Make, small_disk: Path) -> N
     assert make_local(2).submit(faults.fill_then, "return", 1000).results() == [bytes(1000)] * 2
 
 
-def test_a_value_that_does_not_fit_on_the_disk(make_local: Make, small_disk: Path) -> None:
+def test_a_value_that_does_not_fit_on_the_disk_is_an_error(make_local: Make, small_disk: Path) -> None:
     what = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
     with pytest.raises(ResultError, match=what):
         make_local(1).run(faults.fill_then, "return", 9 << 20)
 
 
-def test_a_run_that_begins_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
+def test_a_run_does_not_start_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
     faults.fill(str(small_disk))
     with pytest.raises(StartError, match=r"the disk of .* is full: make room there, or set TMPDIR to another folder"):
         make_local(1).run(faults.fill_then, "return")
@@ -98,13 +95,13 @@ def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path:
     assert make_local(1).run(faults.fork_and, then, str(tmp_path / "go")) == "of the rank"
 
 
-def test_a_text_that_never_ends_ends_the_rank(make_local: Make) -> None:
+def test_an_exception_whose_text_never_comes_ends_the_rank(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not available after 0.5 s\)") as caught:
         make_local(1).run(faults.raise_what_never_ends, "text")
     assert "in raise_what_never_ends" in caught.value.traceback
 
 
-def test_a_pickle_that_never_ends_hides_no_text(make_local: Make) -> None:
+def test_an_exception_that_is_never_pickled_keeps_its_text(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"failed: .*NeverReduced: step 17") as caught:
         make_local(1).run(faults.raise_what_never_ends, "pickle")
     assert caught.value.__cause__ is None
@@ -125,7 +122,7 @@ def test_a_large_exception_arrives(make: Make) -> None:
     assert len(str(caught.value)) < 1 << 20
 
 
-def test_a_clock_that_is_behind_blames_nobody(tmp_path: Path) -> None:
+def test_a_clock_that_is_behind_does_not_change_which_rank_failed_first(tmp_path: Path) -> None:
     """Neither between the ranks of a node, nor between nodes."""
     for nodes in (1, 2):
         with driven(faults.fail_first_or_when_stopped, str(tmp_path / f"{nodes}"), nodes=nodes) as driver:
@@ -141,7 +138,7 @@ def unread(port: int) -> bool:
     return any(line[1].endswith(f":{port:04X}") and not line[4].endswith(":00000000") for line in lines)
 
 
-def test_a_failure_is_told_while_the_store_does_not_answer(tmp_path: Path) -> None:
+def test_a_failure_is_reported_while_the_store_does_not_answer(tmp_path: Path) -> None:
     """As when nodes cannot reach each other, but both reach the driver."""
     go = tmp_path / "go"
     with driven(faults.fail_after, str(go), start_timeout=600.0) as driver:

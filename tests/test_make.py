@@ -55,7 +55,7 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
         ),
     ],
 )
-def test_an_unfit_python_is_refused_with_the_reason(
+def test_refuses_an_unfit_python_with_the_reason(
     version: Sequence[int], system: str, missing: Sequence[str], says: str | None
 ) -> None:
     told = preflight.problem(version, system, missing, "/py")
@@ -122,7 +122,7 @@ def test_each_package_has_one_version_for_each_python(python: str) -> None:
     assert all(re.fullmatch(r"==[\d.]+", str(pin.specifier)) for pin in pins)
 
 
-def test_the_size_is_told_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_printed_before_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     assert environment.announcement("lint", tmp_path, "3.12.1").endswith("installs what lint needs, 0.1 GB")
     both = r"with torch for CPUs, [\d.]+ GB with torch for CUDA, .* \(for CPUs: TORCH_INDEX=URL, see https://.*\)$"
@@ -197,13 +197,13 @@ def test_each_version_is_tested_and_differs_from_the_pinned_one_only_where_it_sa
         assert set(pins) - set(constraints.splitlines()) == {f"{name}=={version}" for name, version in others.items()}
 
 
-def test_a_version_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_refuses_an_unknown_version(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"versions\.cfg has no spark-5\.0: it has spark-3\.5, "):
         environment.install(tmp_path / "spark-5.0", "versions")
     assert not any(tmp_path.iterdir())
 
 
-def test_what_is_installed_alone_is_pinned() -> None:
+def test_packages_installed_alone_are_pinned() -> None:
     for purpose in environment.PURPOSES.values():
         lines = (environment.CONSTRAINTS / f"{purpose.constraints}.txt").read_text().splitlines()
         assert set(purpose.alone) <= {line.partition("==")[0] for line in lines}

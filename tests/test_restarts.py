@@ -226,7 +226,7 @@ def handle_sigterm(folder: str, how: str) -> int:
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize("how", ["wait", "write"])
-def test_ranks_that_would_wait_do_not_hold_up_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:
+def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:
     """A file that is being written is finished first, as far as the grace period lets it."""
     run = submit(handle_sigterm, str(tmp_path), how, grace_period=10 * watch.DEADLINE, restart_on="infrastructure")
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)

@@ -85,7 +85,7 @@ def test_values_survive_the_death_of_what_passes_them_on(
 
 
 @pytest.mark.parametrize("end", ["cancelAllJobs", "stop"])
-def test_sparks_job_is_cancelled_from_outside(sessions: Sessions, end: str, tmp_path: Path) -> None:
+def test_values_that_have_arrived_outlive_sparks_job(sessions: Sessions, end: str, tmp_path: Path) -> None:
     spark = sessions.get("local-cluster[2,2,1024]")
     run, stopped = submit(SMALL, tmp_path, "worker", "worker")
     watch.until(lambda: run.snapshot().ranks_up == 0)
@@ -95,7 +95,7 @@ def test_sparks_job_is_cancelled_from_outside(sessions: Sessions, end: str, tmp_
     assert has_succeeded(run, SMALL)
 
 
-def test_a_worker_dies_while_values_travel(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
+def test_values_arrive_although_a_worker_dies_meanwhile(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     wire.stop_after(LARGE // 2, times=1, hang=True)
     run, stopped = submit(LARGE, tmp_path, "", "worker", heartbeat_timeout=5)
@@ -105,7 +105,7 @@ def test_a_worker_dies_while_values_travel(sessions: Sessions, wire: Proxy, tmp_
     assert has_succeeded(run, LARGE)
 
 
-def test_an_agent_that_dies_too_takes_its_values_along(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
+def test_values_are_lost_with_their_agent(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     wire.stop_after(LARGE // 2, hang=True)
     run, (worker,) = submit(LARGE, tmp_path, "", "worker")

@@ -6,7 +6,6 @@ import hashlib
 import pickle
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from sessions import Sessions
 
 from distributor import ResultError, Run, RunCancelledError, TorchDistributor
 from distributor.channel.result_receiver import Arrived, ResultReceiver
-from distributor.channel.server import ChannelServer
 
 pytestmark = pytest.mark.spark
 
@@ -66,7 +64,7 @@ def test_large_values_take_the_channel(spark: Any, arrived: dict[int, int]) -> N
     watch.gone(run.id)
 
 
-def test_small_values_take_none_of_its_time(one_jvm: Any, arrived: dict[int, int]) -> None:
+def test_small_values_come_through_spark(one_jvm: Any, arrived: dict[int, int]) -> None:
     assert submit(value, 100_000, processes=2).results(timeout=watch.DEADLINE) == [
         content(0, 100_000),
         content(1, 100_000),
@@ -101,11 +99,9 @@ def test_a_value_that_cannot_take_the_channel_comes_through_spark(
 
 @pytest.mark.slow
 def test_a_driver_that_is_not_reached_gets_values_through_spark(
-    sessions: Sessions, arrived: dict[int, int], monkeypatch: pytest.MonkeyPatch
+    sessions: Sessions, arrived: dict[int, int], unreachable: None
 ) -> None:
     sessions.get("local[4]", **ROOM)
-    listen = ChannelServer.listen
-    monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     assert submit(value).result(timeout=watch.DEADLINE) == content(0)
     assert arrived == {}
 
@@ -121,7 +117,7 @@ class Leave:
 
 
 @pytest.mark.parametrize("what", ["other bytes", "fewer bytes"])
-def test_bytes_that_were_not_announced_are_not_unpickled(
+def test_refuses_bytes_that_spark_did_not_announce(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     trace, get = str(tmp_path / "trace"), ResultReceiver.get

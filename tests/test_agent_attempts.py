@@ -95,7 +95,7 @@ def test_agents_and_spares_serve_several_attempts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_further_attempt_the_run_ends_as_ever(tmp_path: Path) -> None:
+def test_a_run_without_a_second_attempt_ends_with_its_first_failure(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "raise", max_restarts=1) as driver:
         driver.port_of_node_0()
         driver.server.end()
@@ -173,7 +173,7 @@ def test_an_order_to_stop_that_comes_with_the_next_attempt_stops_it(tmp_path: Pa
         assert driver.values() == []
 
 
-def test_the_driver_that_ends_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_nodes_end_when_their_driver_has_ended(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "SIGKILL", max_restarts=1) as driver:
         driver.port_of_node_0()
         for peer in list(driver.server._peers.values()):

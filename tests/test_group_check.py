@@ -149,7 +149,7 @@ def test_other_hooks_are_left_alone(make_local: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_rank_gives_no_group_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         step()
         raise ValueError("learning rate")
@@ -203,7 +203,7 @@ def with_transformers(folder: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_accelerate_and_transformers_find_the_others(make_local: Make, tmp_path: Path) -> None:
+def test_accelerate_and_transformers_join_all_ranks(make_local: Make, tmp_path: Path) -> None:
     """On CPUs, without an argument that says so: use_gpu=False is enough."""
     pytest.importorskip("accelerate")
     both = make_local(2, require_group=True)
@@ -245,7 +245,7 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
 
 
 @pytest.mark.long
-def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) -> None:
+def test_torchs_elastic_agent_handles_the_signals_of_its_variable(make_local: Make) -> None:
     from torch.distributed.launcher.api import LaunchConfig
 
     told, handled = make_local(1).run(signals_that_torch_handles)
@@ -254,7 +254,7 @@ def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) 
 
 
 @pytest.mark.slow_on_executors
-def test_what_ranks_on_cpus_do_not_get_is_told(
+def test_variables_that_ask_for_more_than_cpus_have_are_warned_of(
     make: Make, local: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asked for by the run's own variables, and by the driver's, which only ranks on this machine inherit."""
