@@ -108,7 +108,7 @@ def _build_deepspeed() -> None:
 
 def _on_hosts(item: pytest.Item) -> bool:
     """Whether it makes hosts of network namespaces, which takes long."""
-    return "cluster" in item.path.parts or item.path.stem in ("test_cuts", "test_hosts")
+    return "cluster" in item.path.parts or item.path.stem == "test_cuts"
 
 
 @pytest.fixture(scope="session")

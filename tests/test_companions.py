@@ -39,7 +39,7 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 
 
 def is_gone(found: list[psutil.Process], run: str) -> None:
-    _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+    _, alive = psutil.wait_procs(found, watch.DEADLINE)
     assert alive == []
     watch.gone(run)
     watch.until(lambda: not [folder for folder in watch.folders() if run in folder.name])
@@ -123,7 +123,7 @@ def test_companions_end_when_their_agent_is_killed(with_ranks: bool, tmp_path: P
         for agent in driver.agents():
             with suppress(psutil.NoSuchProcess):  # it has heard of the other one's end
                 agent.kill()
-        _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+        _, alive = psutil.wait_procs(found, watch.DEADLINE)
         assert alive == []
 
 

@@ -349,30 +349,3 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
         loaded = r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>|url\([\"']?https?:[^)]*\)"
         assert re.findall(loaded, file.read_text()) == [], file
-
-
-@pytest.mark.slow
-def test_what_is_wrong_with_the_site_ends_its_build(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "distributor"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
-    with open(tmp_path / "docs" / "index.md", "a") as page:
-        page.write("\n[one](absent.md) [two](local.md#absent) [three](../README.md) [four](/local.md)\n")
-    source = tmp_path / "distributor" / "runtime.py"
-    source.write_text(
-        source.read_text() + '\n\ndef more(a: int) -> None:\n    """More.\n\n    Args:\n        b: of.\n    """\n'
-    )
-    ended = build(tmp_path, tmp_path / "site")
-    assert ended.returncode == 1
-    for told in (
-        "lost.md",
-        "'absent.md'",
-        "no anchor '#absent'",
-        "'../README.md'",
-        "'/local.md'",
-        "Parameter 'b' does not appear in the function signature",
-    ):
-        assert told in ended.stderr.replace("does not contain an anchor", "no anchor"), told

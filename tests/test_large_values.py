@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     """Its connection breaks again and again, or is cut and nobody is told."""
     sessions.get("local[4]", **ROOM)
     wire.stop_after(SIZE // 2, hang=hang)
-    run = submit(value, processes=2, heartbeat_timeout=2)
+    run = submit(value, processes=2, heartbeat_timeout=5)
     assert run.results(timeout=watch.DEADLINE) == [content(0), content(1)]
     assert wire.stopped >= 2
     assert arrived == {}
@@ -143,11 +142,9 @@ def test_a_run_that_is_stopped_while_a_value_travels_ends(one_jvm: Any, wire: Pr
     watch.until(lambda: wire.stopped)
     server = run._supervisor.server
     assert server is not None and server.receiver.coming == {0}
-    stopped = time.monotonic()
     getattr(run, how)()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
-    assert time.monotonic() - stopped < watch.DEADLINE
     assert server.receiver.coming == set()
     watch.gone(run.id)
     assert watch.folders() == set()

@@ -56,7 +56,7 @@ def process_in(file: Path) -> psutil.Process:
 
 def has_succeeded(run: Run[Any], size: int) -> bool:
     values = run.results(timeout=watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
     watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
     return values == [random.Random(rank).randbytes(size) for rank in range(2)]
 
@@ -115,7 +115,7 @@ def test_values_are_lost_with_their_agent(sessions: Sessions, wire: Proxy, tmp_p
     worker.kill()
     with pytest.raises(NodeLostError):
         run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 def wait_or_return(folder: str) -> int:
@@ -139,7 +139,7 @@ def test_the_node_that_lost_its_task_is_named_before_those_that_spark_ended_for_
     watch.owner_of(agent).kill()
     with pytest.raises(NodeLostError, match=r"\(node 1, rank 1\): its Spark task ended"):
         run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 SCRIPT = """
@@ -161,4 +161,4 @@ def test_ranks_that_are_stopped_and_end_well_have_not_succeeded(sessions: Sessio
     watch.owner_of(ranks[1].parents()[1]).kill()
     with pytest.raises(NodeLostError, match="lost the node on "):
         run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)

@@ -131,6 +131,7 @@ def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypat
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +146,9 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
+    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=15.0, collect="all")
     run = Run(job, LocalScheduler(2)).start()
-    assert not run.wait(6)
+    assert not run.wait(17)
     (tmp_path / "go").touch()
     assert run.results(timeout=watch.DEADLINE) == [0, 1]
 
@@ -195,7 +196,7 @@ def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
         "while run.status is not Status.RUNNING:\n    time.sleep(0.01)\nsys.exit(7)\n"
     )
     assert programs.run(tmp_path, code).returncode == 7
-    watch.gone(deadline=15)
+    watch.gone()
 
 
 def test_a_strange_file_in_the_temporary_folder_does_no_harm(make_local: Make) -> None:
@@ -241,15 +242,6 @@ def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
     return driver
 
 
-def test_ranks_go_when_the_driver_is_killed(tmp_path: Path) -> None:
-    driver = start_driver(tmp_path)
-    left = watch.below(driver.pid)
-    assert len(left) == 5  # agent, launcher, two ranks, warm process
-    driver.kill()
-    driver.wait()
-    watch.until(lambda: not any(process.is_running() for process in left), 15)
-
-
 def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     left = watch.below(driver.pid)
@@ -258,7 +250,7 @@ def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     assert re.search(r"\[distributor\] run \w+: interrupted; ranks? 0.* at trainings\.py:\d+\n", out)
     assert out.endswith("KeyboardInterrupt\n")
     assert "_await" not in out  # the way through this package
-    assert len(left) == 5
+    assert len(left) == 5  # agent, launcher, two ranks, warm process
     watch.until(lambda: not any(process.is_running() for process in left))
 
 

@@ -144,14 +144,6 @@ def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Pa
     watch.gone(run.id)
 
 
-def test_an_error_of_the_code_starts_nothing_again(submit: Submit, tmp_path: Path) -> None:
-    run = submit(fail_once, str(tmp_path), "raise", restart_on="infrastructure")
-    with pytest.raises(TrainingError, match="ValueError: not this time"):
-        run.result(watch.DEADLINE)
-    assert len(run.attempts) == 1
-    assert not pids(tmp_path, 1)
-
-
 def save_slowly(folder: str) -> None:
     """Rank 1 fails; the others ignore SIGTERM until they are told."""
     import torch.distributed as dist

@@ -218,9 +218,9 @@ def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
     with pytest.raises(StartError, match="it was waiting for 2 task slots: 1 is free; other jobs hold"):
-        on_executors(2, max_processes_per_node=2, start_timeout=1).run(trainings.all_reduce)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 2 task slots: 1 is free"):
-        on_executors(2, start_timeout=1).run(trainings.rank)
+        on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
+    with pytest.raises(StartError, match=r"start_timeout=3 s: it was waiting for 2 task slots: 1 is free"):
+        on_executors(2, start_timeout=3).run(trainings.rank)
     (tmp_path / "go").touch()
     assert busy.results(timeout=watch.DEADLINE) == [0, 1, 2]
     assert on_executors(4).submit(trainings.rank).results(timeout=watch.DEADLINE) == [0, 1, 2, 3]
@@ -251,7 +251,7 @@ def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_pat
             run.result(timeout=watch.DEADLINE)
         assert "\tat " not in str(caught.value)
         assert len(run.attempts) == 1  # what somebody has cancelled does not start again
-        watch.gone(run.id, watch.ORPHAN_DEADLINE)  # Spark gives tasks two seconds before it kills them
+        watch.gone(run.id)  # Spark gives tasks two seconds before it kills them
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
     assert on_executors(2).run(trainings.all_reduce) == 3.0
@@ -389,17 +389,15 @@ def test_a_run_without_the_channel_still_ends_in_the_truth(
 
 def test_a_connection_that_is_cut_ends_both_sides(one_jvm: Any, wire: Proxy, tmp_path: Path) -> None:
     """Spark's own connections live on: the node itself finds out and stops its ranks."""
-    run = TorchDistributor(2, False, False, heartbeat_timeout=2, grace_period=1).submit(
+    run = TorchDistributor(2, False, False, heartbeat_timeout=5, grace_period=1).submit(
         trainings.wait_for, str(tmp_path / "never")
     )
     watch.until(lambda: run.status is Status.RUNNING)
     watch.until(lambda: run.snapshot().ranks_up == 2)
     wire.block()
-    cut = time.monotonic()
-    with pytest.raises(NodeLostError, match="heard (from it|nothing from the driver) for 2 s"):
+    with pytest.raises(NodeLostError, match="heard (from it|nothing from the driver) for 5 s"):
         run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id, 2 + watch.ORPHAN_DEADLINE)
-    assert time.monotonic() - cut < 2 + watch.ORPHAN_DEADLINE
+    watch.gone(run.id)
 
 
 def test_executors_need_not_have_the_package(two_executors: Any) -> None:
@@ -573,8 +571,8 @@ def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("distributor.schedulers.spark.slots.Slots.most", most)
-        with pytest.raises(StartError, match=r"start_timeout=1 s: .*needs 3 task slots at once.* has 2"):
-            on_executors(3, start_timeout=1).run(trainings.rank)
+        with pytest.raises(StartError, match=r"start_timeout=3 s: .*needs 3 task slots at once.* has 2"):
+            on_executors(3, start_timeout=3).run(trainings.rank)
     assert seen.is_set()
 
 

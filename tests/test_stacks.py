@@ -69,7 +69,7 @@ def test_a_stall_ends_the_run_and_says_where_ranks_stand(make: Make, tmp_path: P
     assert re.search(r"ranks 0-1 in all_reduce at test_stacks\.py:\d+; rank 2 in wait_for_data", str(caught.value))
     assert sorted(caught.value.stacks) == [0, 1, 2]
     assert run.status is Status.FAILED
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 def test_a_rank_that_computes_has_not_stalled(make_local: Make) -> None:
@@ -85,9 +85,9 @@ def test_a_rank_that_computes_has_not_stalled(make_local: Make) -> None:
 
 def test_a_rank_that_prints_has_not_stalled(make_local: Make) -> None:
     def speak() -> int:
-        for step in range(8):
+        for step in range(10):
             print(step)
             time.sleep(0.5)
         return 1
 
-    assert make_local(1, stall_timeout=1.5).run(speak) == 1
+    assert make_local(1, stall_timeout=3).run(speak) == 1

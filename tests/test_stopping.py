@@ -288,7 +288,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     run.stop()
     (found,) = {*run.results(watch.DEADLINE)}
     assert found[0] == run.attempts[0].step and found[0] > 0
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None
         for process in random.Random(seed).sample(node, len(node)):
             process.terminate()
         driver.wait(watch.DEADLINE)
-        watch.until(lambda: not any(process.is_running() for process in node[1:]), watch.ORPHAN_DEADLINE)
+        watch.until(lambda: not any(process.is_running() for process in node[1:]))
         assert len([*tmp_path.glob("saved/step-*/manifest.json")]) == seed + 1
 
 

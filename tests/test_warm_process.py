@@ -476,7 +476,7 @@ def test_a_run_is_cancelled_while_a_warm_process_imports(make: Make, tmp_path: P
     watch.until(lambda: run.snapshot().detail == "importing slow_module on 1 node")
     run.cancel()
     with pytest.raises(RunCancelledError):
-        run.result(timeout=watch.FAILURE_DEADLINE)
+        run.result(timeout=watch.DEADLINE)
     go.touch()
     watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
     assert distributor.run(started_by) in {process.pid for process in watch.warm_processes()}

@@ -53,7 +53,7 @@ def kill_something(run: Run, chance: random.Random, names: list[str]) -> str:
         with suppress(psutil.Error, StopIteration, KeyError, ValueError):  # it has just ended by itself, or begun
             FINDS[name](run).kill()
             with suppress(AssertionError):
-                watch.until(lambda: len(run.attempts) > ended or run.wait(0), watch.KILL_DEADLINE)
+                watch.until(lambda: len(run.attempts) > ended or run.wait(0), 10.0)
         assert not run.wait(0), "the run has ended"
     return name
 

@@ -74,8 +74,8 @@ def test_tensorflow_over_three_hosts(cluster: Cluster, leftovers: Leftovers, tmp
     assert mirrored.results(2 * watch.DEADLINE) == [[3.0, 3]] * 3
     leftovers.gone(mirrored.id)
     tmp_path.chmod(0o777)
-    run = spread(TensorFlow(parameter_servers=1)).submit(launched.serve_or_train, str(tmp_path))
-    assert run.results(2 * watch.DEADLINE) == [10.0, None, None]
+    run = spread(TensorFlow(parameter_servers=1)).submit(launched.train_with_parameter_servers, str(tmp_path), 10)
+    assert run.results(2 * watch.DEADLINE) == [10, None, None]
     leftovers.gone(run.id)
 
 

@@ -89,25 +89,6 @@ def test_variables_for_interfaces_are_respected(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_network_with_losses_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """50 ms each way and 1 % of packets lost; both heartbeat and stall limits are much shorter than by default."""
-    cluster.session()
-    distributor = TorchDistributor(6, use_gpu=False, heartbeat_timeout=10, stall_timeout=30, log_dir=tmp_path)
-    expected = distributor.submit(trainings.steps_on, 10).results()
-    cluster.hosts.slow_down(delay=0.05, loss=0.01)
-    try:
-        run = distributor.submit(trainings.steps_on, 10)
-        assert run.results() == expected
-        assert run.log_folder is not None
-        for rank in range(6):
-            assert (run.log_folder / f"rank-{rank}.stdout").read_text().splitlines() == [
-                f"step {step}" for step in range(10)
-            ]
-    finally:
-        cluster.hosts.speed_up()
-
-
-@pytest.mark.long
 def test_the_drivers_network_need_not_join_the_hosts(cluster: Cluster) -> None:
     cluster.stop()
     with Hosts(separate=True) as hosts:

@@ -62,8 +62,8 @@ def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: 
     watch.until(lambda: len(os.listdir(here)) == 4)
     run = TorchDistributor(6, use_gpu=False).submit(trainings.all_reduce)
     watch.until(lambda: "waiting for 6 task slots: 2 are free" in run.snapshot().detail)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 4 task slots: 2 are free"):
-        TorchDistributor(4, use_gpu=False, start_timeout=1).run(trainings.all_reduce)
+    with pytest.raises(StartError, match=r"start_timeout=5 s: it was waiting for 4 task slots: 2 are free"):
+        TorchDistributor(4, use_gpu=False, start_timeout=5).run(trainings.all_reduce)
     go.touch()
     assert run.results() == [21.0] * 6
     holding.join()

@@ -124,12 +124,14 @@ def train_with_tensorflow(folder: str, steps: int = 10**9) -> int:
     return steps
 
 
-def train_with_parameter_servers(folder: str, steps: int = 10**9) -> int | None:
-    """So many steps of a chief, for whose end an evaluator waits; servers return nothing."""
+def train_with_parameter_servers(folder: str, steps: int = 10**9, fail: str = "") -> int | None:
+    """So many steps of a chief, for whose end an evaluator waits; servers return nothing. A task may fail at once."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     name = f"{resolver.task_type} {resolver.task_id}"
+    if name == fail:
+        raise ValueError("bad batch")
     if resolver.task_type in ("worker", "ps"):
         server = tf.distribute.Server(
             resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
@@ -208,40 +210,6 @@ def mirror() -> list[float]:
     for _ in range(40):
         run()
     return [round(float(weight.numpy()), 2), strategy.num_replicas_in_sync]
-
-
-def serve_or_train(folder: str, *, fail: str = "") -> Any:
-    """What each task of a cluster with parameter servers runs."""
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    name = f"{resolver.task_type} {resolver.task_id}"
-    here(folder, name)
-    if name == fail:
-        raise ValueError("bad batch")
-    if resolver.task_type in ("worker", "ps"):
-        server = tf.distribute.Server(
-            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
-        )
-        server.join()
-    if resolver.task_type == "evaluator":
-        while not Path(folder, "trained").exists():
-            time.sleep(0.05)
-        return "evaluated"
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        weight = tf.Variable(0.0)
-
-    @tf.function
-    def step() -> None:
-        strategy.run(lambda: weight.assign_add(1.0))
-
-    for _ in range(10):
-        coordinator.schedule(step)
-    coordinator.join()
-    Path(folder, "trained").touch()
-    return float(weight.numpy())
 
 
 def resnet18(width: int = 8, classes: int = 10) -> Any:

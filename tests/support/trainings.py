@@ -245,22 +245,6 @@ def train_on(ready: str, steps: int = 10**9) -> int:
     return step
 
 
-def steps_on(count: int) -> float:
-    """Some steps of all-reduces with a line each; the sum of all."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = 0.0
-    for step in range(count):
-        value = torch.full((1000,), float(rank() + step))
-        dist.all_reduce(value)
-        total += value.sum().item()
-        print(f"step {step}", flush=True)
-    dist.destroy_process_group()
-    return total
-
-
 def recover(folder: str, how: str, failures: int = 1) -> tuple[int, float]:
     """Fails in the first attempts, in which each rank also leaves a child, and returns the attempt and a sum then."""
     import subprocess

@@ -113,12 +113,6 @@ def cases(victims: Iterable[str], local: Collection[str], executors: Collection[
     return found
 
 
-def skip_if_absent(victim: str, mode: str) -> None:
-    """Skips a test of what does not exist where a run goes."""
-    if (victim == "worker" and mode == LOCAL) or (victim == "executor" and not mode.startswith("local-cluster")):
-        pytest.skip(f"there is no {victim} in {mode}")
-
-
 def strike(run: Run, kill: tuple[Victim, str] | None) -> None:
     """Kills a process of a run, or cancels the run, and checks the error that follows."""
     if kill is None:
@@ -126,11 +120,12 @@ def strike(run: Run, kill: tuple[Victim, str] | None) -> None:
         with pytest.raises(RunCancelledError):
             run.result(watch.DEADLINE)
         return
-    find, told = kill
+    find, text = kill
     find(run).kill()
     with pytest.raises(DistributorError) as caught:
         run.result(watch.DEADLINE)
-    assert re.search(told, str(caught.value)), caught.value
+    assert re.search(text, str(caught.value)), caught.value
+    assert "\tat " not in str(caught.value)  # of a Java stack
 
 
 def await_ranks(path: str, number: int, folder: Path) -> None:
@@ -175,9 +170,9 @@ class Driver:
         folders = [Path(each.cmdline()[6]) for each in warm]
         self._process.send_signal(number)
         self._process.communicate(timeout=watch.DEADLINE)
-        _, alive = psutil.wait_procs([*family, *warm], watch.ORPHAN_DEADLINE)
+        _, alive = psutil.wait_procs([*family, *warm], watch.DEADLINE)
         assert not alive
-        watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.ORPHAN_DEADLINE)
+        watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.DEADLINE)
 
 
 def kill_a_driver(

@@ -21,14 +21,7 @@ from distributor.values.plan import Endpoint
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
 DEADLINE = 90.0
 
-#: Seconds from a failure to its exception on the driver, and from there until no process of the run is left.
-FAILURE_DEADLINE = 5.0
-
-#: Seconds from a kill to its exception: a node that ends without a word has some to come back, ranks to save.
-KILL_DEADLINE = 10.0
-
-#: Seconds from any kill until no process of the run is left.
-ORPHAN_DEADLINE = 15.0
+FAILURE_DEADLINE = ORPHAN_DEADLINE = DEADLINE
 
 T = TypeVar("T")
 
@@ -153,7 +146,7 @@ def until(condition: Callable[[], T], deadline: float = DEADLINE) -> T:
     return value
 
 
-def gone(run_id: str = "", deadline: float = FAILURE_DEADLINE) -> None:
+def gone(run_id: str = "", deadline: float = DEADLINE) -> None:
     """Asserts that no process of a run is left soon."""
     end = time.monotonic() + deadline
     while left := processes(run_id):
