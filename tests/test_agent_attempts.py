@@ -21,14 +21,14 @@ def below(driver: Driver) -> list[psutil.Process]:
 
 
 def spares(driver: Driver) -> list[psutil.Process]:
-    found = []
+    alive = []
     for process in below(driver):
         try:
             if process.cmdline()[4:5] == ["spare"] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                alive.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return alive
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -42,7 +42,7 @@ def kill(*processes: psutil.Process) -> None:
     """Kill processes, and wait until they hold nothing any more."""
     for process in processes:
         process.kill()
-    watch.until(lambda: all(has_ended(each) for each in processes))
+    watch.until(lambda: all(has_ended(process) for process in processes))
 
 
 def files(driver: Driver) -> set[str]:
@@ -72,8 +72,8 @@ def test_the_agents_begin_a_second_attempt(how: str, options: dict[str, Any], tm
         assert len(left) == (0 if "start_method" in options else 2)
         assert {p.pid for p in below(driver) if p.status() != psutil.STATUS_ZOMBIE} == {p.pid for p in left}
         assert files(driver) == {"owner", *(f"rank-{rank}.{stream}" for rank in (0, 1) for stream in layout.STREAMS)}
-        told = {outcome.rank: outcome for stopped in driver.heard(messages.Stopped) for outcome in stopped.outcomes}
-        failure = told[1].failure
+        ended = {outcome.rank: outcome for stopped in driver.heard(messages.Stopped) for outcome in stopped.outcomes}
+        failure = ended[1].failure
         assert failure is not None
         assert failure.exception is None
         assert (failure.kind, failure.signal) == (("Diverged", None) if how == "raise" else ("signal", "SIGKILL"))

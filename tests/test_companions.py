@@ -38,8 +38,8 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
-def is_gone(found: list[psutil.Process], run: str) -> None:
-    _, alive = psutil.wait_procs(found, watch.DEADLINE)
+def is_gone(processes: list[psutil.Process], run: str) -> None:
+    _, alive = psutil.wait_procs(processes, watch.DEADLINE)
     assert alive == []
     watch.gone(run)
     watch.until(lambda: not [folder for folder in watch.folders() if run in folder.name])
@@ -57,9 +57,9 @@ def test_companions_begin_before_the_ranks(nodes: tuple[int, ...], tmp_path: Pat
     is_gone(processes_in(tmp_path), run.id)
 
 
-@pytest.mark.parametrize(("how", "told"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
+@pytest.mark.parametrize(("how", "message"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
 @pytest.mark.parametrize("node", [0, 1])
-def test_the_death_of_a_companion_ends_the_run(how: int, told: str, node: int, tmp_path: Path) -> None:
+def test_the_death_of_a_companion_ends_the_run(how: int, message: str, node: int, tmp_path: Path) -> None:
     dies = str(tmp_path / "started")
     launch = Accompanied("fail", {"when": "later", "how": how, "path": dies}, (node,))
     run = submit(accompanied.touch_and_wait, dies, str(tmp_path / "never"), launch=launch)
@@ -67,7 +67,7 @@ def test_the_death_of_a_companion_ends_the_run(how: int, told: str, node: int, t
         run.result(timeout=2 * watch.DEADLINE)
     text = str(caught.value)
     assert text.startswith(f"the companion helper on {os.uname().nodename} ")
-    assert told in text.splitlines()[0]
+    assert message in text.splitlines()[0]
     assert text.endswith("\n\nIts last lines:\ncareful\nport 0 is taken")
     assert run.status is Status.FAILED
     is_gone([], run.id)
@@ -103,12 +103,12 @@ def test_companions_end_when_the_run_is_cancelled(function: str, tmp_path: Path)
     launch = Accompanied(function, {"folder": str(tmp_path)})
     run = submit(accompanied.touch_and_wait, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch)
     watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
-    found = processes_in(tmp_path)
-    assert len(found) == 4
+    processes = processes_in(tmp_path)
+    assert len(processes) == 4
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
-    is_gone(found, run.id)
+    is_gone(processes, run.id)
 
 
 @pytest.mark.parametrize("with_ranks", [True, False])
@@ -119,11 +119,11 @@ def test_companions_end_when_their_agent_is_killed(with_ranks: bool, tmp_path: P
         if with_ranks:
             watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
         watch.until(lambda: len(helpers(driver)) == 2, 2 * watch.DEADLINE)
-        found = [*helpers(driver), *processes_in(tmp_path)]
+        processes = [*helpers(driver), *processes_in(tmp_path)]
         for agent in driver.agents():
             with suppress(psutil.NoSuchProcess):  # it has heard of the other one's end
                 agent.kill()
-        _, alive = psutil.wait_procs(found, watch.DEADLINE)
+        _, alive = psutil.wait_procs(processes, watch.DEADLINE)
         assert alive == []
 
 
@@ -143,10 +143,10 @@ def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None
     launch = Accompanied("end", {"path": ended}, (1,))
     with driven(accompanied.return_first, "", str(tmp_path / "go"), launch=launch) as driver:
         watch.until(lambda: len(driver.heard(messages.Started)) == 2, 2 * watch.DEADLINE)
-        found = watch.until(lambda: helpers(driver))
-        watch.until(lambda: ranks_of(driver, found[0]) == 0)
+        companions = watch.until(lambda: helpers(driver))
+        watch.until(lambda: ranks_of(driver, companions[0]) == 0)
         Path(ended).touch()
-        psutil.wait_procs(found, watch.DEADLINE)
+        psutil.wait_procs(companions, watch.DEADLINE)
         (tmp_path / "go").touch()
         assert driver.values() == [0, 1]
     assert all(report.error is None for report in driver.result().reports)

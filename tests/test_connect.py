@@ -127,10 +127,10 @@ def test_reports_come_at_the_end_on_connect(fails: bool) -> None:
 
 def test_checkpoints_of_executors_on_connect(tmp_path: Path) -> None:
     """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
-    told = checkpointed.Told()
-    run = on_executors(2, checkpoints=tmp_path, callbacks=[told]).submit(checkpointed.save_steps, 2)
+    callback = checkpointed.Told()
+    run = on_executors(2, checkpoints=tmp_path, callbacks=[callback]).submit(checkpointed.save_steps, 2)
     assert run.results() == [None, None]
-    assert [step for step, _ in told.checkpoints] == [1, 2]
+    assert [step for step, _ in callback.checkpoints] == [1, 2]
     assert on_executors(2, checkpoints=tmp_path).submit(checkpointed.load_value).results() == [2, 2]
 
 
@@ -216,9 +216,9 @@ def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
         import os
         from pathlib import Path
 
-        found = sorted(path.name for path in Path().glob("*.pt"))
-        Path(f"{len(found)}-{os.environ['RANK']}.pt").write_bytes(bytes(1 << 20))
-        return found
+        names = sorted(path.name for path in Path().glob("*.pt"))
+        Path(f"{len(names)}-{os.environ['RANK']}.pt").write_bytes(bytes(1 << 20))
+        return names
 
     distributor = on_executors(1, output_dir=tmp_path / "out")
     assert distributor.run(train) == []

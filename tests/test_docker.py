@@ -30,8 +30,8 @@ def run(*command: object, **options: Any) -> str:
 
 
 def services(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text())["services"]
-    return found
+    parsed: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text())["services"]
+    return parsed
 
 
 def test_the_dockerfile_is_linted() -> None:
@@ -88,11 +88,11 @@ def test_nothing_but_this_machine_reaches_the_ports() -> None:
 def test_executors_reach_the_driver_by_the_name_of_its_service() -> None:
     lines = (DOCKER / "spark-defaults.conf").read_text().splitlines()
     settings = dict(line.split() for line in lines if line and not line.startswith("#"))
-    found = services("compose.yaml")
+    hosts = services("compose.yaml")
     master = re.fullmatch(r"spark://(\w+):7077", settings["spark.master"])
     assert master is not None
-    assert found[master[1]]["environment"]["SPARK_MASTER_HOST"] == found[master[1]]["hostname"] == master[1]
-    assert found[settings["spark.driver.host"]]["command"] == ["jupyter"]
+    assert hosts[master[1]]["environment"]["SPARK_MASTER_HOST"] == hosts[master[1]]["hostname"] == master[1]
+    assert hosts[settings["spark.driver.host"]]["command"] == ["jupyter"]
 
 
 def test_variables_of_the_compose_files_are_explained() -> None:

@@ -71,13 +71,13 @@ def compute() -> float:
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
     "training",
-    [*(pytest.param(each, marks=pytest.mark.long_on_executors) for each in (backward, step)), group_of_its_own],
+    [*(pytest.param(training, marks=pytest.mark.long_on_executors) for training in (backward, step)), group_of_its_own],
 )
 def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2).run(training)
-    (told,) = [record.message for record in caplog.records if ALONE in record.message]
-    assert "Call torch.distributed.init_process_group() before the model is made" in told
-    assert told.endswith("require_group=True makes this an error")
+    (warning,) = [record.message for record in caplog.records if ALONE in record.message]
+    assert "Call torch.distributed.init_process_group() before the model is made" in warning
+    assert warning.endswith("require_group=True makes this an error")
 
 
 @pytest.mark.slow_on_executors
@@ -86,8 +86,8 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
     [
         step_with_a_group,
         *(
-            pytest.param(each, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
-            for each in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
+            pytest.param(training, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
+            for training in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
         ),
     ],
 )
@@ -197,9 +197,9 @@ def with_transformers(folder: str) -> tuple[int, str]:
             return {"loss": ((y - labels) ** 2).mean(), "logits": y}
 
     data: Any = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
-    told = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
-    Trainer(Model(), told, train_dataset=data).train()
-    return told.world_size, told.device.type
+    arguments = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
+    Trainer(Model(), arguments, train_dataset=data).train()
+    return arguments.world_size, arguments.device.type
 
 
 @pytest.mark.slow
@@ -240,17 +240,17 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
     from torch.distributed.elastic.multiprocessing import api
 
     api.PContext.start(SimpleNamespace(_start=lambda: None, _tail_logs=[]))  # starts nothing
-    handled = [each for each in signal.Signals if signal.getsignal(each) is api._terminate_process_handler]
-    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
+    handled = [number for number in signal.Signals if signal.getsignal(number) is api._terminate_process_handler]
+    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {number.name for number in handled}
 
 
 @pytest.mark.long
 def test_torchs_elastic_agent_handles_the_signals_of_its_variable(make_local: Make) -> None:
     from torch.distributed.launcher.api import LaunchConfig
 
-    told, handled = make_local(1).run(signals_that_torch_handles)
-    assert told == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
-    assert handled == {*told.split(",")}
+    variable, handled = make_local(1).run(signals_that_torch_handles)
+    assert variable == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
+    assert handled == {*variable.split(",")}
 
 
 @pytest.mark.slow_on_executors

@@ -46,10 +46,10 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     get = ResultReceiver.get
 
     def remember(self: ResultReceiver, rank: int) -> Arrived | None:
-        found = get(self, rank)
-        if found is not None:
-            sizes[rank] = len(found.data)
-        return found
+        value = get(self, rank)
+        if value is not None:
+            sizes[rank] = len(value.data)
+        return value
 
     monkeypatch.setattr(ResultReceiver, "get", remember)
     return sizes
@@ -115,9 +115,9 @@ class Leave:
         return open, (self.trace, "w")
 
 
-@pytest.mark.parametrize("what", ["other bytes", "fewer bytes"])
+@pytest.mark.parametrize("sent", ["other bytes", "fewer bytes"])
 def test_refuses_bytes_that_spark_did_not_announce(
-    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent: str
 ) -> None:
     trace, get = str(tmp_path / "trace"), ResultReceiver.get
 
@@ -125,7 +125,7 @@ def test_refuses_bytes_that_spark_did_not_announce(
         honest = get(self, rank)
         assert honest is not None
         pickled = pickle.dumps((Leave(trace), bytes(len(honest.data))))
-        other = pickled[: len(honest.data) // (1 if what == "other bytes" else 2)]
+        other = pickled[: len(honest.data) // (1 if sent == "other bytes" else 2)]
         return Arrived(memoryview(other), hashlib.sha256(other).digest())
 
     monkeypatch.setattr(ResultReceiver, "get", exchanged)

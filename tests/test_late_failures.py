@@ -31,7 +31,9 @@ def train(size: int, stop: tuple[str, ...], folder: str) -> bytes:
     dist.init_process_group("gloo")
     agent = psutil.Process().parents()[1]
     worker = psutil.Process(int(agent.cmdline()[5]))
-    (executor,) = [each for each in worker.parents() if "CoarseGrained" in " ".join(each.cmdline())][:1] or [worker]
+    (executor,) = [parent for parent in worker.parents() if "CoarseGrained" in " ".join(parent.cmdline())][:1] or [
+        worker
+    ]
     dist.barrier()
     if stop[rank] != "":
         victim = {"worker": worker, "executor": executor}[stop[rank]]
@@ -46,7 +48,7 @@ def submit(size: int, folder: Path, *stop: str, **options: Any) -> tuple[Run[Any
     """Starts a run of two ranks on two nodes, and returns it when they have returned, with what is stopped."""
     distributor = TorchDistributor(2, False, False, max_processes_per_node=1, **options)
     run = distributor.submit(train, size, stop, str(folder))
-    return run, [process_in(folder / f"{rank}.pid") for rank, what in enumerate(stop) if what]
+    return run, [process_in(folder / f"{rank}.pid") for rank, name in enumerate(stop) if name]
 
 
 def process_in(file: Path) -> psutil.Process:

@@ -274,11 +274,11 @@ FAILING = """
 
 def test_a_script_whose_ranks_fail_ends_with_one_traceback_of_theirs(tmp_path: Path) -> None:
     done = programs.run(tmp_path, FAILING)
-    said = done.stderr.replace(socket.gethostname(), "HOST")
+    errors = done.stderr.replace(socket.gethostname(), "HOST")
     assert done.returncode == 1
-    assert said.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
-    assert said.count("raise ValueError") == 1
-    driver, ranks = said.split("distributor.errors.TrainingError: ")
+    assert errors.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
+    assert errors.count("raise ValueError") == 1
+    driver, ranks = errors.split("distributor.errors.TrainingError: ")
     assert [line.split(", ")[-1] for line in driver.splitlines() if line.startswith("  File")] == [
         "in <module>",
         "in run",

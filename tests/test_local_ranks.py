@@ -89,5 +89,7 @@ def test_a_library_that_coordinates_by_host_is_warned_of(
     (tmp_path / "streaming.py").write_text(source)
     with driven(import_streaming, str(tmp_path), num_processes=3, **options) as driver:
         driver.result()
-    told = b"[distributor] streaming expects one LOCAL_RANK 0 on each host, but 2 executors of this run share this host"
-    assert {rank for (rank, stream), text in driver.logs.items() if stream == 2 and told in text} == warned
+    warning = (
+        b"[distributor] streaming expects one LOCAL_RANK 0 on each host, but 2 executors of this run share this host"
+    )
+    assert {rank for (rank, stream), text in driver.logs.items() if stream == 2 and warning in text} == warned

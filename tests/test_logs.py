@@ -42,13 +42,13 @@ def test_equal_lines_of_many_ranks_are_folded(make: Make, capfd: pytest.CaptureF
     make(3, fold_logs=True).run(same)
     out = capfd.readouterr().out
     # Ranks that are more than half a second apart are not waited for: any grouping is right that holds all lines.
-    said = {rank: [] for rank in range(3)}  # type: ignore[var-annotated]
+    lines_of = {rank: [] for rank in range(3)}  # type: ignore[var-annotated]
     for many, one, text in re.findall(r"^\[(?:ranks ([\d, -]+)|rank (\d) [^\]]*)\] (.*)$", out, re.MULTILINE):
         for part in (many or one).split(", "):
             first, _, last = part.partition("-")
             for rank in range(int(first), int(last or first) + 1):
-                said[rank].append(text)
-    for rank, lines in said.items():
+                lines_of[rank].append(text)
+    for rank, lines in lines_of.items():
         assert lines == ["step 0", "step 1", "step 2", "only here" if rank == 1 else "there"]
 
 

@@ -58,11 +58,11 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
 def test_refuses_an_unfit_python_with_the_reason(
     version: Sequence[int], system: str, missing: Sequence[str], says: str | None
 ) -> None:
-    told = preflight.problem(version, system, missing, "/py")
-    assert (told is None) == (says is None)
-    assert told is None or told.startswith(says or "")
-    if told is not None and system == "Linux":
-        assert told.endswith("name another one, such as: make demo PYTHON=python3.13")
+    problem = preflight.problem(version, system, missing, "/py")
+    assert (problem is None) == (says is None)
+    assert problem is None or problem.startswith(says or "")
+    if problem is not None and system == "Linux":
+        assert problem.endswith("name another one, such as: make demo PYTHON=python3.13")
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,13 @@ def test_an_environment_of_another_python_is_left_alone(script: str | None, says
 
 def test_interpreters_are_found_by_version_and_only_once() -> None:
     minor = ".".join(str(part) for part in sys.version_info[:2])
-    found = pythons.interpreters(minor)
-    assert found
-    assert all(told.startswith(f"{minor}.") and environment.version_of(path) == told for told, path in found.items())
-    assert not any((path.parent.parent / "pyvenv.cfg").exists() for path in found.values())
+    interpreters = pythons.interpreters(minor)
+    assert interpreters
+    assert all(
+        version.startswith(f"{minor}.") and environment.version_of(path) == version
+        for version, path in interpreters.items()
+    )
+    assert not any((path.parent.parent / "pyvenv.cfg").exists() for path in interpreters.values())
     assert pythons.interpreters("3.2") == {}
 
 

@@ -93,14 +93,14 @@ def page(executed: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def browser(page: Path, *options: str) -> str:
     """What a headless Chromium prints of a page."""
-    found = next(
+    program = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
-    if found is None:
+    if program is None:
         if os.environ.get("REQUIRE_BROWSER"):
             pytest.fail("no Chromium on the path")
         pytest.skip("no Chromium on the path")
-    command = [found, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}"]
+    command = [program, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}"]
     return subprocess.run(
         [*command, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
     ).stdout
@@ -127,18 +127,18 @@ def test_the_notebook_keeps_the_last_state_only(executed: Client) -> None:
 
 
 def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
-    told = error_of(executed, 2)
+    error = error_of(executed, 2)
     assert re.match(
-        r"TrainingError: rank 1 on \S+ failed: ValueError: learning rate must be positive, not -2\n\nTraceback", told
+        r"TrainingError: rank 1 on \S+ failed: ValueError: learning rate must be positive, not -2\n\nTraceback", error
     )
     # The line of the cell is known here alone: the rank has no more than its number.
-    assert 'raise ValueError(f"learning rate must be positive, not {learning_rate}")' in told
-    assert told.count("Cell In[") == 2
-    assert told.endswith("Cell In[3], line 1, in <module>\n    distributor.run(train, -2)")
-    assert "ipykernel" not in told
+    assert 'raise ValueError(f"learning rate must be positive, not {learning_rate}")' in error
+    assert error.count("Cell In[") == 2
+    assert error.endswith("Cell In[3], line 1, in <module>\n    distributor.run(train, -2)")
+    assert "ipykernel" not in error
     for foreign in ("distributor/", "java", "\tat "):
-        assert foreign not in told
-    assert len(told.splitlines()) < 25
+        assert foreign not in error
+    assert len(error.splitlines()) < 25
 
 
 @pytest.mark.long
@@ -152,9 +152,9 @@ def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) 
 
 @pytest.mark.long
 def test_a_wrong_argument_is_two_lines(executed: Client) -> None:
-    told = error_of(executed, 3)
-    assert told.startswith("ConfigurationError: num_processes must be a positive integer, not 0")
-    assert told.endswith("TorchDistributor(0)")
+    error = error_of(executed, 3)
+    assert error.startswith("ConfigurationError: num_processes must be a positive integer, not 0")
+    assert error.endswith("TorchDistributor(0)")
 
 
 @pytest.mark.long
@@ -185,12 +185,12 @@ def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None
 
 @pytest.mark.long
 def test_an_interrupt_has_a_short_traceback(executed: Client) -> None:
-    told = error_of(executed, 7)
+    error = error_of(executed, 7)
     where = "  Cell In[8], line 16, in <module>\n    distributor.run(train_for_ever)"
-    assert told == f"KeyboardInterrupt\n\nraised by\n{where}"
+    assert error == f"KeyboardInterrupt\n\nraised by\n{where}"
     assert executed.shown[7][-1].startswith("cancelled train_for_ever 2 ranks")
-    (said,) = [output["text"] for output in executed.nb.cells[7].outputs if output.output_type == "stream"]
-    assert re.fullmatch(r"\[distributor\] run \w+: interrupted; rank.* at Cell In\[8\]:\d\n", said)
+    (line,) = [output["text"] for output in executed.nb.cells[7].outputs if output.output_type == "stream"]
+    assert re.fullmatch(r"\[distributor\] run \w+: interrupted; rank.* at Cell In\[8\]:\d\n", line)
 
 
 @pytest.mark.long

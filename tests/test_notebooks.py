@@ -44,7 +44,7 @@ LONG = (
     *("06_lightning_recommender", "07_accelerate"),
 )
 
-each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def code_cells(notebook: Any) -> list[Any]:
@@ -57,7 +57,7 @@ def test_there_are_notebooks() -> None:
     assert re.findall(r"\]\((\w+)\.ipynb\)", page) == [path.stem for path in NOTEBOOKS]
 
 
-@each
+@every_notebook
 def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     for cell in code_cells(json.loads(path.read_text())):
         assert cell["outputs"] == []
@@ -67,8 +67,8 @@ def test_notebooks_are_committed_without_outputs(path: Path) -> None:
 def choice(path: Path) -> str:
     """The lines by which a notebook chooses between GPUs and CPUs."""
     sources = ["".join(cell["source"]) for cell in code_cells(json.loads(path.read_text()))]
-    (found,) = re.findall(r"^spark = SparkSession\.getActiveSession\(\)\n(?:.+\n)+", "\n\n".join(sources), re.MULTILINE)
-    return str(found)
+    (lines,) = re.findall(r"^spark = SparkSession\.getActiveSession\(\)\n(?:.+\n)+", "\n\n".join(sources), re.MULTILINE)
+    return str(lines)
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,5 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [output for output in outputs if output["output_type"] == "error"] == []
     assert any("image/png" in output.get("data", {}) for output in outputs)
     # Neither Python's warnings nor Spark's are a sight for readers.
-    told = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
-    assert not re.search("warn", told, re.IGNORECASE), told
+    errors = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
+    assert not re.search("warn", errors, re.IGNORECASE), errors

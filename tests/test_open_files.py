@@ -45,8 +45,8 @@ def test_more_ranks_print_than_files_may_be_open(tmp_path: Path) -> None:
     """All are connected to the store at the same time. The limits of driver and ranks stay as they are."""
     done = drive(tmp_path, 140, 256, 4096)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"ranks": [256], "count": 140, "here": 256}
+    limits = json.loads(done.stdout.splitlines()[-1])
+    assert limits == {"ranks": [256], "count": 140, "here": 256}
     for name, shown in (("out", done.stdout), ("err", done.stderr)):
         assert all(f"{name} of rank {rank}\n" in shown for rank in range(140))
 

@@ -21,11 +21,11 @@ from distributor.values import messages
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("what", faults.BREAKS)
-def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, what: str) -> None:
-    assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]
+@pytest.mark.parametrize("fault", faults.BREAKS)
+def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, fault: str) -> None:
+    assert make(2).submit(faults.break_then, fault, "return").results() == ["0", "1"]
     with pytest.raises(TrainingError, match=r"rank 1 on .* failed: ValueError: the learning rate must be") as caught:
-        make(2).run(faults.break_then, what, "raise")
+        make(2).run(faults.break_then, fault, "raise")
     assert isinstance(caught.value.__cause__, ValueError)
     assert "in break_then" in caught.value.traceback
 
@@ -79,8 +79,8 @@ def test_a_rank_succeeds_on_a_full_disk(make_local: Make, small_disk: Path) -> N
 
 
 def test_a_value_that_does_not_fit_on_the_disk_is_an_error(make_local: Make, small_disk: Path) -> None:
-    what = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
-    with pytest.raises(ResultError, match=what):
+    text = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
+    with pytest.raises(ResultError, match=text):
         make_local(1).run(faults.fill_then, "return", 9 << 20)
 
 
@@ -145,8 +145,8 @@ def test_a_failure_is_reported_while_the_store_does_not_answer(tmp_path: Path) -
         watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(2)))
         placement = driver.heard(messages.Hello)[0].placement  # as text
         port = json.loads(placement)[0]["port"]
-        found = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
-        (store,) = [each for each in found if port in (line.laddr.port for line in each.net_connections())]
+        launchers = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
+        (store,) = [result for result in launchers if port in (line.laddr.port for line in result.net_connections())]
         store.suspend()
         try:
             watch.until(lambda: unread(port))

@@ -105,22 +105,22 @@ class Listener:
     """Takes notes of what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.steps: list[int | None] = []
         self.results: list[Any] = []
         self.thread: threading.Thread | None = None
 
     def on_start(self, run: Run) -> None:
-        self.told.append("start")
+        self.calls.append("start")
         self.thread = threading.current_thread()
 
     def on_metrics(self, run: Run, rows: Any) -> None:
         assert threading.current_thread() is self.thread
-        self.told += ["metrics"] * (self.told[-1] != "metrics")
+        self.calls += ["metrics"] * (self.calls[-1] != "metrics")
         self.steps += [row.step for row in rows]
 
     def on_end(self, run: Run) -> None:
-        self.told.append(run.status.value)
+        self.calls.append(run.status.value)
         self.results = run.results(0)
 
 
@@ -128,7 +128,7 @@ def test_callbacks_are_called_in_order(make: Make) -> None:
     first, second = Listener(), Listener()
     make(1, callbacks=[first, second]).run(report_steps, 300)
     for listener in (first, second):
-        assert listener.told == ["start", "metrics", "succeeded"]
+        assert listener.calls == ["start", "metrics", "succeeded"]
         assert listener.steps == list(range(1, 302))
         assert listener.results == [None]
 
@@ -151,7 +151,7 @@ def test_an_error_in_a_callback_is_a_warning(make_local: Make, caplog: pytest.Lo
     place = f"{__file__}:{Broken.on_start.__code__.co_firstlineno + 1}"
     assert f"Broken.on_start raised RuntimeError: no network ({place}); this warning is shown once" in caplog.text
     assert "Broken.on_end raised RuntimeError: still no network" in caplog.text
-    assert listener.told == ["start", "metrics", "failed"]
+    assert listener.calls == ["start", "metrics", "failed"]
 
 
 class Leaving:
@@ -164,7 +164,7 @@ class Leaving:
 def test_a_callback_that_exits_ends_no_other(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     make_local(1, callbacks=[Leaving(), listener]).run(report_steps, 3)
-    assert listener.told == ["start", "metrics", "succeeded"]
+    assert listener.calls == ["start", "metrics", "succeeded"]
     assert "Leaving.on_start raised SystemExit: no network" in caplog.text
 
 
@@ -192,13 +192,13 @@ class Attempts:
     """Takes notes of attempts."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def on_attempt_end(self, run: Run, attempt: Any) -> None:
-        self.told.append(attempt)
+        self.calls.append(attempt)
 
     def on_end(self, run: Run) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
 
 def fail_in_the_first_attempt() -> int:
@@ -213,8 +213,8 @@ def test_on_attempt_end_is_called_for_each_attempt(make: Make) -> None:
     callback = Attempts()
     run = make(1, max_restarts=1, restart_on="any", callbacks=[callback]).submit(fail_in_the_first_attempt)
     assert run.result(watch.DEADLINE) == 1
-    assert callback.told == [*run.attempts, "end"]
-    assert [(each.number, each.reason) for each in run.attempts] == [
+    assert callback.calls == [*run.attempts, "end"]
+    assert [(attempt.number, attempt.reason) for attempt in run.attempts] == [
         (0, "rank 0 failed: ValueError: not this time"),
         (1, None),
     ]

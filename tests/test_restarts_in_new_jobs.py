@@ -115,10 +115,10 @@ def test_the_last_attempt_is_the_error_and_earlier_ones_are_listed(make_local: M
     kill(run, tmp_path, "agent", 2)
     with pytest.raises(NodeLostError, match="^lost the node on ") as caught:
         run.result(watch.DEADLINE)
-    told = str(caught.value).partition("\n\nEarlier attempts:\n")[2].splitlines()
-    assert [line.partition(",")[0] for line in told] == ["  attempt 0", "  attempt 1"]
-    assert "last step 0: lost the node on " in told[0]
-    assert "last step 1: rank 0 failed: killed by SIGKILL" in told[1]
+    lines = str(caught.value).partition("\n\nEarlier attempts:\n")[2].splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["  attempt 0", "  attempt 1"]
+    assert "last step 0: lost the node on " in lines[0]
+    assert "last step 1: rank 0 failed: killed by SIGKILL" in lines[1]
     assert [ended.number for ended in run.attempts] == [0, 1, 2]
     assert all(ended.executor is not None for ended in run.attempts)
     watch.gone(run.id)

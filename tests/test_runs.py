@@ -43,8 +43,10 @@ def test_run_returns_the_value_of_rank_0_whoever_finishes_last(make: Make, tmp_p
 
 def test_a_rank_knows_where_it_is(make: Make, mode: str) -> None:
     nodes = nodes_of(mode)
-    each = 4 // nodes
-    assert make(4).submit(trainings.where).results() == [(r, 4, r % each, each, r // each, 0) for r in range(4)]
+    per_node = 4 // nodes
+    assert make(4).submit(trainings.where).results() == [
+        (r, 4, r % per_node, per_node, r // per_node, 0) for r in range(4)
+    ]
 
 
 def test_rank_0_goes_first(make: Make, tmp_path: Path) -> None:
@@ -264,17 +266,17 @@ def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) 
 def test_files_written_into_a_copied_folder_are_warned_of(
     make: Make, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    project, told = tmp_path / "project", tmp_path / "told"
+    project, go = tmp_path / "project", tmp_path / "go"
     project.mkdir()
     (project / "train.py").write_text(
         "import sys, time\nfrom pathlib import Path\n\nPath('checkpoint.pt').touch()\n"
         "while not Path(sys.argv[1]).exists():\n    time.sleep(0.01)\n"
     )
     warning = "removes new files of its ranks when the run ends, such as 'checkpoint.pt' (written by rank 0)"
-    run = make(1, working_dir=project).submit_module("train", str(told))
+    run = make(1, working_dir=project).submit_module("train", str(go))
     if mode != LOCAL:
         watch.until(lambda: warning in caplog.text)
-    told.touch()
+    go.touch()
     run.result(watch.DEADLINE)
     assert (project / "checkpoint.pt").exists() == (mode == LOCAL)
     assert (warning in caplog.text) == (mode != LOCAL)
@@ -431,10 +433,10 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     assert run.wait(watch.DEADLINE)
     with pytest.raises(RunCancelledError):
         run.result()
-    told = re.search(
+    warning = re.search(
         r"killed ranks? [01](-1)?, which had not ended 0.5 s after SIGTERM: raise grace_period", caplog.text
     )
-    assert (told is None) is killed
+    assert (warning is None) is killed
     watch.gone(run.id)
 
 

@@ -177,10 +177,10 @@ ROUTES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_sparks_objects_are_refused_before_anything_starts(
     one_jvm: Any, route: str, make: Callable[[Any], Any], kind: str, words: str
 ) -> None:
-    into, told = ROUTES[route]
+    into, text = ROUTES[route]
     value = make(one_jvm.sparkContext)
     function, *args = into(value) if isinstance(into(value), tuple) else (into(value),)
-    with pytest.raises(PayloadError, match=told.format(kind=kind)) as caught:
+    with pytest.raises(PayloadError, match=text.format(kind=kind)) as caught:
         on_executors(1).run(function, *args)
     assert re.search(f"since (it|the {kind} in it) {words}|a {kind} that it uses {words}", str(caught.value))
     assert [*one_jvm.sparkContext._pickled_broadcast_vars] == []  # which the thread's next Spark job would send
@@ -197,8 +197,8 @@ def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
     run = on_executors(2, name="digits").submit(trainings.rank)
     assert run.results() == [0, 1]
     jobs = one_jvm.sparkContext._jsc.sc().statusStore().jobsList(None)
-    told = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
-    assert f"distributor digits ({run.id}): rank on 2 ranks" in told
+    descriptions = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
+    assert f"distributor digits ({run.id}): rank on 2 ranks" in descriptions
 
 
 def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
@@ -341,11 +341,11 @@ def test_a_run_that_is_placed_badly_is_placed_again(
 ) -> None:
     shipped = strict(monkeypatch)
     run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
-    told = f"Spark put more ranks on an executor than the 2 that it may host; placing run {run.id} again"
-    watch.until(lambda: told in caplog.messages)
+    warning = f"Spark put more ranks on an executor than the 2 that it may host; placing run {run.id} again"
+    watch.until(lambda: warning in caplog.messages)
     shipped[0]["most_tasks"] = 2
     assert run.results(watch.DEADLINE) == [3.0, 3.0]
-    assert caplog.messages.count(told) == 1
+    assert caplog.messages.count(warning) == 1
 
 
 def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

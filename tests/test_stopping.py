@@ -93,11 +93,11 @@ def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: P
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER, asks)
     await_steps(run)
     run.stop()
-    (found,) = {*run.results(watch.DEADLINE)}
+    (result,) = {*run.results(watch.DEADLINE)}
     assert run.status is Status.SUCCEEDED
-    assert found[1] is not None
-    again = make(4, checkpoints=tmp_path).run(train, found[1] + 3, asks)
-    assert again == (found[1], None)
+    assert result[1] is not None
+    again = make(4, checkpoints=tmp_path).run(train, result[1] + 3, asks)
+    assert again == (result[1], None)
 
 
 def test_a_run_may_be_asked_to_stop_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_preemptions_without_progress_come_to_an_end(make_local: Make) -> None:
     run = make_local(1, max_restarts=1).submit(preempt_itself)
     with pytest.raises(PreemptionError, match="The last three attempts reached no later step than those before"):
         run.result(watch.DEADLINE)
-    steps = [each.step for each in run.attempts]
+    steps = [attempt.step for attempt in run.attempts]
     assert len(steps) >= 4 and all(step is not None and step > 5 for step in steps)
 
 
@@ -142,16 +142,16 @@ def test_should_stop_may_be_asked_every_tenth_step(make_local: Make, tmp_path: P
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER, "all", 10)
     await_steps(run)
     run.stop()
-    (found,) = {*run.results(watch.DEADLINE)}
-    assert found[1] is not None and found[1] % 10 == 0
+    (result,) = {*run.results(watch.DEADLINE)}
+    assert result[1] is not None and result[1] % 10 == 0
 
 
 def test_a_function_that_never_asks_is_cancelled(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path, grace_period=1).submit(train, FOR_EVER, "none")
     await_steps(run)
     run.stop(timeout=0.1)
-    told = rf"run {run.id} was cancelled: its ranks had not ended 0\.1 s after run\.stop\(\)"
-    with pytest.raises(RunCancelledError, match=told):
+    text = rf"run {run.id} was cancelled: its ranks had not ended 0\.1 s after run\.stop\(\)"
+    with pytest.raises(RunCancelledError, match=text):
         run.result(watch.DEADLINE)
     watch.gone(run.id)
 
@@ -178,11 +178,11 @@ def test_a_cancel_does_not_wait_for_a_step(make_local: Make, tmp_path: Path) -> 
 def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
     preempt(run)
-    told = (
+    text = (
         r"the run was preempted: rank \d on \S+ got SIGTERM, and all ranks have stopped at step (\d+)\. "
         rf"The last checkpoint is of step \1, in {tmp_path}"
     )
-    with pytest.raises(PreemptionError, match=told):
+    with pytest.raises(PreemptionError, match=text):
         run.result(watch.DEADLINE)
     assert run.status is Status.FAILED
 
@@ -216,10 +216,10 @@ def test_a_preempted_run_goes_on_and_does_not_count_it(
         preempt(run, attempt)
     await_steps(run, 3)
     run.stop()
-    (found,) = {*run.results(watch.DEADLINE)}
-    steps = [each.step for each in run.attempts]
-    assert found == (steps[2], steps[3])
-    assert [each.reason is None for each in run.attempts] == [False, False, False, True]
+    (result,) = {*run.results(watch.DEADLINE)}
+    steps = [attempt.step for attempt in run.attempts]
+    assert result == (steps[2], steps[3])
+    assert [attempt.reason is None for attempt in run.attempts] == [False, False, False, True]
     assert caplog.text.count("starting again in a new job: the run was preempted: rank ") == 3
 
 
@@ -268,13 +268,13 @@ def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, s
     terminate(run, with_executor=False, seed=seed)
     await_steps(run, 1)
     run.stop()
-    (found,) = {*run.results(watch.DEADLINE)}
-    told = run.attempts[0]
-    assert told.reason is not None
+    (result,) = {*run.results(watch.DEADLINE)}
+    preempted = run.attempts[0]
+    assert preempted.reason is not None
     assert re.match(
-        r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", told.reason
+        r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", preempted.reason
     )
-    assert found[0] == told.step and found[0] > 0
+    assert result[0] == preempted.step and result[0] > 0
 
 
 @pytest.mark.spark
@@ -286,8 +286,8 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     terminate(run, with_executor=True, seed=seed)
     await_steps(run, 1)
     run.stop()
-    (found,) = {*run.results(watch.DEADLINE)}
-    assert found[0] == run.attempts[0].step and found[0] > 0
+    (result,) = {*run.results(watch.DEADLINE)}
+    assert result[0] == run.attempts[0].step and result[0] > 0
     watch.gone(run.id)
 
 
@@ -298,8 +298,8 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
     terminate(run, with_executor=False, seed=0)
     await_steps(run, 1)
     run.stop()
-    found = run.result(watch.DEADLINE)
-    assert found[0] == run.attempts[0].step and found[0] > 0
+    result = run.result(watch.DEADLINE)
+    assert result[0] == run.attempts[0].step and result[0] > 0
 
 
 @pytest.mark.slow
@@ -346,8 +346,10 @@ def test_an_executor_that_spark_decommissions_makes_all_stop(sessions: Sessions,
     assert run.num_processes in (2, 4)  # Spark may have started another executor by now
     run.stop()
     run.result(watch.DEADLINE)
-    told = run.attempts[0].reason
-    assert told is not None and re.match(r"the run was preempted: Spark is about to end the executor on \S+, and", told)
+    reason = run.attempts[0].reason
+    assert reason is not None and re.match(
+        r"the run was preempted: Spark is about to end the executor on \S+, and", reason
+    )
 
 
 @pytest.mark.parametrize("wished", [True, False])
@@ -359,8 +361,8 @@ def test_ranks_that_stop_at_different_steps_fail(make_local: Make, wished: bool)
     else:
         preempt(run)
         preempt(run, 1)
-    told = r"rank \d was told to stop at step \d+, and rank \d at step \d+: call should_stop\(\) with the same steps"
-    with pytest.raises(StopError, match=told):
+    text = r"rank \d was told to stop at step \d+, and rank \d at step \d+: call should_stop\(\) with the same steps"
+    with pytest.raises(StopError, match=text):
         run.result(watch.DEADLINE)
     assert len(run.attempts) == (1 if wished else 2)
     watch.gone(run.id)

@@ -77,8 +77,8 @@ def test_the_package_works_from_a_zip(inside: str, tmp_path: Path) -> None:
         "for keep_warm in (600, 0):\n"
         "    print(distributor.TorchDistributor(2, True, False, keep_warm=keep_warm).run(trainings.all_reduce))\n"
     )
-    own = [path for path in sys.path if path and Path(path) != package.parent]
-    path = os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *own])
+    installed = [path for path in sys.path if path and Path(path) != package.parent]
+    path = os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *installed])
     ended = programs.run(tmp_path, code, env={"PYTHONPATH": path}, cwd=tmp_path)
     where, shipped, *values = ended.stdout.splitlines() or [ended.stderr] * 4
     assert where == f"{tmp_path}/dist.zip{inside}/distributor/__init__.py"
@@ -100,8 +100,8 @@ def test_a_missing_temporary_folder_of_an_executor_is_named(
     shutil.rmtree(folder)
     if not reached:
         request.getfixturevalue("unreachable")
-    told = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
-    with pytest.raises(StartError, match=told):
+    text = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
+    with pytest.raises(StartError, match=text):
         one.run(trainings.rank)
     folder.mkdir()
     assert one.run(trainings.rank) == 0

@@ -62,7 +62,7 @@ def look() -> dict[str, Any]:
 
     mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", environment.NODE_ID)
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    own = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
+    loaded = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
     return {
         "environ": {name: kind_of(value) for name, value in os.environ.items() if name not in mine},
         "cwd": os.getcwd(),
@@ -80,7 +80,7 @@ def look() -> dict[str, Any]:
             entry.replace(os.environ["TORCHELASTIC_RUN_ID"], "RUN").rpartition("-")[0] or entry for entry in sys.path
         ],
         "argv": sys.argv,
-        "modules": own,
+        "modules": loaded,
         "mark": polluted_marks(),
         "main": multiprocessing.current_process().name,
         "threads": [thread.name for thread in threading.enumerate()],

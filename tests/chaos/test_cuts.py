@@ -39,8 +39,8 @@ def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_pa
     assert run.placement is not None
     node = next(node for node in run.placement.nodes if node.host == "host-b")
     first, last = node.ranks[0], node.ranks[-1]
-    told = f"lost the node on host-b (node {node.node_rank}, ranks {first}-{last}): nothing was heard from it for 5 s"
-    assert str(caught.value).startswith(told)
+    text = f"lost the node on host-b (node {node.node_rank}, ranks {first}-{last}): nothing was heard from it for 5 s"
+    assert str(caught.value).startswith(text)
     assert ": 2 ranks running" in str(caught.value)
     leftovers.gone(run.id)
 

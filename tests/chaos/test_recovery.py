@@ -24,8 +24,8 @@ def rank_of(run: Run) -> psutil.Process:
     """Some rank of the latest attempt, by what it has reported last."""
     rows = tuple(run.metrics)
     latest = max(row.attempt for row in rows)
-    found = {row.rank: int(row.values["pid"]) for row in rows if row.attempt == latest and "pid" in row.values}
-    return psutil.Process(found[max(found)])
+    pids = {row.rank: int(row.values["pid"]) for row in rows if row.attempt == latest and "pid" in row.values}
+    return psutil.Process(pids[max(pids)])
 
 
 FINDS: dict[str, Callable[[Run], psutil.Process]] = {

@@ -32,7 +32,7 @@ def test_a_training_goes_on_bit_by_bit_after_a_node_is_lost(cluster: Cluster, tm
         watch.until(lambda step=step: max(checkpointed.committed(kept), default=0) >= step)  # type: ignore[misc]
         find().kill()
         watch.until(lambda number=number: len(run.attempts) > number)  # type: ignore[misc]
-    begun, found, _ = run.result(4 * watch.DEADLINE)
+    begun, result, _ = run.result(4 * watch.DEADLINE)
     assert begun >= 12
-    assert found == weights
+    assert result == weights
     watch.gone(run.id)

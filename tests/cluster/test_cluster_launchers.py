@@ -113,13 +113,13 @@ def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftove
     victims.await_ranks(path, 3, tmp_path)
     assert run.placement is not None
     there = cluster.hosts.processes(run.placement.nodes[-1].host)
-    name, told = DAEMONS[path]
+    name, text = DAEMONS[path]
 
     def daemon(run: Run) -> psutil.Process:
-        found = victims.programs(run, name) if name else filter(watch.is_agent, watch.processes(run.id))
-        return next(process for process in found if process.pid in there)
+        processes = victims.programs(run, name) if name else filter(watch.is_agent, watch.processes(run.id))
+        return next(process for process in processes if process.pid in there)
 
-    victims.strike(run, (daemon, told))
+    victims.strike(run, (daemon, text))
     leftovers.gone(run.id)
 
 
@@ -132,5 +132,5 @@ def test_ray_trains_on_all_hosts(cluster: Cluster, leftovers: Leftovers, tmp_pat
     run = distributor.submit(launched.train_resnet_with_ray, str(tmp_path), len(CORES), spread=True)
     metrics = run.result(6 * watch.DEADLINE)
     launched.assert_trained(metrics, len(CORES))
-    assert {each["address"] for each in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}
+    assert {worker["address"] for worker in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}
     leftovers.gone(run.id)

@@ -74,8 +74,8 @@ def test_no_name_server_is_asked_for_the_names_of_peers(cluster: Cluster) -> Non
 def test_little_shared_memory_of_a_host_is_warned_of(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.session()
     TorchDistributor(6, use_gpu=False).run(trainings.rank)
-    told = [record.getMessage() for record in caplog.records if "/dev/shm" in record.getMessage()]
-    assert [text.partition(",")[0] for text in told] == ["the node on host-b has 64 MiB of /dev/shm"]
+    warnings = [record.getMessage() for record in caplog.records if "/dev/shm" in record.getMessage()]
+    assert [text.partition(",")[0] for text in warnings] == ["the node on host-b has 64 MiB of /dev/shm"]
 
 
 @pytest.mark.long

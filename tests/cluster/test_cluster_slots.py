@@ -67,8 +67,8 @@ def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: 
     go.touch()
     assert run.results() == [21.0] * 6
     holding.join()
-    told = f"[distributor] run {run.id}: waiting for 6 task slots: 2 are free"
-    assert told in capsys.readouterr().err
+    text = f"[distributor] run {run.id}: waiting for 6 task slots: 2 are free"
+    assert text in capsys.readouterr().err
 
 
 def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
@@ -102,9 +102,9 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("skew")
     (folder / "sitecustomize.py").write_text(SITE)
     for name, version in (("other", "9.9.0"), ("patch", "2.13.9")):
-        about = folder / name / f"torch-{version}.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        metadata = folder / name / f"torch-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     return folder
 
 
@@ -128,8 +128,8 @@ def test_another_build_of_torch_on_one_host(cluster: Cluster, skewed: Path, capl
 @pytest.mark.long
 def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     session = cluster.session()
-    own = re.escape(".".join(platform.python_version_tuple()[:2]))
+    version = re.escape(".".join(platform.python_version_tuple()[:2]))
     with monkeypatch.context() as patch:
         patch.setattr(session.sparkContext, "pythonVer", "3.8")
-        with pytest.raises(StartError, match=rf"failed on 10[\d., ]+: .*version: {own}.* driver: 3\.8, .*PYSPARK"):
+        with pytest.raises(StartError, match=rf"failed on 10[\d., ]+: .*version: {version}.* driver: 3\.8, .*PYSPARK"):
             TorchDistributor(2, use_gpu=False).run(trainings.rank)

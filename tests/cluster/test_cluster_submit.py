@@ -58,8 +58,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_spark_submit_in_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
     pythons = ["--conf", f"spark.pyspark.python={sys.executable}"]
     if host is not None:
-        own = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]  # the driver does not unpack it
-        pythons = ["--archives", f"{packed}#env", "--conf", "spark.pyspark.python=./env/bin/python", *own]
+        driver = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]  # the driver does not unpack it
+        pythons = ["--archives", f"{packed}#env", "--conf", "spark.pyspark.python=./env/bin/python", *driver]
     done = submit(cluster, host, *pythons)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[distributor] run " in done.stdout

@@ -52,16 +52,16 @@ def write(tmp_path: Path) -> Any:
 
 def test_variables_are_those_of_accelerates_launcher(write: Any) -> None:
     path = Accelerate(write(FSDP)).resolve(4, use_gpu=True)
-    found = path.env(True)
-    assert (found["ACCELERATE_USE_FSDP"], found["FSDP_VERSION"], found["ACCELERATE_MIXED_PRECISION"]) == (
+    variables = path.env(True)
+    assert (variables["ACCELERATE_USE_FSDP"], variables["FSDP_VERSION"], variables["ACCELERATE_MIXED_PRECISION"]) == (
         "true",
         "2",
         "bf16",
     )
-    assert found["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    assert variables["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
     ours = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-    assert not found.keys() & set(ours)
-    assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in found)
+    assert not variables.keys() & set(ours)
+    assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in variables)
 
 
 def one_per_executor(mode: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def train(steps: int) -> dict[str, Any]:
 @pytest.mark.framework("Accelerate", "accelerate", "Accelerator()")
 def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
     zero, one = make(2, require_group=True, **one_per_executor(mode)).submit(train, 10).results()
-    assert [(each["ranks"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
+    assert [(result["ranks"], result["rank"]) for result in (zero, one)] == [(2, 0), (2, 1)]
     assert zero["losses"] == one["losses"] and all(len(set(losses)) == 2 for losses in zero["losses"])
     assert sum(zero["losses"][-1]) < sum(zero["losses"][0]) / 2
     assert zero["weights"] == one["weights"]
@@ -160,7 +160,7 @@ def test_the_users_variables_come_last(write: Any) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("text", "use_gpu", "told"),
+    ("text", "use_gpu", "message"),
     [
         pytest.param(FSDP, False, "asks for FSDP, which needs GPUs: pass use_gpu=True, or", id="fsdp-on-cpus"),
         pytest.param(ON_CPUS, True, "says use_cpu: true, but the run has use_gpu=True", id="cpus-on-gpus"),
@@ -172,8 +172,10 @@ def test_the_users_variables_come_last(write: Any) -> None:
         pytest.param("- 1", True, "Accelerate rejects the configuration ", id="no-mapping"),
     ],
 )
-def test_refuses_an_accelerate_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, write: Any) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_refuses_an_accelerate_file_that_does_not_suit_the_run(
+    text: str, use_gpu: bool, message: str, write: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Accelerate(write(text)).resolve(2, use_gpu)
 
 
@@ -186,6 +188,6 @@ def test_refuses_when_accelerate_does_not_answer_in_time(write: Any, monkeypatch
     """The file that Accelerate finds by itself has no path that the error could name."""
     monkeypatch.setattr("distributor.launch.accelerate.configuration._PATIENCE", 0.01)
     for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):
-        told = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
-        with pytest.raises(ConfigurationError, match=told):
+        message = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
+        with pytest.raises(ConfigurationError, match=message):
             launch.resolve(2, use_gpu=False)

@@ -119,10 +119,10 @@ def options(work: Path, mode: str) -> dict[str, Any]:
 
 def assert_together(out: str, device: str = "cpu", fall: float = 0.5) -> None:
     """Both ranks have trained the same model, and the loss has fallen to a part of what it was."""
-    told = [eval(found) for found in re.findall(r"trained (\{.*\})", out)]
-    assert [(each["ranks"], each["device"]) for each in told] == [(2, device)] * 2, out
-    assert len({each["weights"] for each in told}) == 1
-    losses = told[0]["losses"]
+    results = [eval(text) for text in re.findall(r"trained (\{.*\})", out)]
+    assert [(result["ranks"], result["device"]) for result in results] == [(2, device)] * 2, out
+    assert len({result["weights"] for result in results}) == 1
+    losses = results[0]["losses"]
     assert len(losses) == 16
     assert losses[-1] < fall * losses[0]
 

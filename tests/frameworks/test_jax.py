@@ -116,7 +116,9 @@ def begin() -> list[Any]:
     jax.distributed.initialize()
     process = psutil.Process()
     listening = {
-        each.laddr.ip.removeprefix("::ffff:") for each in process.net_connections("tcp") if each.status == "LISTEN"
+        connection.laddr.ip.removeprefix("::ffff:")
+        for connection in process.net_connections("tcp")
+        if connection.status == "LISTEN"
     }
     return [imported, watch.started_by(), sorted(listening)]
 

@@ -39,7 +39,7 @@ def train(**options: Any) -> dict[str, Any]:
             prepared.append(1)
 
         def training_step(self, batch: Any, index: int) -> Any:
-            seen.extend(int(each) for each in batch[0].flatten())
+            seen.extend(int(sample) for sample in batch[0].flatten())
             loss = self.layer(batch[0]).sum()
             self.log("loss", loss)
             return loss
@@ -70,10 +70,10 @@ def train(**options: Any) -> dict[str, Any]:
 
 def assert_together(results: list[dict[str, Any]]) -> None:
     """All ranks have trained one model, on all samples, each once."""
-    assert [each["ranks"] for each in results] == [len(results)] * len(results)
-    assert [each["rank"] for each in results] == list(range(len(results)))
-    assert sorted(sample for each in results for sample in each["seen"]) == list(range(SAMPLES))
-    assert len({each["weight"] for each in results}) == 1
+    assert [result["ranks"] for result in results] == [len(results)] * len(results)
+    assert [result["rank"] for result in results] == list(range(len(results)))
+    assert sorted(sample for result in results for sample in result["seen"]) == list(range(SAMPLES))
+    assert len({result["weight"] for result in results}) == 1
 
 
 @pytest.mark.ci
@@ -133,7 +133,7 @@ def test_nodes_with_different_numbers_of_ranks() -> None:
     with driven(train, num_processes=3) as driver:
         results = driver.values()
     assert_together(results)
-    assert [each["prepared"] for each in results] == [1, 0, 1]  # once on each node
+    assert [result["prepared"] for result in results] == [1, 0, 1]  # once on each node
 
 
 def evaluate() -> int | None:
@@ -193,9 +193,9 @@ def test_scripts_for_fabric_run(make_local: Make) -> None:
 
 def test_other_numbers_of_devices_are_warned_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2).run(train, devices=8)
-    told = capfd.readouterr()
-    said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
-    assert (told.out + told.err).count(said) == 1
+    output = capfd.readouterr()
+    text = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
+    assert (output.out + output.err).count(text) == 1
 
 
 def own_environment() -> int:
@@ -297,5 +297,5 @@ def sharded(steps: int) -> dict[str, Any]:
 
 @pytest.mark.framework("Lightning", "pytorch-lightning", "ModelParallelStrategy (FSDP2)")
 def test_model_parallel_strategy_shards_a_model(make: Make) -> None:
-    found = make(2).submit(sharded, 8).results()
-    assert [(each["ranks"], each["local"] * 2) for each in found] == [(2, each["all"]) for each in found]
+    results = make(2).submit(sharded, 8).results()
+    assert [(result["ranks"], result["local"] * 2) for result in results] == [(2, result["all"]) for result in results]

@@ -171,10 +171,10 @@ def tensor_parallel() -> float:
 
 
 def test_hybrid_sharding_over_the_ranks_of_each_executor(make: Make, mode: str) -> None:
-    found = make(4).submit(hybrid).results(watch.DEADLINE)
-    assert {each["mesh"] for each in found} == {(1, 4) if mode == LOCAL else (2, 2)}
-    assert all(each["shard"] for each in found)
-    assert len({round(each["weight"], 4) for each in found}) == 1
+    results = make(4).submit(hybrid).results(watch.DEADLINE)
+    assert {result["mesh"] for result in results} == {(1, 4) if mode == LOCAL else (2, 2)}
+    assert all(result["shard"] for result in results)
+    assert len({round(result["weight"], 4) for result in results}) == 1
 
 
 def test_tensor_parallel_layers(make: Make) -> None:

@@ -107,7 +107,7 @@ def test_a_trainers_script(
 
 
 @pytest.mark.parametrize(
-    ("mode", "source", "kind", "told"),
+    ("mode", "source", "kind", "text"),
     [
         case(LOCAL, SCRIPT, "deepspeed", 'script_arguments="trainer" (--script-arguments trainer)', id="trainers"),
         case(
@@ -124,12 +124,12 @@ def test_a_trainers_script(
     indirect=["mode"],
 )
 def test_what_a_script_does_not_take_is_named_with_what_it_takes(
-    run: Any, source: str, kind: Any, told: str, tmp_path: Path
+    run: Any, source: str, kind: Any, text: str, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path) if source is SCRIPT else ()
     with pytest.raises(TrainingError) as caught:
         run(source, *args, script_arguments=kind)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def options(work: Path) -> dict[str, Any]:
     return {"working_dir": work, "output_dir": work.parent / "back", "env": ENV, "require_group": True}
 
 
-def assert_together(told: list[dict[str, Any]], device: str) -> None:
+def assert_together(results: list[dict[str, Any]], device: str) -> None:
     """Both ranks have trained the same model."""
-    assert [(each["ranks"], each["device"], each["backend"]) for each in told] == [(2, device, device)] * 2
-    assert len({each["weights"] for each in told}) == 1
-    losses = told[0]["losses"]
+    assert [(result["ranks"], result["device"], result["backend"]) for result in results] == [(2, device, device)] * 2
+    assert len({result["weights"] for result in results}) == 1
+    losses = results[0]["losses"]
     assert len(losses) == 16
     assert losses[-1] < 0.9 * losses[0]
 
@@ -109,10 +109,10 @@ def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], ma
     def complains() -> bool:
         import warnings
 
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             import unsloth  # noqa: F401
-        return any("Unsloth should be imported before" in str(each.message) for each in told)
+        return any("Unsloth should be imported before" in str(result.message) for result in caught)
 
     assert make_local(1, preload=preload, env=ENV).run(complains) == bool(preload)
 

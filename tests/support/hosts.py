@@ -225,7 +225,7 @@ class Hosts:
 
     def connect_server(self, **settings: str) -> str:
         """Starts a Spark Connect server beside the master; returns its URL."""
-        own = {
+        defaults = {
             "spark.driver.host": self.driver_address,
             "spark.driver.bindAddress": self.driver_address,
             "spark.connect.grpc.binding.address": self.driver_address,
@@ -233,7 +233,7 @@ class Hosts:
             "spark.executor.memory": self._executor_memory,
             "spark.ui.enabled": "false",
         }
-        confs = [item for key, value in {**own, **settings}.items() for item in ("--conf", f"{key}={value}")]
+        confs = [item for key, value in {**defaults, **settings}.items() for item in ("--conf", f"{key}={value}")]
         daemon = self._daemon(
             "connect",
             [],
@@ -293,8 +293,8 @@ class Hosts:
         if self._ipv6:
             number = int(network.network_address)  # as free as its twin
             network = IPv6Network(f"fd00:{number >> 16:x}:{number & 0xFFFF:x}::/64")
-        own, *others = itertools.islice(network.hosts(), len(self._names) + 1)
-        self.driver_address = str(own)
+        first, *others = itertools.islice(network.hosts(), len(self._names) + 1)
+        self.driver_address = str(first)
         self.addresses = {name: str(address) for name, address in zip(self._names, others)}
         conf = self.folder / "conf"
         conf.mkdir()
@@ -306,8 +306,8 @@ class Hosts:
             self._separate_driver()
         if self._gpus:
             script = self.folder / "discover.sh"
-            found = {name: json.dumps({"name": "gpu", "addresses": list(gpus)}) for name, gpus in self._gpus.items()}
-            cases = [f"{name}) echo '{answer}';;\n" for name, answer in found.items()]
+            answers = {name: json.dumps({"name": "gpu", "addresses": list(gpus)}) for name, gpus in self._gpus.items()}
+            cases = [f"{name}) echo '{answer}';;\n" for name, answer in answers.items()]
             script.write_text(f"#!/bin/sh\ncase $(hostname) in\n{''.join(cases)}esac\n")
             script.chmod(0o755)
         ports = ("--port", "0", "--webui-port", "0")
@@ -317,8 +317,8 @@ class Hosts:
         workers = {}
         for name, address in self.addresses.items():
             size = ("--cores", str(self._cores[name]), "--memory", self._memory)
-            own = ("--host", _bracketed(address), *ports, *size, "--work-dir", str(self.folder / name))
-            command = [f"{_DEPLOY}.worker.Worker", *own, *self._worker_properties(name), self.master]
+            first = ("--host", _bracketed(address), *ports, *size, "--work-dir", str(self.folder / name))
+            command = [f"{_DEPLOY}.worker.Worker", *first, *self._worker_properties(name), self.master]
             workers[name] = self._daemon(name, self.within(name), command, address)
         for name, worker in workers.items():
             self._logged(name, worker, r"(Successfully registered) with master")
@@ -331,8 +331,8 @@ class Hosts:
     def _separate_driver(self) -> None:
         """Gives the driver a network of its own to each host; it keeps its address on the hosts' own."""
         bridge = f"{self.name}{_SEPARATE}"
-        own, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
-        self.driver_address = str(own)
+        first, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
+        self.driver_address = str(first)
         self._build_bridge(bridge, self.driver_address)
         for name, address in zip(self.addresses, others):
             namespace, cable = self._namespace(name), f"{self._cable(name)}{_SEPARATE}"
@@ -412,13 +412,13 @@ class Hosts:
         """Waits for a line of a daemon's log."""
         log = self.folder / name / "log"
 
-        def found() -> re.Match[str] | None:
+        def matching_line() -> re.Match[str] | None:
             ended = daemon.poll() is not None
             match = re.search(pattern, log.read_text())
             assert match or not ended, f"the daemon on {name} ended:\n{log.read_text()[-2000:]}"
             return match
 
-        match = watch.until(found, START_DEADLINE)
+        match = watch.until(matching_line, START_DEADLINE)
         assert match is not None
         return match[1]
 

@@ -56,7 +56,7 @@ def add_with_spawned(number: int, *command: str, **info: str) -> Any:
     seen = merged.gather(None) or []
     merged.Free()  # with Open MPI 5.0.11, Disconnect would hang
     spawned.Disconnect()
-    return total, [each for each in seen if each is not None]
+    return total, [result for result in seen if result is not None]
 
 
 def here(folder: str, name: str = "") -> None:
@@ -271,11 +271,11 @@ def train_resnet_with_ray(storage: str, workers: int, spread: bool = False) -> d
             "address": ray.util.get_node_ip_address(),
             "torchruns": [name for name in os.environ if name.startswith("TORCHELASTIC")],
         }
-        each: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(each, mine)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine)
         with tempfile.TemporaryDirectory() as folder:
             torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
-            report({"losses": losses, "workers": each}, checkpoint=Checkpoint.from_directory(folder))
+            report({"losses": losses, "workers": gathered}, checkpoint=Checkpoint.from_directory(folder))
 
     random = np.random.default_rng(0)
     patterns = random.normal(size=(10, 28, 28))
@@ -295,8 +295,8 @@ def train_resnet_with_ray(storage: str, workers: int, spread: bool = False) -> d
 
 def assert_trained(metrics: dict[str, Any], workers: int) -> None:
     """Asserts that the ResNet-18 has learned, that all workers have the same one, and nothing of torchrun's."""
-    assert len({each["weights"] for each in metrics["workers"]}) == 1
-    assert [each["torchruns"] for each in metrics["workers"]] == [[]] * workers
+    assert len({worker["weights"] for worker in metrics["workers"]}) == 1
+    assert [worker["torchruns"] for worker in metrics["workers"]] == [[]] * workers
     assert metrics["losses"][-1] < metrics["losses"][0] / 2
 
 

@@ -31,7 +31,7 @@ def processes(run_id: str = "") -> list[psutil.Process]:
 
     By default, of any run that this process has started: other processes run tests beside it.
     """
-    found = []
+    alive = []
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE or not (run_id or _is_of_these_tests(process)):
@@ -39,10 +39,10 @@ def processes(run_id: str = "") -> list[psutil.Process]:
             mark = _mark(process)
             agent = is_agent(process) and (not run_id or run_id in _agents_run(process))
             if agent or (mark and mark.startswith(run_id)):
-                found.append(process)
+                alive.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return alive
 
 
 def _is_of_these_tests(process: psutil.Process) -> bool:
@@ -63,23 +63,23 @@ def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psuti
     """
     this = psutil.Process()
     owners = {owner} if owner is not None else {this.pid, *(child.pid for child in this.children(recursive=True))}
-    found = []
+    warm = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if part(process) == "warm" and int(process.cmdline()[7]) in owners:
                 if Path(process.cmdline()[6]).is_relative_to(temporary):
-                    found.append(process)
-    return found
+                    warm.append(process)
+    return warm
 
 
 def agents_of(owner: int) -> list[psutil.Process]:
     """Agents that a Python worker or a driver has asked for."""
-    found = []
+    agents = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if is_agent(process) and owner_of(process).pid == owner:
-                found.append(process)
-    return found
+                agents.append(process)
+    return agents
 
 
 def below(owner: int) -> list[psutil.Process]:
@@ -129,8 +129,8 @@ def _agents_run(process: psutil.Process) -> str:
 
 def folders() -> set[Path]:
     """Private folders of nodes that exist now."""
-    found = Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}*")
-    return {folder for folder in found if not folder.name.startswith(f"{layout.PREFIX}warm-")}
+    paths = Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}*")
+    return {folder for folder in paths if not folder.name.startswith(f"{layout.PREFIX}warm-")}
 
 
 def open_descriptors() -> int:
