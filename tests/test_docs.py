@@ -122,7 +122,6 @@ def run_shell(example: Example) -> str | None:
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
     if ended.returncode != 0:
         return f"it ended with {ended.returncode}:\n{ended.stderr}"
@@ -304,7 +303,6 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
 
 

@@ -82,30 +82,25 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
-    "function",
+    ("ranks", "function", "require_group"),
     [
-        step_with_a_group,
+        (2, step_with_a_group, True),
         *(
-            pytest.param(training, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
-            for training in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
+            pytest.param(ranks, function, required, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
+            for ranks, function, required in (
+                (2, compute, True),
+                (2, group_after_a_first_step, True),
+                (2, group_that_is_left_before_a_last_step, True),
+                (1, step, True),
+                (2, step, False),
+            )
         ),
     ],
 )
-def test_ranks_with_a_group_or_without_training_are_not_warned(
-    make: Make, function: Any, caplog: pytest.LogCaptureFixture
+def test_no_warning_with_a_group_without_training_or_if_none_is_wanted(
+    make: Make, ranks: int, function: Any, require_group: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(2, require_group=True).run(function)
-    assert "without the other" not in caplog.text
-
-
-def test_one_rank_is_never_alone(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
-    make_local(1, require_group=True).run(step)
-    assert "without the other" not in caplog.text
-
-
-@pytest.mark.slow
-def test_require_group_false_is_silent(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
-    make_local(2, require_group=False).run(step)
+    make(ranks, require_group=require_group).run(function)
     assert "without the other" not in caplog.text
 
 

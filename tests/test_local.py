@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import multiprocessing
 import os
 import re
 import secrets
@@ -73,14 +72,6 @@ def test_a_failure_of_the_driver_itself_is_no_lost_node(
     watch.gone(run.id)
 
 
-def test_several_nodes_on_one_machine_make_one_world() -> None:
-    run = submit_on_nodes(3, 5, trainings.all_reduce)
-    assert run.results(timeout=watch.DEADLINE) == [15.0] * 5
-    assert run.placement is not None
-    assert [len(node.ranks) for node in run.placement.nodes] == [2, 2, 1]
-    assert str(run.placement).count("node ") == 3
-
-
 def is_mapped() -> tuple[bool, str | None]:
     """Whether a tensor of 24 MiB goes back to the kernel as it is freed (mallinfo(3)); and what a child would see."""
     import ctypes
@@ -112,13 +103,6 @@ def fail_on_the_second_node(never: str) -> None:
     if os.environ["NODE_RANK"] == "1":
         raise ValueError("on the second node")
     trainings.wait_for(never)
-
-
-def test_a_failure_on_one_node_stops_the_others(tmp_path: Path) -> None:
-    run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
-    with pytest.raises(TrainingError, match="rank 1 on .* failed: ValueError: on the second node"):
-        run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id)
 
 
 def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,10 +301,6 @@ def test_a_rank_starts_no_jvm(make_local: Make) -> None:
         make_local(1, preload=["pyspark.sql"]).run(count)
 
 
-def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
-    assert make_local(1).run(lambda: os.readlink("/proc/self/fd/0")) == "/dev/null"
-
-
 @pytest.mark.parametrize("timeout", [0.0, 0.3])
 def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: float) -> None:
     """Importing torch takes longer."""
@@ -375,13 +355,3 @@ def test_pyspark_does_not_take_a_rank_for_its_doctests(make_local: Make) -> None
     """Where its main module has neither file nor specification, PySpark ends the process, with exit code 0."""
     pytest.importorskip("pyspark", minversion="4.3")
     assert "grpc" in make_local(1, keep_warm=0).run(what_pyspark_says_without_grpc)
-
-
-def sum_in_processes() -> int:
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(2) as pool:
-        return sum(pool.map(abs, [-1, -2]))
-
-
-def test_a_function_starts_processes_of_its_own(make_local: Make) -> None:
-    assert make_local(1).run(sum_in_processes) == 3

@@ -87,7 +87,6 @@ def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, say
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
     assert ended.returncode == 2
     assert re.search(says, ended.stderr.splitlines()[0])
@@ -154,7 +153,7 @@ def test_commands_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, sys; print(*os.environ, sys.argv)"
     command = [sys.executable, str(ROOT / "tools" / "unset.py"), sys.executable, "-c", code, "-m", "a b"]
     env = {**SHELL, "LC_ALL": "C.UTF-8"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "LC_ALL ['-c', '-m', 'a b']\n", ended.stderr
 
 
@@ -169,7 +168,7 @@ def test_tests_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, unset, conftest; print(*unset.foreign(os.environ))"
     env = {**os.environ, **SHELL, "PYTHONPATH": os.pathsep.join(("tests", "tests/support", "tools"))}
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert ended.stdout == "SPARK_CONF_DIR\n", ended.stderr
 
 
@@ -274,7 +273,7 @@ def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: 
     for name in needs:
         assert re.search(rf"installs what {name} needs, .* GB\n", ended.stdout)
         assert re.search(rf"is ready for {name}: \d+ s, [\d.]+ GB\n", ended.stdout)
-    assert subprocess.run([tmp_path / ".venvs/main/bin/python", "-c", "import one, two"], check=False).returncode == 0
+    assert subprocess.run([tmp_path / ".venvs/main/bin/python", "-c", "import one, two"]).returncode == 0
     assert "is up to date" in make(tmp_path, ".venvs/main/lint.ok", ".venvs/main/docs.ok").stdout
 
     (tmp_path / "pyproject.toml").write_text('[dependency-groups]\nlint = ["distributor-has-no-such-package"]\n')
@@ -292,5 +291,4 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )

@@ -133,7 +133,7 @@ def test_no_orphan_stays_a_zombie(make_local: Make) -> None:
 
 def code_of_child() -> int:
     """The exit code of a rank's own child, as the rank sees it."""
-    return subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode
+    return subprocess.run([sys.executable, "-c", "raise SystemExit(7)"]).returncode
 
 
 IGNORING = """

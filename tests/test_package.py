@@ -66,7 +66,6 @@ def check(command: list[str | Path], cwd: Path) -> str:
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

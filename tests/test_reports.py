@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import trainings
 import watch
-from proxy import Proxy
 from sessions import Make
 
 from distributor import ConfigurationError, Run, Status, TorchDistributor, TrainingError
@@ -85,20 +84,6 @@ def test_without_a_channel_reports_come_at_the_end(
     run.wait(watch.DEADLINE)
     assert (run.status is Status.FAILED) == bool(end)
     assert of(run, 0) == of(run, 1) == whole(3000)
-
-
-@pytest.mark.spark
-def test_a_channel_that_is_cut_loses_no_report(two_executors: Any, wire: Proxy, tmp_path: Path) -> None:
-    run = TorchDistributor(2, False, False, **spread).submit(report_steps, 20_000, str(tmp_path / "go"))
-    watch.until(lambda: len(run.metrics) > 1000)
-    for _ in range(3):
-        wire.reset()
-        before = len(run.metrics)
-        watch.until(lambda: len(run.metrics) > before or len(run.metrics) == 40_000)
-    wire.reset()
-    (tmp_path / "go").touch()
-    run.result(watch.DEADLINE)
-    assert of(run, 0) == of(run, 1) == whole(20_000)
 
 
 class Listener:

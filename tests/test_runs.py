@@ -365,12 +365,6 @@ def test_children_of_ranks_do_not_outlive_the_run(make: Make, tmp_path: Path) ->
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in unmarked))
 
 
-def test_data_loader_workers_serve_and_go(make: Make) -> None:
-    run = make(2).submit(trainings.load_with_workers, 20)
-    assert run.results() == [190, 190]
-    watch.gone(run.id)
-
-
 def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     saved, ready = tmp_path / "saved", tmp_path / "ready"
     saved.mkdir()

@@ -68,15 +68,6 @@ def test_first_runs_at_the_same_moment_each_return_their_own_value(spark: Any) -
     assert at_once(*runs) == [0, 1, 2, 3]
 
 
-def test_a_failure_of_the_driver_itself_is_no_lost_node(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> bytes:
-        raise ValueError("our fault")
-
-    monkeypatch.setattr(spark_scheduler, "_portable_task", fail)
-    with pytest.raises(StartError, match="^ValueError: our fault$"):
-        on_executors(1, max_restarts=1).run(trainings.rank)
-
-
 def plus_one(x: int) -> int:
     return x + 1
 
@@ -346,12 +337,6 @@ def test_a_run_that_is_placed_badly_is_placed_again(
     shipped[0]["most_tasks"] = 2
     assert run.results(watch.DEADLINE) == [3.0, 3.0]
     assert caplog.messages.count(warning) == 1
-
-
-def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    strict(monkeypatch)
-    with pytest.raises(StartError, match=r"start_timeout=3 s"):
-        on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
 
 
 def strict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -64,16 +64,15 @@ def train(steps: int, asks: str = "all", stride: int = 1) -> tuple[int, int | No
     return begun, None
 
 
-def go_apart(steps: int) -> int:
-    """Each rank counts for itself: those of rank 1 are odd, those of rank 0 are even."""
+def count(apart: bool) -> None:
+    """Counts steps, and saves nothing. If the ranks are apart, those of rank 1 are odd, those of rank 0 are even."""
     from distributor import runtime
 
-    for step in range(runtime.rank(), steps, 2):
+    for step in range(runtime.rank(), FOR_EVER, 2) if apart else range(FOR_EVER):
         runtime.report(step=step, pid=os.getpid())
         if runtime.should_stop(step):
-            return step
+            return
         time.sleep(0.002)
-    return -1
 
 
 def await_steps(run: Run, attempt: int = 0) -> None:
@@ -188,22 +187,10 @@ def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) ->
 
 
 def test_without_a_checkpoint_a_preempted_run_says_so(make_local: Make) -> None:
-    run = make_local(2).submit(go_together, FOR_EVER)
+    run = make_local(2).submit(count, False)
     preempt(run)
     with pytest.raises(PreemptionError, match=r"have stopped at step \d+\. This run has committed no checkpoint"):
         run.result(watch.DEADLINE)
-
-
-def go_together(steps: int) -> int:
-    """Both ranks stop at the same step, and save nothing."""
-    from distributor import runtime
-
-    for step in range(steps):
-        runtime.report(step=step, pid=os.getpid())
-        if runtime.should_stop(step):
-            return step
-        time.sleep(0.01)
-    return -1
 
 
 @pytest.mark.long_on_executors
@@ -259,6 +246,14 @@ def terminate(run: Run, *, with_executor: bool, seed: int) -> None:
             process.terminate()
 
 
+def goes_on(run: Run) -> None:
+    """Asserts that the second attempt begins with the step at which the first has stopped."""
+    await_steps(run, 1)
+    run.stop()
+    ((begun, _),) = {*run.results(watch.DEADLINE)}
+    assert begun == run.attempts[0].step and begun > 0
+
+
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
@@ -266,15 +261,9 @@ def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, s
     run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
     terminate(run, with_executor=False, seed=seed)
-    await_steps(run, 1)
-    run.stop()
-    (result,) = {*run.results(watch.DEADLINE)}
-    preempted = run.attempts[0]
-    assert preempted.reason is not None
-    assert re.match(
-        r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", preempted.reason
-    )
-    assert result[0] == preempted.step and result[0] > 0
+    goes_on(run)
+    reason = run.attempts[0].reason or ""
+    assert re.match(r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", reason)
 
 
 @pytest.mark.spark
@@ -284,10 +273,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     run = TorchDistributor(4, False, False, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
     terminate(run, with_executor=True, seed=seed)
-    await_steps(run, 1)
-    run.stop()
-    (result,) = {*run.results(watch.DEADLINE)}
-    assert result[0] == run.attempts[0].step and result[0] > 0
+    goes_on(run)
     watch.gone(run.id)
 
 
@@ -296,10 +282,7 @@ def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
     await_all(run)
     terminate(run, with_executor=False, seed=0)
-    await_steps(run, 1)
-    run.stop()
-    result = run.result(watch.DEADLINE)
-    assert result[0] == run.attempts[0].step and result[0] > 0
+    goes_on(run)
 
 
 @pytest.mark.slow
@@ -354,7 +337,7 @@ def test_an_executor_that_spark_decommissions_makes_all_stop(sessions: Sessions,
 
 @pytest.mark.parametrize("wished", [True, False])
 def test_ranks_that_stop_at_different_steps_fail(make_local: Make, wished: bool) -> None:
-    run = make_local(2, max_restarts=1).submit(go_apart, FOR_EVER)
+    run = make_local(2, max_restarts=1).submit(count, True)
     await_steps(run)
     if wished:
         run.stop()

@@ -16,6 +16,12 @@ from sessions import LOCAL
 _PROPERTY = "framework"
 
 
+@pytest.fixture
+def spread(mode: str) -> dict[str, Any]:
+    """Options for one rank on each executor, where there are executors."""
+    return {} if mode == LOCAL else {"max_processes_per_node": 1}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("ci") is None:
         item.add_marker("long")

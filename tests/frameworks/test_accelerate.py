@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import ConfigurationError, Distributor
 from distributor.launch import Accelerate
@@ -64,10 +64,6 @@ def test_variables_are_those_of_accelerates_launcher(write: Any) -> None:
     assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in variables)
 
 
-def one_per_executor(mode: str) -> dict[str, Any]:
-    return {} if mode == LOCAL else {"max_processes_per_node": 1}
-
-
 def look() -> tuple[int, str, str, Any]:
     import os
 
@@ -79,8 +75,8 @@ def look() -> tuple[int, str, str, Any]:
 
 @pytest.mark.ci
 @pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file)")
-def test_ranks_train_as_the_file_says(make: Make, mode: str, write: Any) -> None:
-    run = make(2, launch=Accelerate(write(ON_CPUS)), **one_per_executor(mode)).submit(look)
+def test_ranks_train_as_the_file_says(make: Make, spread: dict[str, Any], write: Any) -> None:
+    run = make(2, launch=Accelerate(write(ON_CPUS)), **spread).submit(look)
     assert run.results() == [(2, "cpu", "bf16", "2")] * 2
 
 
@@ -108,8 +104,8 @@ def train(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Accelerate", "accelerate", "Accelerator()")
-def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
-    zero, one = make(2, require_group=True, **one_per_executor(mode)).submit(train, 10).results()
+def test_a_plain_accelerator_trains_one_model(make: Make, spread: dict[str, Any]) -> None:
+    zero, one = make(2, require_group=True, **spread).submit(train, 10).results()
     assert [(result["ranks"], result["rank"]) for result in (zero, one)] == [(2, 0), (2, 1)]
     assert zero["losses"] == one["losses"] and all(len(set(losses)) == 2 for losses in zero["losses"])
     assert sum(zero["losses"][-1]) < sum(zero["losses"][0]) / 2

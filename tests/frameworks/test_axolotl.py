@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TorchDistributor, TrainingError
 from distributor.machine.devices import local_gpus
@@ -111,9 +111,8 @@ def configure(work: Path, more: str = "") -> None:
 
 
 @pytest.fixture
-def options(work: Path, mode: str) -> dict[str, Any]:
+def options(work: Path, spread: dict[str, Any]) -> dict[str, Any]:
     """A process group of all ranks, output that comes back, and one rank on each executor."""
-    spread = {} if mode == LOCAL else {"max_processes_per_node": 1}
     return {"working_dir": work, "output_dir": work.parent / "back", "env": ENV, "require_group": True, **spread}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import vision_ops
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 vision_ops.declare()
 pytest.importorskip("composer")
@@ -161,11 +161,9 @@ def assert_together(results: list[dict[str, Any]], batches: int) -> None:
         pytest.param("autoresume", marks=pytest.mark.framework("Composer", "mosaicml", "resumed by autoresume")),
     ],
 )
-def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {} if mode == LOCAL else {"max_processes_per_node": 1}
-    if resume == "autoresume":
-        options["local_ranks"] = "host"  # else each executor writes, and removes, the same file in the folder
-    distributor = make(2, **options)
+def test_composer_trains_and_resumes(make: Make, spread: dict[str, Any], resume: str, tmp_path: Path) -> None:
+    # Numbered apart, the first rank of each executor would write, and remove, the same file in the folder.
+    distributor = make(2, local_ranks="host" if resume == "autoresume" else "executor", **spread)
     first = distributor.submit(fit, str(tmp_path), 2, resume).results(watch.DEADLINE)
     assert_together(first, 2 * BATCHES)
     assert {result["began"] for result in first} == {0}
@@ -176,7 +174,6 @@ def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_pat
 
 
 @pytest.mark.framework("LLM Foundry", "llm-foundry", "train_from_yaml with an MPT model")
-def test_llm_foundry_trains(make: Make, mode: str, corpus: str) -> None:
+def test_llm_foundry_trains(make: Make, spread: dict[str, Any], corpus: str) -> None:
     pytest.importorskip("llmfoundry")
-    options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}
-    assert_together(make(2, **options).submit(pretrain, corpus).results(2 * watch.DEADLINE), 8)
+    assert_together(make(2, local_ranks="host", **spread).submit(pretrain, corpus).results(2 * watch.DEADLINE), 8)

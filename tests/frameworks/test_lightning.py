@@ -252,9 +252,8 @@ def two_towers(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Lightning", "pytorch-lightning", "two-tower recommender, resumed")
-def test_a_recommender_goes_on_from_its_checkpoint(make: Make, mode: str, tmp_path: Any) -> None:
+def test_a_recommender_goes_on_from_its_checkpoint(make: Make, spread: dict[str, Any], tmp_path: Any) -> None:
     (tmp_path / "work").mkdir()
-    spread = {} if mode == "local" else {"max_processes_per_node": 1}
     distributor = make(2, working_dir=tmp_path / "work", output_dir=tmp_path / "out", **spread)
     first = distributor.run(two_towers, 40)
     assert (first["ranks"], first["step"], first["from"]) == (2, 40, None)

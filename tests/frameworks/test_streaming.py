@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import vision_ops
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TrainingError
 
@@ -58,9 +58,8 @@ def read(folder: str, kill: str = "") -> list[int]:
 
 
 @pytest.mark.framework(*SYSTEM, "each sample once")
-def test_ranks_share_an_epoch(make: Make, mode: str, shards: str) -> None:
-    options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}
-    seen = make(2, **options).submit(read, shards).results(watch.DEADLINE)
+def test_ranks_share_an_epoch(make: Make, spread: dict[str, Any], shards: str) -> None:
+    seen = make(2, local_ranks="host", **spread).submit(read, shards).results(watch.DEADLINE)
     assert sorted(x for result in seen for x in result) == list(range(SAMPLES))
     assert {len(result) for result in seen} == {SAMPLES // 2}
 

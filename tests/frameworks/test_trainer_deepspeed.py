@@ -70,13 +70,12 @@ def case(mode: str, *values: Any, id: str) -> Any:
 
 
 @pytest.fixture
-def run(local: bool, tmp_path: Path) -> Any:
+def run(local: bool, spread: dict[str, Any], tmp_path: Path) -> Any:
     """Runs a script on two ranks: one on each executor, if there are executors."""
 
     def ran(source: str, *args: str, **options: Any) -> None:
         script = tmp_path / "train.py"
         script.write_text(source)
-        spread = {} if local else {"max_processes_per_node": 1}
         DeepspeedTorchDistributor(2, 1, local, False, CONFIG, **spread, **options).run(script, *args)
 
     return ran

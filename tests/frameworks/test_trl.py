@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor.launch import DeepSpeed
 
@@ -213,10 +213,15 @@ def options(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.ci
 @pytest.mark.framework("Transformers", "transformers", "Trainer, resumed")
 def test_the_trainer_resumes_its_own_checkpoint(
-    make: Make, mode: str, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make: Make,
+    spread: dict[str, Any],
+    script: Any,
+    options: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = script(TRAINER)
-    distributor = make(2, **options, **({} if mode == LOCAL else {"max_processes_per_node": 1}))
+    distributor = make(2, **options, **spread)
     distributor.run(path, *common(4, save_strategy="steps", save_steps=2))
     first = capfd.readouterr().out
     assert (tmp_path / "back/out/checkpoint-4/model.safetensors").exists()

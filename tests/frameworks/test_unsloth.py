@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TorchDistributor, TrainingError
 from distributor.machine.devices import local_gpus
@@ -96,8 +96,7 @@ def assert_together(results: list[dict[str, Any]], device: str) -> None:
     ],
     ids=["full", "lora"],
 )
-def test_ranks_train_together(full: bool, make: Make, mode: str, options: dict[str, Any]) -> None:
-    spread = {} if mode == LOCAL else {"max_processes_per_node": 1}
+def test_ranks_train_together(full: bool, make: Make, spread: dict[str, Any], options: dict[str, Any]) -> None:
     assert_together(make(2, **options, **spread).submit(tune, full).results(4 * watch.DEADLINE), "cpu")
     saved = "model.safetensors" if full else "adapter_model.safetensors"
     assert (options["output_dir"] / "out" / saved).exists()

@@ -437,7 +437,7 @@ def _bracketed(address: str) -> str:
 
 
 def _ip(*args: str) -> str:
-    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    done = subprocess.run(["ip", *args], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(args)}: {done.stderr.strip()}")
     return done.stdout

@@ -213,15 +213,6 @@ def leave_children(ready: str) -> None:
     time.sleep(600)
 
 
-def load_with_workers(steps: int) -> int:
-    """Reads through data-loader workers, forks of the rank."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    loader = DataLoader(TensorDataset(torch.arange(steps)), num_workers=2, persistent_workers=True)
-    return sum(int(x.item()) for (x,) in loader)
-
-
 def train_on(ready: str, steps: int = 10**9) -> int:
     """Collectives on data that worker processes load, for so many steps; a file tells when all of it works."""
     import torch
