@@ -59,9 +59,7 @@ def test_a_collision_of_local_ranks_is_explained(sessions: Sessions) -> None:
 
 
 def test_refuses_local_ranks_by_host_with_gpus() -> None:
-    with pytest.raises(
-        ConfigurationError, match="local_ranks='host' is for ranks on CPUs: with GPUs, LOCAL_RANK names"
-    ):
+    with pytest.raises(ConfigurationError, match="local_ranks='host' is for ranks on CPUs"):
         TorchDistributor(2, True, True, local_ranks="host")
 
 

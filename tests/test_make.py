@@ -37,22 +37,12 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
     [
         ((3, 11, 2), "Linux", [], None),
         ((3, 13, 9), "Linux", [], None),
-        (
-            (3, 10, 13),
-            "Linux",
-            [],
-            "Python 3.10.13 (/py) is too old: distributor needs 3.11 or later. Install it, and ",
-        ),
+        ((3, 10, 13), "Linux", [], "Python 3.10.13 (/py) is too old: distributor needs 3.11 or later"),
         ((2, 7, 18), "Linux", [], "Python 2.7.18 (/py) is too old: "),
         ((3, 14, 0), "Linux", [], "Python 3.14.0 (/py) is too new: the pinned versions were tried on 3.11 to 3.13. "),
         ((3, 11, 2), "Darwin", [], "distributor needs Linux, but this is macOS: use a Linux machine or a container"),
         ((3, 11, 2), "Windows", [], "distributor needs Linux, but this is Windows: use a Linux machine or a cont"),
-        (
-            (3, 11, 2),
-            "Linux",
-            ["ensurepip"],
-            "Python 3.11.2 (/py) cannot make virtual environments, it lacks ensurepip",
-        ),
+        ((3, 11, 2), "Linux", ["ensurepip"], "Python 3.11.2 (/py) cannot make virtual environments, it lacks ensure"),
     ],
 )
 def test_refuses_an_unfit_python_with_the_reason(
@@ -70,11 +60,7 @@ def test_refuses_an_unfit_python_with_the_reason(
     [
         ("sitecustomize", OLD, r"Python 3\.10\.13 \(.*\) is too old"),
         ("sitecustomize", MACOS, "distributor needs Linux, but this is macOS"),
-        (
-            "ensurepip",
-            "raise ImportError",
-            r"cannot make virtual environments, it lacks ensurepip: install them \(Debian",
-        ),
+        ("ensurepip", "raise ImportError", "cannot make virtual environments, it lacks ensurepip: install them"),
     ],
 )
 def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:

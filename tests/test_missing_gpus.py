@@ -37,13 +37,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("7", 1, r"this machine, the driver, has no visible GPU \(CUDA_VISIBLE_DEVICES=7, nvidia-smi lists 1 GPU\)"),
         ("GPU-1234", 1, r"has no visible GPU \(CUDA_VISIBLE_DEVICES=GPU-1234, nvidia-smi lists 1 GPU\)"),
-        ("7,0", 1, "has no visible GPU"),
-        (
-            "0,1",
-            2,
-            r"num_processes=2 with use_gpu=True needs 2 GPUs, but this machine has 1 visible GPU: lower num_processes "
-            r"or pass use_gpu=False \(CUDA_VISIBLE_DEVICES=0,1, nvidia-smi lists 1 GPU\)",
-        ),
+        ("0,1", 2, r"needs 2 GPUs, but this machine has 1 visible GPU: lower num_processes .* nvidia-smi lists 1 GPU"),
     ],
 )
 def test_refuses_gpus_that_nvidia_smi_does_not_list(
@@ -66,11 +60,7 @@ def test_the_error_of_nvidia_smi_is_quoted(nvidia_smi: Any, monkeypatch: pytest.
 
 def test_refuses_more_gpus_per_process_than_there_are(nvidia_smi: Any) -> None:
     nvidia_smi()
-    with pytest.raises(
-        ResourceError,
-        match="^gpus_per_process=2 for each of num_processes=1 with use_gpu=True needs 2 GPUs, but this machine has 1 "
-        "visible GPU: lower gpus_per_process or pass use_gpu=False",
-    ):
+    with pytest.raises(ResourceError, match="needs 2 GPUs, but this machine has 1 visible GPU: lower gpus_per_process"):
         TorchDistributor(1, True, gpus_per_process=2)
 
 
@@ -84,9 +74,7 @@ def test_refuses_to_train_where_torch_sees_no_gpu(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(
-        ResourceError,
-        match=r"^on \S+: use_gpu=True, but torch sees 0 of 2 GPUs \(CUDA_VISIBLE_DEVICES=0,1, there is no nvidia-smi"
-        r"(, torch \S+ is built for CPUs)?\): correct",
+        ResourceError, match=r"^on \S+: .*torch sees 0 of 2 GPUs \(CUDA_VISIBLE_DEVICES=0,1, there is no"
     ):
         TorchDistributor(2, True, start_method=start_method).run(touch, str(tmp_path / "begun"))
     assert not (tmp_path / "begun").exists()

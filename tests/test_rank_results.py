@@ -32,7 +32,7 @@ def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, fault: str) -
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
-    "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long_on_executors) for name in ("load", "save", "folder"))]
+    "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long) for name in ("load", "save", "folder"))]
 )
 def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make, wait: str, tmp_path: Path) -> None:
     run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(faults.leave_while_others, wait)
@@ -41,7 +41,7 @@ def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make,
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("how", ["exit", "_exit"])
+@pytest.mark.parametrize("how", ["exit", pytest.param("_exit", marks=pytest.mark.long_on_executors)])
 def test_a_rank_that_ends_late_is_the_one_that_has_failed(make: Make, how: str) -> None:
     run = make(2, max_restarts=1).submit(faults.end_late, how)
     with pytest.raises(TrainingError, match=r"^rank 1 on .* failed: exited with code 3") as caught:
@@ -90,7 +90,7 @@ def test_a_run_does_not_start_on_a_full_disk(make_local: Make, small_disk: Path)
         make_local(1).run(faults.fill_then, "return")
 
 
-@pytest.mark.parametrize("then", ["return", "raise", "exit"])
+@pytest.mark.parametrize("then", ["return", "raise", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
     assert make_local(1).run(faults.fork_and, then, str(tmp_path / "go")) == "of the rank"
 

@@ -74,7 +74,8 @@ def pids(folder: Path, attempt: int) -> set[int]:
     "how",
     [
         "kill",
-        *(pytest.param(how, marks=[pytest.mark.slow, pytest.mark.long_on_executors]) for how in ("raise", "exit")),
+        pytest.param("raise", marks=[pytest.mark.slow, pytest.mark.long_on_executors]),
+        pytest.param("exit", marks=pytest.mark.long),
     ],
 )
 def test_ranks_start_again_on_the_same_nodes(
@@ -217,7 +218,7 @@ def handle_sigterm(folder: str, how: str) -> int:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("how", ["wait", "write"])
+@pytest.mark.parametrize("how", ["wait", pytest.param("write", marks=pytest.mark.long_on_executors)])
 def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:
     """A file that is being written is finished first, as far as the grace period lets it."""
     run = submit(handle_sigterm, str(tmp_path), how, grace_period=10 * watch.DEADLINE, restart_on="infrastructure")

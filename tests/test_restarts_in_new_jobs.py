@@ -137,9 +137,7 @@ def test_a_run_without_progress_is_not_restarted_for_ever(make_local: Make, tmp_
     run = make_local(1, max_restarts=9).submit(no_further, str(tmp_path))
     with pytest.raises(TrainingError, match="killed by SIGKILL") as caught:
         run.result(watch.DEADLINE)
-    assert str(caught.value).endswith(
-        "The last three attempts reached no later step than those before, so no other attempt was made."
-    )
+    assert "The last three attempts reached no later step" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 

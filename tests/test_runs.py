@@ -74,12 +74,8 @@ def test_rank0_first_waits_with_a_group_for_gpus_only(make_local: Make, tmp_path
 def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path: Path, name: str) -> None:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
         make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)
-    others = [failure.message for failure in raised.value.failures[1:]]
-    text = (
-        f"RuntimeError: {name}: rank 0, which went first, has failed in the with block; the exception raised there "
-        "says why"
-    )
-    assert set(others) <= {text}
+    for failure in raised.value.failures[1:]:
+        assert failure.message.startswith(f"RuntimeError: {name}: rank 0, which went first, has failed")
     assert not [file for file in os.listdir(tmp_path) if not file.endswith("-rank-0")]
 
 
@@ -216,10 +212,7 @@ def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path) -> N
     with pytest.raises(TrainingError) as caught:
         make(1).run(tmp_path / "train.py")
     assert line in str(caught.value)  # of its traceback
-    assert (
-        "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True (--use-gpu), or let the "
-        'code choose ("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
-    ) in str(caught.value)
+    assert "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True" in str(caught.value)
 
 
 @pytest.mark.slow_on_executors
@@ -291,10 +284,7 @@ def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp
         return
     with pytest.raises(TrainingError, match="ModuleNotFoundError: No module named 'helper'\n") as caught:
         make(1).run(script)
-    assert (
-        f"helper is on the driver, in {tmp_path}. To ship it to executors, pass working_dir={str(tmp_path)!r}"
-        in str(caught.value)
-    )
+    assert f"helper is on the driver, in {tmp_path}. To ship it" in str(caught.value)
     make(1, working_dir=tmp_path).run(script)
 
 

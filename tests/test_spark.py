@@ -151,24 +151,23 @@ ROUTES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
+#: Objects of Spark: how they are made, their class, and what the error says of them.
+OBJECTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "accumulator": (lambda spark: spark.accumulator(0), r"pyspark\.acc\S+\.Accumulator", r"counts .* runtime\.report"),
+    "broadcast": (
+        lambda spark: spark.broadcast([1]),
+        r"pyspark\.\S*broadcast\.Broadcast",
+        r"can be read .* \(b\.value\)",
+    ),
+    "rdd": (lambda spark: spark.parallelize([1]), r"pyspark\.\S*rdd\.RDD", r"lives on .* \(df\.write\.parquet\)"),
+}
+
+
 @pytest.mark.parametrize(
-    ("make", "kind", "words"),
-    [
-        (lambda spark: spark.accumulator(0), r"pyspark\.accumulators\.Accumulator", r"counts in .* runtime\.report"),
-        (lambda spark: spark.broadcast([1]), r"pyspark\.\S*broadcast\.Broadcast", r"can be read .* \(b\.value\)"),
-        (
-            lambda spark: spark.parallelize([1]),
-            r"pyspark\.\S*rdd\.RDD",
-            r"lives on the driver .* \(df\.write\.parquet\)",
-        ),
-    ],
-    ids=["accumulator", "broadcast", "rdd"],
+    ("name", "route"), [*(("accumulator", route) for route in ROUTES), ("broadcast", "list"), ("rdd", "closure")]
 )
-def test_sparks_objects_are_refused_before_anything_starts(
-    one_jvm: Any, route: str, make: Callable[[Any], Any], kind: str, words: str
-) -> None:
-    into, text = ROUTES[route]
+def test_sparks_objects_are_refused_before_anything_starts(one_jvm: Any, name: str, route: str) -> None:
+    (into, text), (make, kind, words) = ROUTES[route], OBJECTS[name]
     value = make(one_jvm.sparkContext)
     function, *args = into(value) if isinstance(into(value), tuple) else (into(value),)
     with pytest.raises(PayloadError, match=text.format(kind=kind)) as caught:
@@ -193,9 +192,7 @@ def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
 
 
 def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
-    with pytest.raises(
-        ResourceError, match=r"num_processes=5 needs 5 task slots at once, but the cluster \(local\[4\]\) has 4: lower"
-    ):
+    with pytest.raises(ResourceError, match=r"needs 5 task slots at once, but the cluster \(local\[4\]\) has 4: lower"):
         on_executors(5).run(trainings.rank)
 
 

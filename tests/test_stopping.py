@@ -308,9 +308,7 @@ def test_ranks_that_never_ask_are_ended_with_their_node(make_local: Make) -> Non
     run = make_local(2).submit(time.sleep, 600)
     watch.until(lambda: run.status is Status.RUNNING)
     victims.part(run, "agent").terminate()
-    with pytest.raises(
-        NodeLostError, match=r"ranks 0-1 were stopped before they finished: the node on \S+ got SIGTERM"
-    ):
+    with pytest.raises(NodeLostError, match=r"ranks 0-1 were stopped .*: the node on \S+ got SIGTERM"):
         run.result(watch.DEADLINE)
     watch.gone(run.id)
 

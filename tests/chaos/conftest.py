@@ -15,13 +15,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
     What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank and an agent of it
-    here, and an agent on executors; ``make test`` kills nothing of it, and no launcher on executors.
+    here, and an agent on executors; ``make test`` kills nothing of it. CI kills no launcher on executors.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})
         name = getattr(item, "originalname", "")
         if values.get("path") == "torchrun" and values.get("mode") == MASTERS[-1]:
-            if values.get("victim") == "launcher" or name == "test_nothing_outlives_the_driver":
+            if values.get("victim") in ("launcher", "data-loader worker"):
+                item.add_marker(pytest.mark.long)
+            if name == "test_nothing_outlives_the_driver":
                 item.add_marker(pytest.mark.slow)
         if values.get("path") != "deepspeed":
             continue

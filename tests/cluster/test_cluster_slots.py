@@ -82,9 +82,7 @@ def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
 def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
-    with pytest.raises(
-        StartError, match=r"start_timeout=20 s: it was waiting for executors: num_processes=4 needs .* has 2"
-    ):
+    with pytest.raises(StartError, match=r"waiting for executors: num_processes=4 needs .* has 2"):
         TorchDistributor(4, use_gpu=False, start_timeout=20).run(trainings.all_reduce)
     assert "num_processes=4 needs 4 task slots at once" in capsys.readouterr().err
 
@@ -110,9 +108,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_another_torch_on_one_host(cluster: Cluster, skewed: Path) -> None:
     cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "other"})
-    with pytest.raises(
-        StartError, match=r"torch is (\S+) on host-\S and (\S+) on host-\S: ranks need the same"
-    ) as caught:
+    with pytest.raises(StartError, match=r"torch is \S+ on host-\S and \S+ on host-\S: ranks need") as caught:
         TorchDistributor(6, use_gpu=False).run(trainings.all_reduce)
     assert "host-c" in str(caught.value) and "9.9.0" in str(caught.value)
 

@@ -146,11 +146,11 @@ def until(condition: Callable[[], T], deadline: float = DEADLINE) -> T:
     return value
 
 
-def gone(run_id: str = "", deadline: float = DEADLINE) -> None:
-    """Asserts that no process of a run is left soon."""
-    end = time.monotonic() + deadline
-    while left := processes(run_id):
-        assert time.monotonic() < end, f"left behind: {[(p.pid, p.cmdline()[-3:]) for p in left]}"
+def gone(run_id: str = "") -> None:
+    """Asserts that soon no process of a run is left, nor a folder if it is one run."""
+    end = time.monotonic() + DEADLINE
+    while left := [*processes(run_id), *(path for path in folders() if run_id and run_id in path.name)]:
+        assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.02)  # a poll, with a deadline
 
 
