@@ -390,7 +390,8 @@ def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
 
 
-@pytest.mark.parametrize("entry", [pytest.param("{}", marks=pytest.mark.slow, id="absolute"), "lib"])
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [pytest.param("{}", marks=pytest.mark.long, id="absolute"), "lib"])
 def test_torch_may_come_from_pythonpath(
     entry: str, make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
