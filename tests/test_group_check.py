@@ -167,46 +167,6 @@ def test_a_script_that_trains_alone_is_warned(make_local: Make, tmp_path: Path, 
     assert ALONE in caplog.text
 
 
-def with_accelerate() -> tuple[int, str]:
-    import torch
-    from accelerate import Accelerator
-
-    accelerator, model = Accelerator(), torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    accelerator.backward(model(torch.ones(4, 2)).sum())
-    optimizer.step()
-    return accelerator.num_processes, accelerator.device.type
-
-
-def with_transformers(folder: str) -> tuple[int, str]:
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
-            y = self.layer(x)
-            return {"loss": ((y - labels) ** 2).mean(), "logits": y}
-
-    data: Any = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
-    arguments = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
-    Trainer(Model(), arguments, train_dataset=data).train()
-    return arguments.world_size, arguments.device.type
-
-
-@pytest.mark.slow
-def test_accelerate_and_transformers_join_all_ranks(make_local: Make, tmp_path: Path) -> None:
-    """On CPUs, without an argument that says so: use_gpu=False is enough."""
-    pytest.importorskip("accelerate")
-    both = make_local(2, require_group=True)
-    assert both.submit(with_accelerate).results() == [(2, "cpu")] * 2
-    pytest.importorskip("transformers")
-    assert both.submit(with_transformers, str(tmp_path)).results() == [(2, "cpu")] * 2
-
-
 def record_an_error() -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 

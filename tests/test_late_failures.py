@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def process_in(file: Path) -> psutil.Process:
     return psutil.Process(int(watch.until(lambda: file.exists() and file.read_text())))
 
 
+def kill(stopped: list[psutil.Process]) -> None:
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):  # Spark has ended it already
+            process.kill()
+
+
 def has_succeeded(run: Run[Any], size: int) -> bool:
     values = run.results(timeout=watch.DEADLINE)
     watch.gone(run.id)
@@ -78,8 +85,7 @@ def test_values_survive_the_death_of_what_passes_them_on(
     sessions.get("local-cluster[2,2,1024]")
     run, stopped = submit(size, tmp_path, *stop)
     watch.until(lambda: run.snapshot().ranks_up == 0)
-    for process in stopped:
-        process.kill()
+    kill(stopped)
     assert has_succeeded(run, size)
     assert WARNING in caplog.text
 
@@ -90,8 +96,7 @@ def test_values_that_have_arrived_outlive_sparks_job(sessions: Sessions, end: st
     run, stopped = submit(SMALL, tmp_path, "worker", "worker")
     watch.until(lambda: run.snapshot().ranks_up == 0)
     getattr(spark.sparkContext, end)()
-    for process in stopped:
-        process.kill()
+    kill(stopped)
     assert has_succeeded(run, SMALL)
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +306,8 @@ def test_a_rank_starts_no_jvm(make_local: Make) -> None:
 def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: float) -> None:
     """Importing torch takes longer."""
     for process in watch.warm_processes(os.getpid()):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     doing = "starting a process on this machine|importing torch on 1 node|not up on 1 of 1 nodes"
     with pytest.raises(StartError, match=f"did not start within start_timeout=.*({doing})"):
         make_local(2, start_timeout=timeout).run(trainings.rank)

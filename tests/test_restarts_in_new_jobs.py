@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import accompanied
-import psutil
 import pytest
 import trainings
 import victims
@@ -30,16 +28,6 @@ from distributor import (
 from distributor.channel.server import ChannelServer
 from distributor.values.environment import NODE_ID, node_id
 
-Find = Callable[[Run, Path, int], psutil.Process]
-
-#: What is killed of an attempt.
-FINDS: dict[str, Find] = {
-    "agent": lambda run, folder, attempt: victims.part(run, "agent"),
-    "worker": lambda run, folder, attempt: watch.owner_of(victims.part(run, "agent")),
-    "executor": lambda run, folder, attempt: victims.executor_of(run),
-    "rank": lambda run, folder, attempt: psutil.Process(int((folder / f"{attempt}-0").read_text())),
-}
-
 
 def wait_to_be_killed(folder: str, attempts: int = 1) -> tuple[int, float]:
     """Meets the others, and waits in the first attempts until something is killed; the last one returns."""
@@ -51,12 +39,10 @@ def wait_to_be_killed(folder: str, attempts: int = 1) -> tuple[int, float]:
     dist.init_process_group("gloo")
     attempt, rank = runtime.attempt(), dist.get_rank()
     print(f"rank {rank} in attempt {attempt}", flush=True)
-    runtime.report(step=attempt, number=rank)
+    runtime.report(step=attempt, pid=os.getpid())
     total = torch.ones(1)
     dist.all_reduce(total)
-    new, path = Path(folder, f"{attempt}-{rank}.new"), Path(folder, f"{attempt}-{rank}")
-    new.write_text(str(os.getpid()))
-    new.rename(path)
+    Path(folder, f"{attempt}-{rank}").touch()
     if attempt < attempts:
         trainings.wait_for(str(Path(folder, "never")))
     return attempt, float(total)
@@ -66,7 +52,7 @@ def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2, *,
     """Waits until all ranks of an attempt are there, and their reports if they make any, and kills a process."""
     watch.until(lambda: all((folder / f"{attempt}-{rank}").exists() for rank in range(ranks)))
     watch.until(lambda: not reports or sum(row.attempt == attempt for row in run.metrics) == ranks)
-    FINDS[name](run, folder, attempt).kill()
+    victims.FINDS[name](run).kill()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +104,7 @@ def test_the_last_attempt_is_the_error_and_earlier_ones_are_listed(make_local: M
     lines = str(caught.value).partition("\n\nEarlier attempts:\n")[2].splitlines()
     assert [line.partition(",")[0] for line in lines] == ["  attempt 0", "  attempt 1"]
     assert "last step 0: lost the node on " in lines[0]
-    assert "last step 1: rank 0 failed: killed by SIGKILL" in lines[1]
+    assert "last step 1: rank 1 failed: killed by SIGKILL" in lines[1]
     assert [ended.number for ended in run.attempts] == [0, 1, 2]
     assert all(ended.executor is not None for ended in run.attempts)
     watch.gone(run.id)
@@ -239,7 +225,7 @@ def write_then_wait(folder: str) -> list[str]:
     rank = runtime.rank()
     if runtime.attempt() == 0:
         Path(f"written-{rank}").write_text(str(rank))
-        Path(folder, f"0-{rank}").write_text(str(os.getpid()))
+        Path(folder, f"0-{rank}").touch()
         trainings.wait_for(str(Path(folder, "never")))
     return sorted(path.name for path in Path().glob("written-*"))
 

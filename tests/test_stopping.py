@@ -238,10 +238,9 @@ def await_all(run: Run) -> None:
     watch.until(lambda: {row.rank for row in run.metrics if (row.step or 0) > 10} == set(range(run.num_processes)))
 
 
-def terminate(run: Run, *, with_executor: bool, seed: int) -> None:
-    """Sends SIGTERM to all processes of a node, in any order; with its Python worker and executor, if it has one."""
-    node = victims.node_of(run, with_executor=with_executor)
-    for process in random.Random(seed).sample(node, len(node)):
+def terminate(processes: list[psutil.Process], seed: int) -> None:
+    """Sends SIGTERM to all processes of a node, in any order."""
+    for process in random.Random(seed).sample(processes, len(processes)):
         with suppress(psutil.NoSuchProcess):
             process.terminate()
 
@@ -260,7 +259,7 @@ def goes_on(run: Run) -> None:
 def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
-    terminate(run, with_executor=False, seed=seed)
+    terminate(victims.node_of(run, with_executor=False), seed)
     goes_on(run)
     reason = run.attempts[0].reason or ""
     assert re.match(r"the run was preempted: (the node|rank \d) on .* got SIGTERM, and all ranks have stopped", reason)
@@ -272,7 +271,7 @@ def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, s
 def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, seed: int, tmp_path: Path) -> None:
     run = TorchDistributor(4, False, False, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)
-    terminate(run, with_executor=True, seed=seed)
+    terminate(victims.node_of(run, with_executor=True), seed)
     goes_on(run)
     watch.gone(run.id)
 
@@ -281,7 +280,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
 def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
     await_all(run)
-    terminate(run, with_executor=False, seed=0)
+    terminate(victims.node_of(run, with_executor=False), 0)
     goes_on(run)
 
 
@@ -297,8 +296,7 @@ def test_ranks_save_although_their_driver_ends_with_them(tmp_path: Path) -> None
         driver = programs.start(tmp_path, code, stdout=subprocess.PIPE)
         assert driver.stdout is not None and driver.stdout.readline() == "trains\n"
         node = [psutil.Process(driver.pid), *watch.below(driver.pid)]
-        for process in random.Random(seed).sample(node, len(node)):
-            process.terminate()
+        terminate(node, seed)
         driver.wait(watch.DEADLINE)
         watch.until(lambda: not any(process.is_running() for process in node[1:]))
         assert len([*tmp_path.glob("saved/step-*/manifest.json")]) == seed + 1

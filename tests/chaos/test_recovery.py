@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,21 +18,6 @@ from distributor import Checkpoints, Run
 #: Steps between two kills, at most.
 _STEPS = 6
 
-
-def rank_of(run: Run) -> psutil.Process:
-    """Some rank of the latest attempt, by what it has reported last."""
-    rows = tuple(run.metrics)
-    latest = max(row.attempt for row in rows)
-    pids = {row.rank: int(row.values["pid"]) for row in rows if row.attempt == latest and "pid" in row.values}
-    return psutil.Process(pids[max(pids)])
-
-
-FINDS: dict[str, Callable[[Run], psutil.Process]] = {
-    "rank": rank_of,
-    "agent": lambda run: victims.part(run, "agent"),
-    "worker": lambda run: watch.owner_of(victims.part(run, "agent")),
-    "executor": victims.executor_of,
-}
 
 #: Executors take long to come back, so they are killed less often.
 WEIGHTS = {"rank": 6, "agent": 3, "worker": 2, "executor": 1}
@@ -51,7 +35,7 @@ def kill_something(run: Run, chance: random.Random, names: list[str]) -> str:
     ended, name = len(run.attempts), chance.choices(names, [WEIGHTS[name] for name in names])[0]
     while len(run.attempts) == ended:
         with suppress(psutil.Error, StopIteration, KeyError, ValueError):  # it has just ended by itself, or begun
-            FINDS[name](run).kill()
+            victims.FINDS[name](run).kill()
             with suppress(AssertionError):
                 watch.until(lambda: len(run.attempts) > ended or run.wait(0), 10.0)
         assert not run.wait(0), "the run has ended"
@@ -71,7 +55,7 @@ def test_trainings_killed_at_random_end_with_the_same_weights(
     make: Make, mode: str, split: bool, kills: int, tmp_path: Path
 ) -> None:
     """Seeds are those of the numbers of kills, so that a failure can be seen again."""
-    names = ["rank", "agent"] if mode == LOCAL else [*FINDS]
+    names = ["rank", "agent"] if mode == LOCAL else [*victims.FINDS]
     chance, steps = random.Random(kills), (kills + 2) * _STEPS
     _, undisturbed, _ = make(2, checkpoints=tmp_path / "undisturbed").run(checkpointed.train_digits, steps, None, split)
     kept = Checkpoints(str(tmp_path / "killed"), memory=True)

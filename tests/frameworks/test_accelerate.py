@@ -103,6 +103,7 @@ def train(steps: int) -> dict[str, Any]:
     return {"ranks": accelerator.num_processes, "rank": rank, "losses": losses, "weights": weights}
 
 
+@pytest.mark.ci
 @pytest.mark.framework("Accelerate", "accelerate", "Accelerator()")
 def test_a_plain_accelerator_trains_one_model(make: Make, spread: dict[str, Any]) -> None:
     zero, one = make(2, require_group=True, **spread).submit(train, 10).results()

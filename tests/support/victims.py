@@ -71,6 +71,22 @@ def node_of(run: Run, *, with_executor: bool) -> list[psutil.Process]:
     return list({*parents, agent, *agent.children(recursive=True), *outside})
 
 
+def reported_rank(run: Run) -> psutil.Process:
+    """The highest rank of the latest attempt, which has reported its pid."""
+    rows = tuple(run.metrics)
+    latest = max(row.attempt for row in rows)
+    pids = {row.rank: int(row.values["pid"]) for row in rows if row.attempt == latest and "pid" in row.values}
+    return psutil.Process(pids[max(pids)])
+
+
+#: What can be killed of a run whose ranks report their pids.
+FINDS: dict[str, Victim] = {
+    "rank": reported_rank,
+    "agent": lambda run: part(run, "agent"),
+    "worker": lambda run: watch.owner_of(part(run, "agent")),
+    "executor": executor_of,
+}
+
 #: What can be killed of any run, each with what the error says then.
 KILLS: dict[str, tuple[Victim, str]] = {
     "rank": (lambda run: part(run, "launcher").children()[0], RANK),
