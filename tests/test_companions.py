@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,9 +92,14 @@ def test_a_companion_that_never_gets_ready_is_a_late_start(tmp_path: Path) -> No
     is_gone([], run.id)
 
 
+def touch_and_fail(path: str) -> None:
+    Path(path).touch()
+    raise ValueError("the rank's own")
+
+
 def test_companions_end_when_a_rank_fails(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)})
-    run = submit(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch)
+    run = submit(touch_and_fail, str(tmp_path / "failing"), launch=launch)
     with pytest.raises(TrainingError, match="the rank's own"):
         run.result(timeout=2 * watch.DEADLINE)
     is_gone(processes_in(tmp_path), run.id)
@@ -135,12 +143,21 @@ def helpers(driver: Driver) -> list[psutil.Process]:
     return parts(driver, "companion")
 
 
+def return_first(path: str, go: str) -> int:
+    """Rank 1 returns at once, and rank 0 when its file is there."""
+    if os.environ["RANK"] == "1":
+        return 1
+    while not os.path.exists(go):
+        time.sleep(0.02)
+    return 0
+
+
 @pytest.mark.long
 def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None:
     """It ends while another node's rank runs."""
     ended = str(tmp_path / "ended")
     launch = Accompanied("end", {"path": ended}, (1,))
-    with driven(accompanied.return_first, "", str(tmp_path / "go"), launch=launch) as driver:
+    with driven(return_first, "", str(tmp_path / "go"), launch=launch) as driver:
         watch.until(lambda: len(driver.heard(messages.Started)) == 2, 2 * watch.DEADLINE)
         companions = watch.until(lambda: helpers(driver))
         watch.until(lambda: ranks_of(driver, companions[0]) == 0)
@@ -174,15 +191,29 @@ def test_other_nodes_hear_of_a_companions_death_over_the_store(once: bool, tmp_p
 @pytest.mark.long
 def test_nodes_without_ranks_hear_of_a_failure_over_the_store(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, (1,), once=True)
-    with driven(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch, stops=False) as driver:
+    with driven(touch_and_fail, str(tmp_path / "failing"), launch=launch, stops=False) as driver:
         reports = sorted(driver.result().reports, key=lambda report: report.node_rank)
     assert [[outcome.state for outcome in report.outcomes] for report in reports] == [["failed"], []]
+
+
+def touch_and_save(folder: str) -> None:
+    """Says that it runs, and when it is told to stop, notes which companions are there a second later."""
+
+    def save(*_: Any) -> None:
+        time.sleep(1.0)
+        companions = {path.name: int(path.read_text().split()[0]) for path in Path(folder).glob("companion-?")}
+        there = [name for name, pid in companions.items() if os.path.exists(f"/proc/{pid}")]
+        Path(folder, "saved").write_text(" ".join(sorted(there)))
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    accompanied.touch_and_wait(os.path.join(folder, "started"), "")
 
 
 @pytest.mark.long
 def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, once=True)
-    run = submit(accompanied.touch_and_save, str(tmp_path), launch=launch, grace_period=60.0)
+    run = submit(touch_and_save, str(tmp_path), launch=launch, grace_period=60.0)
     watch.until(lambda: (tmp_path / "started").exists() and run.status is Status.RUNNING, 2 * watch.DEADLINE)
     run.cancel()
     with pytest.raises(RunCancelledError):

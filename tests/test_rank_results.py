@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import faults
 import psutil
@@ -30,20 +35,54 @@ def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, fault: str) -
     assert "in break_then" in caught.value.traceback
 
 
+def leave_while_others(wait: str) -> int:
+    """The last rank leaves by os._exit in the first attempt; the others wait for it, or only sleep."""
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        if runtime.rank() == runtime.world_size() - 1:
+            os._exit(0)
+        if wait == "load":
+            runtime.load_checkpoint({"step": 0})
+        elif wait == "save":
+            runtime.save_checkpoint({"step": 1}, 1, wait=True)
+        elif wait == "folder":
+            with runtime.checkpoint_folder(1):
+                pass
+        time.sleep(600)
+    return runtime.attempt()
+
+
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
     "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long) for name in ("load", "save", "folder"))]
 )
 def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make, wait: str, tmp_path: Path) -> None:
-    run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(faults.leave_while_others, wait)
+    run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(leave_while_others, wait)
     assert run.results(watch.DEADLINE) == [1, 1]
     assert run.attempts[0].reason == "rank 1 failed: exited with code 0 before the function returned (os._exit?)"
+
+
+def end_late(how: str) -> None:
+    """Rank 1 closes its group long before it is seen to have failed; the others lose their connections to it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        if how == "_exit":  # without a word
+            time.sleep(0.4)
+            os._exit(3)
+        atexit.register(time.sleep, 1)
+        sys.exit(3)
+    dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize("how", ["exit", pytest.param("_exit", marks=pytest.mark.long_on_executors)])
 def test_a_rank_that_ends_late_is_the_one_that_has_failed(make: Make, how: str) -> None:
-    run = make(2, max_restarts=1).submit(faults.end_late, how)
+    run = make(2, max_restarts=1).submit(end_late, how)
     with pytest.raises(TrainingError, match=r"^rank 1 on .* failed: exited with code 3") as caught:
         run.result(watch.DEADLINE)
     assert caught.value.exit_code == 3
@@ -90,26 +129,86 @@ def test_a_run_does_not_start_on_a_full_disk(make_local: Make, small_disk: Path)
         make_local(1).run(faults.fill_then, "return")
 
 
+def fork_and(then: str, go: str) -> str:
+    """A child that ends after its parent has returned: its end is not the rank's."""
+    child = os.fork()
+    if child == 0:
+        while not Path(go).exists():
+            time.sleep(0.01)
+        if then == "raise":
+            raise ValueError("raised in a fork")
+        if then == "exit":
+            sys.exit("exited in a fork")
+        return "of a fork"
+
+    def outlive() -> None:
+        Path(go).touch()
+        os.waitpid(child, 0)
+
+    atexit.register(outlive)
+    return "of the rank"
+
+
 @pytest.mark.parametrize("then", ["return", "raise", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
-    assert make_local(1).run(faults.fork_and, then, str(tmp_path / "go")) == "of the rank"
+    assert make_local(1).run(fork_and, then, str(tmp_path / "go")) == "of the rank"
+
+
+class NeverEnds(Exception):
+    """An exception whose text never comes."""
+
+    def __str__(self) -> str:
+        while True:
+            time.sleep(1)
+
+
+class NeverReduced(Exception):
+    """An exception that is never pickled."""
+
+    def __reduce__(self) -> Any:
+        while True:
+            time.sleep(1)
+
+
+def raise_what_never_ends(what: str) -> None:
+    from distributor.rank import result
+
+    result.PATIENCE = 0.5
+    if what == "text":
+        raise NeverEnds
+    raise NeverReduced("step 17")
 
 
 def test_an_exception_whose_text_never_comes_ends_the_rank(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not available after 0.5 s\)") as caught:
-        make_local(1).run(faults.raise_what_never_ends, "text")
+        make_local(1).run(raise_what_never_ends, "text")
     assert "in raise_what_never_ends" in caught.value.traceback
 
 
 def test_an_exception_that_is_never_pickled_keeps_its_text(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"failed: .*NeverReduced: step 17") as caught:
-        make_local(1).run(faults.raise_what_never_ends, "pickle")
+        make_local(1).run(raise_what_never_ends, "pickle")
     assert caught.value.__cause__ is None
+
+
+class NeverPickled:
+    """A value that is never pickled."""
+
+    def __reduce__(self) -> Any:
+        while True:
+            time.sleep(1)
+
+
+def return_what_never_ends() -> Any:
+    from distributor.rank import result
+
+    result.VALUE_PATIENCE = 0.5
+    return NeverPickled()
 
 
 def test_a_value_that_is_never_pickled_ends_the_rank(make_local: Make) -> None:
     with pytest.raises(ResultError, match=r"NeverPickled cannot be pickled \(no progress for 0.5 s\)"):
-        make_local(1).run(faults.return_what_never_ends)
+        make_local(1).run(return_what_never_ends)
 
 
 @pytest.mark.spark
@@ -122,10 +221,27 @@ def test_a_large_exception_arrives(make: Make) -> None:
     assert len(str(caught.value)) < 1 << 20
 
 
+def fail_first_or_when_stopped(started: str) -> None:
+    """Rank 0 fails; rank 1, whose clock is an hour behind, fails because it is told to stop."""
+    if os.environ["RANK"] == "0":
+        while not Path(started).exists():
+            time.sleep(0.01)
+        raise ValueError("the true reason")
+    real = time.time
+    time.time = lambda: real() - 3600
+
+    def stopped(*_: Any) -> None:
+        raise RuntimeError("told to stop")
+
+    signal.signal(signal.SIGTERM, stopped)
+    Path(started).touch()
+    time.sleep(300)
+
+
 def test_a_clock_that_is_behind_does_not_change_which_rank_failed_first(tmp_path: Path) -> None:
     """Neither between the ranks of a node, nor between nodes."""
     for nodes in (1, 2):
-        with driven(faults.fail_first_or_when_stopped, str(tmp_path / f"{nodes}"), nodes=nodes) as driver:
+        with driven(fail_first_or_when_stopped, str(tmp_path / f"{nodes}"), nodes=nodes) as driver:
             ended = {o.rank: o.failure for report in driver.result().reports for o in report.outcomes}
         assert ended[0] is not None and ended[1] is not None
         assert (ended[0].after_stop, ended[1].after_stop) == (False, True)

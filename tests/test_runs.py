@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -37,8 +38,18 @@ def test_every_rank_takes_part_in_a_collective(make: Make) -> None:
     assert run.result() == 10.0
 
 
+def rank0_returns_last(folder: str) -> int:
+    """Rank 0 returns only when all the others have."""
+    if trainings.rank() == 0:
+        while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]) - 1:
+            time.sleep(0.01)
+    else:
+        Path(folder, str(trainings.rank())).touch()
+    return trainings.rank()
+
+
 def test_run_returns_the_value_of_rank_0_whoever_finishes_last(make: Make, tmp_path: Path) -> None:
-    assert make(3).run(trainings.rank0_returns_last, str(tmp_path)) == 0
+    assert make(3).run(rank0_returns_last, str(tmp_path)) == 0
 
 
 def test_a_rank_knows_where_it_is(make: Make, mode: str) -> None:
@@ -63,9 +74,35 @@ def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: P
         assert set(before) < leaders if is_leader else leaders <= set(before)
 
 
+def take_turns_without_cpus(folder: str, name: str) -> list[str]:
+    """Enters a block of ``runtime``, in a group that serves no CPU tensors: NCCL's, after ``init_process_group()``."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    class OfGpus(dist.ProcessGroup):
+        def getBackendName(self) -> str:
+            return "of_gpus"
+
+        def _refuse(self, *_: Any) -> Any:
+            raise RuntimeError("No backend type associated with device type cpu")
+
+        allreduce = broadcast = barrier = allgather = _refuse
+
+    def make(store: Any, rank: int, size: int, timeout: Any) -> OfGpus:
+        return OfGpus(rank, size)
+
+    dist.Backend.register_backend("of_gpus", make, devices=["cuda"])
+    dist.init_process_group("of_gpus")
+    with getattr(runtime, name)():
+        before = sorted(os.listdir(folder))
+        Path(folder, f"node-{runtime.node_rank()}-rank-{runtime.local_rank()}").touch()
+    return before
+
+
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
 def test_rank0_first_waits_with_a_group_for_gpus_only(make_local: Make, tmp_path: Path, name: str) -> None:
-    first, second = make_local(2).submit(trainings.take_turns_without_cpus, str(tmp_path), name).results()
+    first, second = make_local(2).submit(take_turns_without_cpus, str(tmp_path), name).results()
     assert (first, second) == ([], ["node-0-rank-0"])
 
 
@@ -79,9 +116,22 @@ def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path:
     assert not [file for file in os.listdir(tmp_path) if not file.endswith("-rank-0")]
 
 
+def fail_first_of_two() -> None:
+    """Rank 0 fails in a block that the other rank never reaches."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    if trainings.rank() == 1:
+        time.sleep(600)
+    with runtime.rank0_first():
+        raise trainings.Diverged(1)
+
+
 def test_a_rank_that_fails_first_waits_for_no_other(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged"):
-        make_local(2, grace_period=0).submit(trainings.fail_first_of_two).result(watch.DEADLINE)
+        make_local(2, grace_period=0).submit(fail_first_of_two).result(watch.DEADLINE)
 
 
 def test_a_rank_that_returns_stays_until_others_have_connected(make: Make, tmp_path: Path) -> None:
@@ -346,8 +396,25 @@ def test_equal_failures_are_reported_once(make: Make, tmp_path: Path, capfd: pyt
         assert path.read_text() == f"careful\n{caught.value.traceback}\n"
 
 
+def leave_children(ready: str) -> None:
+    """Starts children in sessions of their own that would outlive everything, then fails on rank 1 or waits.
+
+    One has an environment of its own, so that nothing in it tells whose it is; its pid is left in a file.
+    """
+    import subprocess
+
+    subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    unmarked = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={})
+    Path(ready, str(trainings.rank())).write_text(str(unmarked.pid))
+    while len(os.listdir(ready)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    if trainings.rank() == 1:
+        raise ValueError("after starting a child")
+    time.sleep(600)
+
+
 def test_children_of_ranks_do_not_outlive_the_run(make: Make, tmp_path: Path) -> None:
-    run = make(2, grace_period=1).submit(trainings.leave_children, str(tmp_path))
+    run = make(2, grace_period=1).submit(leave_children, str(tmp_path))
     with pytest.raises(TrainingError, match="after starting a child"):
         run.result()
     watch.gone(run.id)
@@ -355,11 +422,24 @@ def test_children_of_ranks_do_not_outlive_the_run(make: Make, tmp_path: Path) ->
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in unmarked))
 
 
+def save_on_sigterm(saved: str, ready: str) -> None:
+    """Uses the grace: writes a file when told to stop."""
+
+    def save(*_: Any) -> None:
+        Path(saved, str(trainings.rank())).write_text("saved")
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    Path(ready, str(trainings.rank())).touch()
+    while True:
+        time.sleep(0.05)
+
+
 def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     saved, ready = tmp_path / "saved", tmp_path / "ready"
     saved.mkdir()
     ready.mkdir()
-    run = make(2).submit(trainings.save_on_sigterm, str(saved), str(ready))
+    run = make(2).submit(save_on_sigterm, str(saved), str(ready))
     watch.until(lambda: len(os.listdir(ready)) == 2)
     run.cancel()
     with pytest.raises(RunCancelledError, match=run.id):

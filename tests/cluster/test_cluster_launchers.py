@@ -129,7 +129,7 @@ def test_ray_trains_on_all_hosts(cluster: Cluster, leftovers: Leftovers, tmp_pat
     cluster.session()
     tmp_path.chmod(0o777)
     distributor = Distributor(sum(CORES.values()), use_gpu=False, launch=paths.LAUNCHES["ray"])
-    run = distributor.submit(launched.train_resnet_with_ray, str(tmp_path), len(CORES), spread=True)
+    run = distributor.submit(launched.train_with_ray_train, str(tmp_path), len(CORES), spread=True)
     metrics = run.result(6 * watch.DEADLINE)
     launched.assert_trained(metrics, len(CORES))
     assert {worker["address"] for worker in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}

@@ -40,50 +40,11 @@ def test_each_node_offers_its_slots(make: Make, mode: str, leftovers: Leftovers)
     leftovers.gone(run.id)
 
 
-def train_with_ray(storage: str) -> Any:
-    """Trains with DDP in two Ray workers, from a Ray data set."""
-    import ray.data
-    import torch
-    from ray.train import Checkpoint, RunConfig, ScalingConfig, report
-    from ray.train.torch import TorchTrainer, prepare_model
-
-    def loop(config: dict[str, Any]) -> None:
-        import tempfile
-
-        import torch.distributed as dist
-
-        model = prepare_model(torch.nn.Linear(1, 1))
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        shard = ray.train.get_dataset_shard("train")
-        for _ in range(config["epochs"]):
-            for batch in shard.iter_torch_batches(batch_size=8, dtypes=torch.float32):
-                x = batch["x"].reshape(-1, 1)
-                loss = ((model(x) - 3 * x) ** 2).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        with tempfile.TemporaryDirectory() as folder:
-            torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
-            report({"loss": float(loss), "world": dist.get_world_size()}, checkpoint=Checkpoint.from_directory(folder))
-
-    data = ray.data.from_items([{"x": number / 32} for number in range(32)])
-    trainer = TorchTrainer(
-        loop,
-        train_loop_config={"epochs": 3},
-        scaling_config=ScalingConfig(num_workers=2),
-        datasets={"train": data},
-        run_config=RunConfig(storage_path=storage),
-    )
-    return trainer.fit().metrics
-
-
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "TorchTrainer with Ray Data")
 def test_torch_trainer_with_ray_data(make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
-    run = make(3, launch=LAUNCH).submit(train_with_ray, str(tmp_path))
-    metrics = run.result(4 * watch.DEADLINE)
-    assert metrics["world"] == 2
-    assert metrics["loss"] < 10
+    run = make(3, launch=LAUNCH).submit(launched.train_with_ray_train, str(tmp_path), 2)
+    launched.assert_trained(run.result(4 * watch.DEADLINE), 2)
     leftovers.gone(run.id)
 
 

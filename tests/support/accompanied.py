@@ -112,34 +112,6 @@ def touch_and_wait(started: str, go: str) -> None:
         time.sleep(0.02)
 
 
-def touch_and_save(folder: str) -> None:
-    """Says that it runs, and when it is told to stop, notes which companions are there a second later."""
-
-    def save(*_: Any) -> None:
-        time.sleep(1.0)
-        companions = {path.name: int(path.read_text().split()[0]) for path in Path(folder).glob("companion-?")}
-        there = [name for name, pid in companions.items() if os.path.exists(f"/proc/{pid}")]
-        Path(folder, "saved").write_text(" ".join(sorted(there)))
-        sys.exit()
-
-    signal.signal(signal.SIGTERM, save)
-    touch_and_wait(os.path.join(folder, "started"), "")
-
-
-def touch_and_fail(path: str) -> None:
-    Path(path).touch()
-    raise ValueError("the rank's own")
-
-
-def return_first(path: str, go: str) -> int:
-    """Rank 1 returns at once, and rank 0 when its file is there."""
-    if os.environ["RANK"] == "1":
-        return 1
-    while not os.path.exists(go):
-        time.sleep(0.02)
-    return 0
-
-
 def attempt() -> int:
     from distributor import runtime
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 
 class Diverged(Exception):
@@ -71,45 +68,6 @@ def take_turns(folder: str, name: str, fails: bool = False) -> list[str]:
     return before
 
 
-def fail_first_of_two() -> None:
-    """Rank 0 fails in a block that the other rank never reaches."""
-    import torch.distributed as dist
-
-    from distributor import runtime
-
-    dist.init_process_group("gloo")
-    if rank() == 1:
-        time.sleep(600)
-    with runtime.rank0_first():
-        raise Diverged(1)
-
-
-def take_turns_without_cpus(folder: str, name: str) -> list[str]:
-    """Enters a block of ``runtime``, in a group that serves no CPU tensors: NCCL's, after ``init_process_group()``."""
-    import torch.distributed as dist
-
-    from distributor import runtime
-
-    class OfGpus(dist.ProcessGroup):
-        def getBackendName(self) -> str:
-            return "of_gpus"
-
-        def _refuse(self, *_: Any) -> Any:
-            raise RuntimeError("No backend type associated with device type cpu")
-
-        allreduce = broadcast = barrier = allgather = _refuse
-
-    def make(store: Any, rank: int, size: int, timeout: Any) -> OfGpus:
-        return OfGpus(rank, size)
-
-    dist.Backend.register_backend("of_gpus", make, devices=["cuda"])
-    dist.init_process_group("of_gpus")
-    with getattr(runtime, name)():
-        before = sorted(os.listdir(folder))
-        Path(folder, f"node-{runtime.node_rank()}-rank-{runtime.local_rank()}").touch()
-    return before
-
-
 def outlive(returned: str) -> bool:
     """Only joins the process group; whether rank 0 is still there a moment after it has returned."""
     import torch.distributed as dist
@@ -125,22 +83,6 @@ def outlive(returned: str) -> bool:
     while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
         time.sleep(0.001)
     return os.path.exists(f"/proc/{pid}")
-
-
-def ask_for_name(address: str) -> None:
-    """Asks the rank's own resolver for the name of an address; an answer need not come."""
-    with suppress(socket.gaierror):
-        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
-
-
-def rank0_returns_last(folder: str) -> int:
-    """Rank 0 returns only when all the others have."""
-    if rank() == 0:
-        while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]) - 1:
-            time.sleep(0.01)
-    else:
-        Path(folder, str(rank())).touch()
-    return rank()
 
 
 def fail_on_rank_1(how: str, stamp: str) -> None:
@@ -181,36 +123,6 @@ def wait_for(path: str) -> int:
     while not os.path.exists(path):
         time.sleep(0.01)
     return rank()
-
-
-def save_on_sigterm(saved: str, ready: str) -> None:
-    """Uses the grace: writes a file when told to stop."""
-
-    def save(*_: Any) -> None:
-        Path(saved, str(rank())).write_text("saved")
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, save)
-    Path(ready, str(rank())).touch()
-    while True:
-        time.sleep(0.05)
-
-
-def leave_children(ready: str) -> None:
-    """Starts children in sessions of their own that would outlive everything, then fails on rank 1 or waits.
-
-    One has an environment of its own, so that nothing in it tells whose it is; its pid is left in a file.
-    """
-    import subprocess
-
-    subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
-    unmarked = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={})
-    Path(ready, str(rank())).write_text(str(unmarked.pid))
-    while len(os.listdir(ready)) < int(os.environ["WORLD_SIZE"]):
-        time.sleep(0.01)
-    if rank() == 1:
-        raise ValueError("after starting a child")
-    time.sleep(600)
 
 
 def train_on(ready: str, steps: int = 10**9) -> int:
@@ -254,12 +166,3 @@ def recover(folder: str, how: str, failures: int = 1) -> tuple[int, float]:
                 raise Diverged(17)
             os.kill(os.getpid(), signal.SIGKILL)
     return attempt, all_reduce()
-
-
-def wait_at_first() -> int:
-    """Waits to be killed in the first attempt; the number of the attempt."""
-    from distributor import runtime
-
-    while runtime.attempt() == 0:
-        time.sleep(0.05)
-    return runtime.attempt()
