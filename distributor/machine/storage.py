@@ -63,9 +63,6 @@ class Storage(Protocol):
     def get(self, name: str, target: str) -> None:
         """Copy a file of the storage to a local path."""
 
-    def copy(self, source: str, name: str) -> None:
-        """Copy a file, replacing any file that has the new name."""
-
     def move(self, source: str, name: str) -> None:
         """Rename a file, replacing any file that has the new name."""
 
@@ -142,12 +139,6 @@ class Folder:
     def get(self, name: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copyfile(self._path / name, target)
-
-    def copy(self, source: str, name: str) -> None:
-        target = self._made(name)
-        part = target.with_name(fitted(f".{target.name}", self._end))
-        shutil.copy2(self._path / source, part)
-        os.replace(part, target)
 
     def move(self, source: str, name: str) -> None:
         os.replace(self._path / source, self._made(name))
@@ -280,9 +271,6 @@ class Url:
     def get(self, name: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         self._retry(lambda: self._fs.get_file(self._at(name), target))
-
-    def copy(self, source: str, name: str) -> None:
-        self._retry(lambda: self._writing(name, "cp_file", self._at(source), self._at(name)))
 
     def move(self, source: str, name: str) -> None:
         def call() -> None:
