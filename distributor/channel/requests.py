@@ -17,7 +17,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import BinaryIO, cast
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, TypeVar, cast
 
 from distributor.channel.connections import PIECE, Endpoint, connect, fill, pack, read
 from distributor.values import messages
@@ -39,13 +40,15 @@ from distributor.values.messages import (
     Value,
 )
 
+T = TypeVar("T")
+
 #: Seconds before a task uses ``allGather``, and no sooner: the driver assumes that tasks which have not reached it do
 #: not begin their work before.
 CONNECT_TIMEOUT = 5.0
 
 _RETRY = 0.2  # seconds between attempts to reach the driver
 
-_SENDINGS = 2  # times that a value is sent if the connection breaks
+_SENDINGS = 2  # times that a value or a report is sent if the connection breaks
 
 
 class StoppedError(Exception):
@@ -85,18 +88,16 @@ def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, pa
 
     OSError if each of :data:`_SENDINGS` attempts to send it failed, the connection breaks later, or the time is up.
     """
-    for attempt in range(1, _SENDINGS + 1):
-        sent = False
-        try:
-            with connect(endpoint, CONNECT_TIMEOUT) as line:
-                line.sendall(pack(told) + report)
-                sent = True
-                line.settimeout(patience)
-                line.recv(1)
-                return
-        except OSError:
-            if sent or attempt == _SENDINGS:
-                raise
+    with ExitStack() as lines:
+
+        def send() -> socket.socket:
+            line = lines.enter_context(connect(endpoint, CONNECT_TIMEOUT))
+            line.sendall(pack(told) + report)
+            return line
+
+        line = _repeated(send)
+        line.settimeout(patience)
+        line.recv(1)
 
 
 def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
@@ -105,12 +106,15 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
     ``patience`` is seconds without progress. StoppedError if the run was stopped; OSError if each of :data:`_SENDINGS`
     attempts failed because the driver was out of reach or refused the value, or the connection broke.
     """
+    return _repeated(lambda: _send_value(endpoint, value, content, patience))
+
+
+def _repeated(send: Callable[[], T]) -> T:
+    """Return what ``send`` returns, called up to :data:`_SENDINGS` times while it raises OSError."""
     for _ in range(_SENDINGS - 1):
-        try:
-            return _send_value(endpoint, value, content, patience)
-        except OSError:
-            pass
-    return _send_value(endpoint, value, content, patience)
+        with suppress(OSError):
+            return send()
+    return send()
 
 
 def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:

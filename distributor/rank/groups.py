@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 
 def watch(world_size: int) -> None:

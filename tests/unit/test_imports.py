@@ -146,8 +146,8 @@ ROOMS = {
     "outcomes": {"shipping"},
     "display": {"outcomes"},
     "schedulers": {"outcomes", "channel", "shipping", "launch", "machine"},
-    "stopping": {"machine", "outcomes", "rank.dataloaders"},
-    "metrics": {"machine", "rank.imports"},
+    "stopping": {"machine", "outcomes"},
+    "metrics": {"machine"},
     "output": {"channel", "machine", "shipping"},
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
@@ -158,9 +158,7 @@ BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 PROGRAMS = {
     "launch/accelerate/configuration.py": {"shipping"},
     "launch/accelerate/path.py": {"shipping"},
-    "launch/jax/cluster.py": {"rank.imports"},
     "launch/mpi/connector.py": {"channel.control"},
-    "launch/mpi/rank.py": {"rank.imports"},
     "launch/ray/node.py": {"rank.gpus"},
 }
 #: Nothing in a room imports these, and they may import anything.
