@@ -218,8 +218,8 @@ class ChannelServer:
             return None
         answers, placement = placed
         common = []
-        if placement is not None:
-            self._guard.place(placement)
+        if placement is not None and (share := answers[0].share) is not None:
+            self._guard.place(placement, share.digest)
             common = [frames.pack(messages.AllNodes(placement.nodes))] if answers[0].all_nodes else []
         return [[frames.pack(answer), *common] for answer in answers]
 

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from distributor.channel import tasks
-from distributor.errors import DistributorError, StartError
+from distributor.channel import frames, tasks
+from distributor.errors import DistributorError, ResourceError, StartError
 from distributor.launch import assign_ranks
 from distributor.machine import versions
 from distributor.text import notices
+from distributor.text.wording import size
 from distributor.values.job import Job
-from distributor.values.messages import Placed, TaskFacts
+from distributor.values.messages import AllNodes, Placed, TaskFacts
 from distributor.values.placement import NodeFacts, Placement, host_in
 
 _log = notices.logger
@@ -51,6 +52,8 @@ class Placing:
     def _place(self, facts: Sequence[NodeFacts], told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement]:
         placement = assign_ranks.place_checked(facts, self._job)
         whole = self._job.launch.all_nodes
+        if whole:
+            self._check_length(placement)
         shares = {share.node.executor: share for share in placement.shares(whole=False)}
         answers = []
         for fact, placed in zip(facts, tasks.among(told)):
@@ -58,6 +61,16 @@ class Placing:
             warnings = versions.differences(self._job.versions, facts[0], facts[share.node.leader])
             answers.append(replace(placed, share=share, warnings=tuple(warnings), all_nodes=whole))
         return answers, placement
+
+    def _check_length(self, placement: Placement) -> None:
+        """Check that the list of all nodes, which each task gets, fits into a frame."""
+        try:
+            frames.pack(AllNodes(placement.nodes))
+        except frames.ProtocolError:
+            raise ResourceError(
+                f"launch={self._job.launch.name} tells each node about all {len(placement.nodes):,} nodes, but their "
+                f"list is longer than {size(frames.MAX_BODY)}: use fewer nodes or ports, or another launch path"
+            ) from None
 
     def accepts(self, facts: Sequence[NodeFacts]) -> bool:
         """Return whether to begin with these tasks: none on a host that the job avoids, if all fit on others.
