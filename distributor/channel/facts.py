@@ -102,9 +102,6 @@ class Facts:
             if not self.settled:
                 self._current()
 
-    def give_up(self) -> None:
-        self.given_up = True
-
     def start_again(self) -> bool:
         """Return whether the tasks were refused, and forget it. The driver may then submit again."""
         refused, self._refused = self._refused, False

@@ -416,7 +416,7 @@ class ChannelServer:
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
             return
-        self._facts.give_up()
+        self._facts.given_up = True
         self._answer_facts()
 
     def _answer_facts(self) -> None:

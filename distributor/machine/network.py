@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
 import struct
@@ -26,7 +27,7 @@ def listen(address: str) -> socket.socket:
     A socket for torch's rendezvous store stays open until the store takes over its descriptor, so no other process can
     take the port after other nodes have learned it.
     """
-    listener = _stream_socket(address)
+    listener = socket.socket(family_of(address))
     try:
         _bind(listener, address)
         listener.listen(1024)
@@ -43,7 +44,7 @@ def reserve(address: str) -> socket.socket:
     The kernel gives the port to no program that asks for a free one. The server can still listen on it if it sets
     SO_REUSEADDR, as most do, since the reserving socket is bound but does not listen (socket(7)).
     """
-    holder = _stream_socket(address)
+    holder = socket.socket(family_of(address))
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("::" if ":" in address else "", 0))
@@ -72,10 +73,6 @@ def connect_once_up(server: tuple[str, int]) -> socket.socket:
         else:
             connection.settimeout(None)
             return connection
-
-
-def _stream_socket(address: str) -> socket.socket:
-    return socket.socket(family_of(address), socket.SOCK_STREAM)
 
 
 def _bind(sock: socket.socket, address: str) -> None:
@@ -197,8 +194,6 @@ def _has_address(interface: str, family: int) -> bool:
     if family == socket.AF_INET6:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
             return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))
-    import fcntl  # the module does not exist on every platform that a driver runs on
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))

@@ -260,9 +260,7 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 def pid_scope() -> str:
     """Return an identifier of the scope in which a pid and a start time identify a process; ``""`` if unknown."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return ""
+    return _namespace("pid")
 
 
 def machine() -> str:
@@ -270,8 +268,8 @@ def machine() -> str:
 
     A container has its own mounts or control groups, and the devices that these let through are numbered from 0.
     """
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
-        return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
+    with suppress(OSError), open("/proc/self/cgroup") as groups:
+        return " ".join([scope, *groups.read().split()]) if (scope := mounts()) else ""
     return ""
 
 
@@ -281,8 +279,13 @@ def mounts() -> str:
     Processes in one see the same files and the same shared memory. A container that has only its own control group, as
     on YARN, is in the host's.
     """
+    return _namespace("mnt")
+
+
+def _namespace(kind: str) -> str:
+    """Return an identifier of this process's namespace of a kind, and of the machine's boot; ``""`` if unknown."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
+        return f"{boot.read().strip()} {os.readlink(f'/proc/self/ns/{kind}')}"
     return ""
 
 

@@ -174,7 +174,7 @@ class ClassicSession:
         Spark fails a barrier job when it loses one task, such as one in a reused worker that ends with the previous
         job.
         """
-        if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
+        if server.begun or not spark_errors.is_loss(error):
             return False
         earliest = 0.0 if server.address is None else _EARLIEST  # tasks begin at once if the driver does not listen
         waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < earliest

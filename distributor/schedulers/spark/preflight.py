@@ -5,13 +5,11 @@ Spark takes a minute or more to find this out, and reports it in pages of Java s
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from urllib.parse import urlsplit
 
@@ -71,7 +69,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             f"no Spark session with master {shown}: {reason}. To train on this machine without Spark and "
             "Java, pass local_mode=True"
         )
-    configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
+    configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or java.has_spark_env(environ)
     if master == "yarn" and not configured:
         raise ConfigurationError(
             "with master yarn, Spark finds the cluster through its configuration files, but neither HADOOP_CONF_DIR "
@@ -154,10 +152,3 @@ def _try(host: str, port: int) -> str | None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
     return f"nothing answers at {shown} ({reason})"
-
-
-def _has_settings(environ: Mapping[str, str]) -> bool:
-    """Return whether Spark's scripts read a ``spark-env.sh``, which may say where the cluster is."""
-    home = environ.get("SPARK_HOME")
-    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
-    return folder is not None and Path(folder, "spark-env.sh").is_file()

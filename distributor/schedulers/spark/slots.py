@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.schedulers.spark.sessions import conf, elements, is_connect, master_of
+from distributor.schedulers.spark.sessions import conf, elements, has_executors, is_connect, master_of
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources
@@ -52,7 +52,7 @@ class Cluster:
     @property
     def is_local(self) -> bool:
         """Whether tasks run in the driver's JVM."""
-        return re.match(r"local(\[|$)", self.master) is not None
+        return not has_executors(self.master)
 
 
 def cluster_of(session: SparkSession) -> Cluster:
