@@ -379,8 +379,8 @@ class ChannelServer:
             call(*arguments)
         except Exception as error:  # such as an exception of a handler of the user's log, which may raise another one
             with suppress(Exception):
-                told = "the driver failed to take a message of a node"
-                self._loop.call_exception_handler({"message": told, "exception": error})
+                text = "the driver failed to take a message of a node"
+                self._loop.call_exception_handler({"message": text, "exception": error})
 
     async def _exchange(self, message: TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep a task's facts while it is connected, and answer once all have arrived or cannot arrive.

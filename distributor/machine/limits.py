@@ -93,30 +93,30 @@ def total_memory() -> int:
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
     """Return a text for each limit that is too low, with the remedy. It completes "the node on HOST ..."."""
-    found = []
+    texts = []
     if limits.files is not None and limits.files < files:
-        found.append(
+        texts.append(
             f"lets a process open only {limits.files:,} files (ulimit -Hn), but the launcher of {ranks:,} ranks needs "
             f"about {files:,} ('Too many open files'): raise the hard limit of the process that starts executors, or "
             "of the driver in local mode (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
         )
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:
-        found.append(
+        texts.append(
             f"has {mebibytes(limits.shared_memory)} of /dev/shm, too little for NCCL and for data loaders with workers."
             f" Both may crash ('bus error', 'unable to mmap'). Provide {mebibytes(needed)} or more: docker run "
             "--shm-size, or on Kubernetes an emptyDir of medium Memory mounted at /dev/shm"
         )
     if use_gpu and limits.infiniband and limits.locked_memory is not None:
-        found.append(
+        texts.append(
             f"has InfiniBand, but lets processes lock only {mebibytes(limits.locked_memory)} of memory (ulimit -l): "
             "NCCL cannot register its buffers ('ibv_reg_mr failed'). Set memlock to unlimited for the process that "
             "starts executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1 "
             "in env="
         )
     if (text := little_address_space(limits)) is not None:
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def little_address_space(limits: Limits) -> str | None:

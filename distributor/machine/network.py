@@ -117,11 +117,11 @@ def node_address(executor_host: str, driver_host: str) -> str:
     towards = address_towards(driver_host.strip("[]"))
     known = resolve_all(executor_host.strip("[]"))
     known.sort(key=lambda address: (":" in address) != (":" in (towards or "")))  # the driver's address family first
-    own = next((address for address in known if is_own(address) and not is_loopback(address)), None)
-    if own is not None:
-        return own
-    own = known[0]
-    return own if towards is None or (is_loopback(towards) and not is_loopback(own)) else towards
+    address = next((one for one in known if is_own(one) and not is_loopback(one)), None)
+    if address is not None:
+        return address
+    address = known[0]
+    return address if towards is None or (is_loopback(towards) and not is_loopback(address)) else towards
 
 
 def is_own(address: str) -> bool:
@@ -139,7 +139,7 @@ def is_own(address: str) -> bool:
 
 
 def interface_towards(
-    own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
+    here: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
     """Return the interface over which a node talks to the others, and a warning if several are needed.
 
@@ -147,8 +147,8 @@ def interface_towards(
     ('eth1', None)
     """
     route = route or interface_of_route
-    distant = [address for address in dict.fromkeys(others) if address != own]
-    by_address = {address: name for address in distant or [own] if (name := route(address)) is not None}
+    distant = [address for address in dict.fromkeys(others) if address != here]
+    by_address = {address: name for address in distant or [here] if (name := route(address)) is not None}
     counts = Counter(by_address.values())
     if not counts:
         return None, None

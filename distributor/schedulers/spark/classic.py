@@ -85,7 +85,7 @@ class ClassicSession:
         """Run the Spark job, again if it ends for a temporary reason before any task has begun."""
         self._server, self._tag = server, f"distributor-{job.job_id}"
         slots = Slots(self._session, self._cluster, job)
-        placing = Placing(job, lambda own: slots.room_beside(job.avoided, own))
+        placing = Placing(job, lambda tasks: slots.room_beside(job.avoided, tasks))
         server.place_by(placing.place)
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0

@@ -53,14 +53,14 @@ def other_spark(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | 
     return f"SPARK_HOME is {home}, where there is no Spark, but Python imports pyspark {pyspark}: unset SPARK_HOME"
 
 
-def major_version(told: str) -> int | None:
+def major_version(text: str) -> int | None:
     """Return the major version in the output of ``java -version``, ``None`` if the output names no version.
 
     >>> major_version('openjdk version "17.0.15" 2025-04-15'), major_version('java version "1.8.0_402"')
     (17, 8)
     """
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
-    return None if found is None else int(found[1])
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return None if match is None else int(match[1])
 
 
 def has_spark_env(environ: Mapping[str, str]) -> bool:

@@ -128,9 +128,9 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
         if reason is None:
             return
         reasons.append(reason)
-    what, shown = "Spark Connect server" if master.startswith("sc://") else "master", wording.without_token(master)
+    server, shown = "Spark Connect server" if master.startswith("sc://") else "master", wording.without_token(master)
     raise ConfigurationError(
-        f"no Spark session with master {shown}: {'; '.join(sorted(reasons))}. Is the {what} running, and is this its "
+        f"no Spark session with master {shown}: {'; '.join(sorted(reasons))}. Is the {server} running, and is this its "
         "address as seen from this machine?"
     )
 
@@ -139,11 +139,11 @@ def _try(host: str, port: int) -> str | None:
     """Return why nothing answers at a host's port; ``None`` if something does."""
     shown = wording.address(host, port)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return f"this machine cannot resolve the name {host!r} ({getattr(error, 'strerror', None) or error})"
     deadline, reason = time.monotonic() + _PATIENCE, ""
-    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+    for left, (family, kind, protocol, _, address) in zip(range(len(resolved), 0, -1), resolved, strict=True):
         try:
             with socket.socket(family, kind, protocol) as trial:
                 trial.settimeout(max(0.1, (deadline - time.monotonic()) / left))
