@@ -71,19 +71,19 @@ def exchange(
     if answer is not None:
         return answer, []
     everyone = [messages.decode(json.loads(text)) for text in gather(json.dumps(messages.encode(mine)))]
-    return [], sorted(cast(list[TaskFacts], everyone), key=lambda told: told.partition)
+    return [], sorted(cast(list[TaskFacts], everyone), key=lambda task: task.partition)
 
 
-def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
+def tell(endpoint: Endpoint, sent: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
     """Send messages to the driver, and wait until it has read them; OSError if it cannot be reached in time."""
     with connect(endpoint, timeout) as line:
-        for message in told:
+        for message in sent:
             line.sendall(pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
 
 
-def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, patience: float) -> None:
+def send_failed_report(endpoint: Endpoint, announcement: FailedReport, report: bytes, patience: float) -> None:
     """Send a node's report, and wait until the driver ends the connection, at most ``patience`` seconds.
 
     OSError if each of :data:`_SENDINGS` attempts to send it failed, the connection breaks later, or the time is up.
@@ -92,7 +92,7 @@ def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, pa
 
         def send() -> socket.socket:
             line = lines.enter_context(connect(endpoint, CONNECT_TIMEOUT))
-            line.sendall(pack(told) + report)
+            line.sendall(pack(announcement) + report)
             return line
 
         line = _repeated(send)
@@ -131,18 +131,18 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
     return Sent(value.size, digest.digest())
 
 
-def send_file(endpoint: Endpoint, told: Upload | Delete, source: str | None, patience: float) -> None:
+def send_file(endpoint: Endpoint, message: Upload | Delete, source: str | None, patience: float) -> None:
     """Tell the driver about a new or removed file, and send the bytes that it asks for.
 
     RefusedError if it refuses the file; OSError if the connection breaks or the file becomes shorter meanwhile.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(pack(told))
+        line.sendall(pack(message))
         answer = read(line)
-        if isinstance(answer, Proceed) and isinstance(told, Upload) and source is not None:
+        if isinstance(answer, Proceed) and isinstance(message, Upload) and source is not None:
             with open(source, "rb") as file:
-                _send_exactly(file, told.entry.size, line)
+                _send_exactly(file, message.entry.size, line)
             answer = read(line)
         if isinstance(answer, Refused):
             raise RequestRefusedError(answer.why)
@@ -150,11 +150,11 @@ def send_file(endpoint: Endpoint, told: Upload | Delete, source: str | None, pat
             raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
 
-def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
+def fetch_files(endpoint: Endpoint, fetch: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
     """Write the driver's ``output_dir`` to a folder; files that are not wanted are received and dropped."""
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(pack(told))
+        line.sendall(pack(fetch))
         while isinstance(offer := read(line), Offer):
             path = make_way(folder, offer.path) if wanted(offer.path) else os.devnull
             _receive(offer, path, line)
@@ -197,12 +197,12 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
     """Send this task's facts, and return the driver's answer; ``None`` if a task cannot reach the driver."""
     if endpoint is None:
         return None
-    told = False  # once True, the driver may have the facts, and the task must wait for its answer
+    reached = False  # once True, the driver may have the facts, and the task must wait for its answer
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
             with connect(endpoint, CONNECT_TIMEOUT) as line:
-                told, end = True, time.monotonic() + patience
+                reached, end = True, time.monotonic() + patience
                 line.sendall(pack(message))
                 _wait_for_ever(line, patience)
                 answer = [read(line)]
@@ -212,7 +212,7 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
         except (OSError, ValueError):
             pass
         if time.monotonic() > end:
-            if not told:
+            if not reached:
                 return None
             raise StoppedError(f"heard nothing from the driver for {patience:g} s")
         time.sleep(_RETRY)

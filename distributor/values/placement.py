@@ -134,28 +134,17 @@ class Placement:
 
 @dataclass(frozen=True)
 class Share:
-    """What a node knows of the placement: its own part, node 0, and what holds for all nodes.
+    """What a node knows of the placement: its own part, node 0, and what holds for all nodes."""
 
-    Attributes:
-        node, master: this node, and node 0.
-        count: number of nodes.
-        world_size: number of ranks on all nodes.
-        digest: of the placement; the same on all nodes.
-        beside: number of nodes on this host.
-        even: whether all nodes have as many ranks; all hosts, if ranks are numbered by host.
-        others: addresses of nodes, at most 16, from which a node learns the interface towards all.
-        nodes: all nodes, if the launch path has ``all_nodes``.
-    """
-
-    node: Node
-    master: Node
-    count: int
+    node: Node  # this node
+    master: Node  # node 0
+    count: int  # of nodes
     world_size: int
-    digest: str
-    beside: int = 1
-    even: bool = True
-    others: tuple[str, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    digest: str  # of the placement, the same on all nodes
+    beside: int = 1  # number of nodes on this host
+    even: bool = True  # all nodes have as many ranks; all hosts, if ranks are numbered by host
+    others: tuple[str, ...] = ()  # addresses of nodes, from which a node learns the interface towards all
+    nodes: tuple[Node, ...] = ()  # all, if the launch path has ``all_nodes``
 
     @property
     def numbering(self) -> Numbering:
