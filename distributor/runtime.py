@@ -401,11 +401,11 @@ def _connected(dist: Any, name: str) -> Exchange:
         from distributor.checkpoint.context import in_run
         from distributor.checkpoint.exchange import connect, connect_group
 
-        own, size = dist.get_rank(), dist.get_world_size()
+        rank, size = dist.get_rank(), dist.get_world_size()
         if in_run(os.environ) and size == world_size():
-            exchange = connect(own, size, f"{attempt()}/first", name)
+            exchange = connect(rank, size, f"{attempt()}/first", name)
         else:
-            exchange, _ = connect_group(own, size, secrets.token_hex(6), name)
+            exchange, _ = connect_group(rank, size, secrets.token_hex(6), name)
         _connection = os.getpid(), exchange
     return _connection[1]
 

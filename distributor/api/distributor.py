@@ -337,8 +337,8 @@ class Distributor:
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
         for warning in (fsdp_on_cpus, deepspeed_on_cpus):
-            if (told := warning(job, os.environ if session is None else {})) is not None:
-                notices.logger.warning("run %s: %s", job.label, told)
+            if (text := warning(job, os.environ if session is None else {})) is not None:
+                notices.logger.warning("run %s: %s", job.label, text)
         make_output_dir(job.output_dir)
         log_folder = make_log_folder(output.log_dir, job.run_id)
         run = Run(

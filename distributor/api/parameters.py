@@ -50,13 +50,13 @@ def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
     """Return the callbacks as a tuple. Each must have at least one of the methods that a run calls."""
     if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
-    found = tuple(callbacks)
-    for callback in found:
+    checked = tuple(callbacks)
+    for callback in checked:
         if isinstance(callback, type) or not any(callable(getattr(callback, moment, None)) for moment in _MOMENTS):
             raise ConfigurationError(
                 f"{name}: {callback!r} is not an object with any of the methods {', '.join(_MOMENTS)}"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,13 @@ def who(ranks: Iterable[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)}"
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
     >>> count(1, "node"), count(2, "node")
     ('1 node', '2 nodes')
     """
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def size(number: float) -> str:

@@ -222,7 +222,7 @@ def zero_stage(config: Config) -> int:
         return int(zero)
     stage = _section(config, "zero_optimization").get("stage", 0)
     if not is_stage(stage):
-        stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
+        stages = ", ".join(f"{number} ({split})" for number, split in STAGES.items())
         raise ConfigurationError(
             f"deepspeedConfig: zero_optimization.stage is {stage!r}, but must be one of these stages "
             f"(in brackets: what each splits among ranks): {stages}"
@@ -252,18 +252,18 @@ def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
     kind = str(optimizer.get("type", "")).lower()
     offloads = [_offload(config, "offload_optimizer"), _offload(config, "offload_param")]
     on_cpu = offloads[0] in ("cpu", "nvme")
-    found = [] if use_gpu else ["ShareMemCommBuilder"]
+    builders = [] if use_gpu else ["ShareMemCommBuilder"]
     if kind in ("adam", "adamw") and not _section(optimizer, "params").get("torch_adam"):
-        found.append("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
+        builders.append("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
     elif kind == "lion":
-        found.append("CPULionBuilder" if on_cpu else "FusedLionBuilder")
+        builders.append("CPULionBuilder" if on_cpu else "FusedLionBuilder")
     elif kind == "adagrad" and on_cpu:
-        found.append("CPUAdagradBuilder")
+        builders.append("CPUAdagradBuilder")
     elif kind == "lamb":
-        found.append("FusedLambBuilder")
+        builders.append("FusedLambBuilder")
     if "nvme" in offloads:
-        found.append("AsyncIOBuilder")
-    return tuple(found)
+        builders.append("AsyncIOBuilder")
+    return tuple(builders)
 
 
 def _section(config: Config, name: str) -> Config:
@@ -412,7 +412,7 @@ def _divide(train: int, by: int, words: str) -> int:
     return train // by
 
 
-def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
+def _fill(config: Config, path: str, value: Any, explicit: bool, name: str) -> None:
     """Replace a setting that is "auto". A value that the user has ``said`` in ``auto=`` must not contradict another."""
     *sections, last = path.split(".")
     for section in sections:
@@ -423,7 +423,7 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
     present = config.get(last)
     if present == AUTO:
         config[last] = plain(value, f"auto.{name}")
-    elif said and present is not None and present != plain(value, f"auto.{name}"):
+    elif explicit and present is not None and present != plain(value, f"auto.{name}"):
         raise ConfigurationError(f"deepspeedConfig: {path} is {present!r}, which contradicts auto={{{name!r}: ...}}")
 
 

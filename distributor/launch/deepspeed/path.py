@@ -195,9 +195,9 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
 
 
 def _on_batch_sizes(text: str, job: Job) -> str:
-    if (found := _BATCH_SIZES.search(text)) is None:
+    if (sizes := _BATCH_SIZES.search(text)) is None:
         return ""
-    total, micro, steps, ranks = map(int, found.groups())
+    total, micro, steps, ranks = map(int, sizes.groups())
     alone = ranks == 1 or total == micro * steps
     if alone and "transformers/" in text and not job.resources.use_gpu and job.resources.num_processes > 1:
         return (

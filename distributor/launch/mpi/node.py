@@ -40,9 +40,9 @@ def serve(
     beside = sum(size for size, host in zip(sizes, hosts) if host == hosts[node])
     environ = environment(os.environ, folder, line, variables(os.environ, kind, crowded=beside > processes.cpu_count()))
     if mine is None:
-        manager, told = _begin(kind, sizes, hosts, head[0], folder, environ, partial(_beside, _show, places, folder))
+        manager, daemons = _begin(kind, sizes, hosts, head[0], folder, environ, partial(_beside, _show, places, folder))
         _watch("mpiexec" if kind == "mpich" else "prterun", manager, places)
-        lines = [f"{kind} {command}" for command in told]
+        lines = [f"{kind} {command}" for command in daemons]
         _tell(head, key, lines)
         mine = lines[0]
     if command := mine.partition(" ")[2]:
@@ -55,10 +55,10 @@ def choose(kind: str | None) -> str:
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
-    what = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
+    missing = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
     program = "prterun" if kind == "openmpi" else "mpiexec.hydra"
     sys.exit(
-        f"{what} installed: there is no {program} beside {sys.executable} or on PATH. Install MPI where ranks run "
+        f"{missing} installed: there is no {program} beside {sys.executable} or on PATH. Install MPI where ranks run "
         f"(pip install {kind or 'mpich'} mpi4py)"
     )
 
