@@ -101,7 +101,10 @@ def save(
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),
         "stage": engine.zero_optimization_stage(),
-        "groups": [_settings(group) for group in engine.optimizer.param_groups],
+        "groups": [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in engine.optimizer.param_groups
+        ],
     }
     # Without this removal, shards of an earlier save with more ranks would count as part of this save.
     _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))
@@ -250,10 +253,6 @@ def _masters(optimizer: Any) -> dict[int, Any]:
                 copies = _unflatten_dense_tensors(optimizer.fp32_groups_flat[number], group)  # type: ignore[no-untyped-call]
             masters |= {id(parameter): copy for parameter, copy in zip(group, copies)}
     return masters
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:

@@ -6,12 +6,15 @@ Source: https://www.deepspeed.ai/docs/config-json/, and ``deepspeed/runtime/conf
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.reading import Config, copy_of, plain
+from distributor.text import notices
 
 AUTO = "auto"
 
@@ -117,6 +120,37 @@ _ZERO = (
     *("round_robin_gradients", "ignore_unused_parameters", "zero_hpz_partition_size", "zero_quantized_weights"),
     *("zero_quantized_gradients", "memory_efficient_linear", "load_from_fp32_weights", "elastic_checkpoint"),
 )
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration that the driver has read, checked and completed, and what nodes have to know of it."""
+
+    final: str  # JSON, for deepspeed.initialize
+    given: str  # the same, with "auto" where Accelerate or Transformers may fill in a value from their own settings
+    stage: int = 0  # of ZeRO
+    precision: str = "fp32"  # or "fp16", "bf16"
+    extensions: tuple[str, ...] = ()  # builders of the C++ and CUDA extensions that ranks load
+
+    @classmethod
+    def of(cls, config: Config, world_size: int, use_gpu: bool, auto: Mapping[str, Any]) -> ResolvedConfig:
+        """Check and complete a configuration; ConfigurationError if it is wrong or does not fit ``world_size``."""
+        check(config, world_size)
+        if TRAIN not in config and MICRO not in config:
+            notices.logger.warning(
+                "deepspeedConfig has no batch size, which deepspeed.initialize requires: add %s or %s",
+                TRAIN,
+                MICRO,
+            )
+        final = fill(config, world_size, auto)
+        check(final, world_size)
+        return cls(
+            json.dumps(final),
+            json.dumps(fill(config, world_size, auto, guess=False)),
+            zero_stage(final),
+            precision(final),
+            extensions(final, use_gpu),
+        )
 
 
 def check(config: Config, world_size: int) -> None:

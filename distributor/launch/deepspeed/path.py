@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import reading
-from distributor.launch.deepspeed.resolved import ResolvedConfig
+from distributor.launch.deepspeed.config import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_seconds
 from distributor.values.job import Function, Job, Target
