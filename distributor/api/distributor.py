@@ -21,7 +21,7 @@ from distributor.api.build import (
 )
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
-from distributor.api.parameters import Options
+from distributor.api.parameters import Options, suggests_names
 from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.target import find_target, named_module
 from distributor.display.choose import choose as choose_view
@@ -179,6 +179,7 @@ class Distributor:
         2
     """
 
+    @suggests_names
     def __init__(
         self,
         num_processes: int | tuple[int, int] = 1,
