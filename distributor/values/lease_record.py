@@ -107,11 +107,14 @@ def following(found: LeaseRecord | None, identity: Identity, holder: Holder) -> 
                 f"resume='must', but there is no run named {name!r} to go on with: check name= and checkpoints=, or "
                 "pass resume='auto'"
             )
-    elif found.finished:
-        raise ConfigurationError(f"the run named {name!r} has finished (run {found.run}): {again}")
     elif found.target != identity.target:
         raise ConfigurationError(
             f"the run named {name!r} trains with {found.target!r}, and not with {identity.target!r}: {again}"
+        )
+    elif found.finished and not changes(found, identity):
+        raise ConfigurationError(
+            f"the run named {name!r} has finished (run {found.run}) with these arguments: {again}. With other "
+            "arguments, such as more epochs, it goes on from its last checkpoint"
         )
     sequence = 1 if found is None else found.sequence + 1
     return LeaseRecord(
