@@ -66,7 +66,7 @@ def without_token(text: str) -> str:
     return re.sub(r"(?i)\b(token=)[^;'\"\s]*", r"\1***", text)
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int | str) -> str:
     """Return a host and a port as text, with the brackets that IPv6 needs.
 
     >>> address("10.0.0.1", 4711), address("fd00::1", 4711)
