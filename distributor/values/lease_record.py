@@ -107,11 +107,14 @@ def following(last: LeaseRecord | None, identity: Identity, holder: Holder) -> L
                 f"resume='must', but there is no run named {name!r} to go on with: check name= and checkpoints=, or "
                 "pass resume='auto'"
             )
-    elif last.finished:
-        raise ConfigurationError(f"the run named {name!r} has finished (run {last.run}): {again}")
     elif last.target != identity.target:
         raise ConfigurationError(
             f"the run named {name!r} trains with {last.target!r}, and not with {identity.target!r}: {again}"
+        )
+    elif last.finished and not changes(last, identity):
+        raise ConfigurationError(
+            f"the run named {name!r} has finished (run {last.run}) with these arguments: {again}. With other "
+            "arguments, such as more epochs, it goes on from its last checkpoint"
         )
     sequence = 1 if last is None else last.sequence + 1
     return LeaseRecord(
