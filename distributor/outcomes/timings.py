@@ -51,4 +51,5 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
     for phase, name in PHASES.items():
         end = max(before, moments.get(name, before))
         timings[phase], before = end - before, end
-    return {**timings, "collect": max(0.0, now - before), "total": now - submitted}
+    all_phases = {**timings, "collect": max(0.0, now - before), "total": now - submitted}
+    return {phase: round(seconds, 4) for phase, seconds in all_phases.items()}

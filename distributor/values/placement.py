@@ -6,7 +6,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,12 +124,20 @@ class Placement:
         return tuple(Share(node, beside=on_host[node.host], **common) for node in self.nodes)
 
     def __str__(self) -> str:
-        return "; ".join(
-            f"node {n.node_rank} on {n.host} ({n.address}): "
-            + (who(n.ranks) if n.ranks else "no rank")
-            + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
-            for n in self.nodes
-        )
+        return "; ".join(self._lines())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show a node per line as the value of a notebook's cell."""
+        for line in self._lines():
+            printer.text(line)
+            printer.break_()
+
+    def _lines(self) -> Iterator[str]:
+        for n in self.nodes:
+            ranks = who(n.ranks) if n.ranks else "no rank"
+            yield f"node {n.node_rank} on {n.host} ({n.address}): {ranks}" + (
+                f", GPUs {','.join(n.gpus)}" if n.gpus else ""
+            )
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def test_a_room_says_where_it_runs(room):
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
         ("pyarrow", {"metrics/table.py", *(name for name in FILES if name.startswith("schedulers/"))}),
         ("pandas", {"metrics/table.py"}),
-        ("matplotlib", {"metrics/table.py"}),
+        ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py"}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
         ("rich_click", {"cli/command.py", "cli/launch_flags.py", "cli/flags.py"}),
