@@ -68,10 +68,10 @@ def _shortly(error: BaseException) -> list[str]:
     """Return lines that show the error and the line of user code that called this package, but no other frames."""
     package = os.path.dirname(__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
-    own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
-    where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the calling line
-    told = shortened(f"{type(error).__name__}: {error}".rstrip(": "), _LONGEST_IN_CELLS)
-    return [told, *(["", "raised by", where] if where else [])]
+    first_own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
+    where = cells.readable("".join(traceback.format_list(frames[:first_own][-1:])))  # the calling line
+    text = shortened(f"{type(error).__name__}: {error}".rstrip(": "), _LONGEST_IN_CELLS)
+    return [text, *(["", "raised by", where] if where else [])]
 
 
 class ConfigurationError(DistributorError, ValueError):

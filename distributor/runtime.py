@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.path import CONFIG_PATH
@@ -203,8 +203,16 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
         save(state, step, wait=wait)
 
 
-def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
+def load_checkpoint(
+    state: Mapping[str, Any],
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    best: tuple[str, Literal["min", "max"]] | None = None,
+    weights_only: bool = True,
+) -> int | None:
     """Load the last committed (complete) checkpoint into ``state``, and return its step; ``None`` if there is none.
+
+    There is none either in a run without ``checkpoints=``, which a warning says. With ``folder``, none is an error.
 
     With ``Checkpoints(memory=True)``, restarted ranks load the newest state that the nodes' memory holds for all ranks,
     unless a newer checkpoint was committed.
@@ -216,10 +224,13 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     Args:
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
             ``load_state_dict()`` are changed in place; plain values are replaced in the dict.
+        folder: where the checkpoint is, if it is not this run's: the folder or URL that a run had as ``checkpoints=``,
+            or the name of a run that had the same one as this run (outside a run, as ``DISTRIBUTOR_CHECKPOINTS``).
+        best: a metric and ``"min"`` or ``"max"``: load the checkpoint with its best value in place of the last one.
         weights_only: refuse objects that may run code when they are loaded (default), as in ``torch.load``.
 
     Raises:
-        ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
+        ConfigurationError: ``folder`` has no checkpoint, the ranks do not call this and the other checkpoint
             functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
             uses FullyShardedDataParallel, or the checkpoint belongs to another model or to an optimizer of other
             parameters, contains objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
@@ -232,7 +243,7 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     from distributor.checkpoint.loading import load_checkpoint as load
 
     with reports.spending("loading"):
-        return load(state, weights_only=weights_only)
+        return load(state, folder=folder, best=best, weights_only=weights_only)
 
 
 @contextmanager
@@ -401,11 +412,11 @@ def _connected(dist: Any, name: str) -> Exchange:
         from distributor.checkpoint.context import in_run
         from distributor.checkpoint.exchange import connect, connect_group
 
-        own, size = dist.get_rank(), dist.get_world_size()
+        rank, size = dist.get_rank(), dist.get_world_size()
         if in_run(os.environ) and size == world_size():
-            exchange = connect(own, size, f"{attempt()}/first", name)
+            exchange = connect(rank, size, f"{attempt()}/first", name)
         else:
-            exchange, _ = connect_group(own, size, secrets.token_hex(6), name)
+            exchange, _ = connect_group(rank, size, secrets.token_hex(6), name)
         _connection = os.getpid(), exchange
     return _connection[1]
 

@@ -120,16 +120,14 @@ def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypat
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor.schedulers.hosting import host_node
+    start, started = HostedNode.start, []
 
-    start_agent, started = host_node.start_agent, []
-
-    def without_channel(root: str, inherit: dict[str, Any], **options: Any) -> Any:
+    def without_channel(node: HostedNode, root: str, inherit: dict[str, Any], **options: Any) -> Any:
         started.append(root)
-        return start_agent(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
+        return start(node, root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
     assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
-    monkeypatch.setattr(host_node, "start_agent", without_channel)
+    monkeypatch.setattr(HostedNode, "start", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
     job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=15.0, collect="all")
     run = Run(job, LocalScheduler(2)).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -65,7 +66,32 @@ distributor.run(train_for_ever)
     "run",
     "run.wait()",
     "run",
+    """
+def report_losses():
+    from distributor import runtime
+
+    for step in range(3):
+        runtime.report(loss=1 / (1 + step) + runtime.rank(), step=step)
+
+run = distributor.submit(report_losses)
+run.result()
+run.plot()
+""",
+    "run.placement",
+    "run.attempts",
+    "run.goodput",
+    "run.timings",
+    """
+ready.unlink()
+run = distributor.submit(train_for_ever)
+threading.Thread(target=interrupt).start()
+run.result()
+""",
+    "run.cancel()\nrun.wait()",
 ]
+
+#: The cells by what they show.
+LIVE, PLOT, PLACEMENT, ATTEMPTS, GOODPUT, TIMINGS, WAIT = 8, 12, 13, 14, 15, 16, 17
 
 #: Colours of the badges of runs that succeeded and that failed.
 GREEN, RED = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)
@@ -169,7 +195,7 @@ def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
 
 
 def test_a_handle_is_live_wherever_it_is_shown_while_its_run_goes(executed: Client) -> None:
-    started, again, _, ended = executed.nb.cells[-4:]
+    started, again, _, ended = executed.nb.cells[LIVE : LIVE + 4]
     for cell in (started, again):  # one box each, not the live one and another that stays as it was
         (box,) = [output for output in cell.outputs if "data" in output and "text/html" in output["data"]]
         assert words(box["data"]["text/html"]).startswith("succeeded train 2 ranks"), cell.source
@@ -209,3 +235,28 @@ def test_a_browser_shows_badges_and_errors(page: Path, tmp_path: Path) -> None:
     # Badges are some 60 by 20 pixels. One run succeeded, and two failed, one of which is shown twice: a shorter word.
     assert 300 < colours[GREEN] < 3000
     assert 1.4 < colours[RED] / colours[GREEN] < 2.4
+
+
+def value_of(executed: Client, cell: int) -> dict[str, str]:
+    (result,) = [output for output in executed.nb.cells[cell].outputs if output.output_type == "execute_result"]
+    return dict(result["data"])
+
+
+def test_a_plot_is_drawn_in_a_kernel_without_a_backend(executed: Client, tmp_path: Path) -> None:
+    (tmp_path / "plot.png").write_bytes(base64.b64decode(value_of(executed, PLOT)["image/png"]))
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert picture.width > 400 and len(picture.getcolors(1 << 24) or ()) > 10
+
+
+def test_attributes_of_a_run_read_well_as_values_of_cells(executed: Client) -> None:
+    assert re.fullmatch(r"node 0 on \S+ \(127\.0\.0\.1\): ranks 0-1\s*", value_of(executed, PLACEMENT)["text/plain"])
+    assert re.fullmatch(
+        r"\(attempt 0, \d\.\d s, last step 2: it succeeded,\)", value_of(executed, ATTEMPTS)["text/plain"]
+    )
+    assert re.match(r"\d+ % of .* s in training", value_of(executed, GOODPUT)["text/plain"])
+    assert re.search(r"'fork': 0\.\d{1,4},", value_of(executed, TIMINGS)["text/plain"])
+
+
+def test_an_interrupted_wait_shows_the_lines_of_the_cell(executed: Client) -> None:
+    where = f"  Cell In[{WAIT + 1}], line 4, in <module>\n    run.result()"
+    assert error_of(executed, WAIT) == f"KeyboardInterrupt\n\nraised by\n{where}"

@@ -80,7 +80,9 @@ IMPORTING = """
 def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals, tmp_path: Path) -> None:
     importing = tmp_path / "importing"
     (tmp_path / "slow_module.py").write_text(f"open({str(importing)!r}, 'w')\nimport time\ntime.sleep(600)\n")
-    env = {"PYTHONPATH": str(tmp_path)}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}
     with programs.start(tmp_path, IMPORTING, env=env, stderr=subprocess.DEVNULL) as driver:
         watch.until(importing.exists)
         (warm,) = watch.warm_processes(driver.pid)
@@ -89,6 +91,7 @@ def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals
         driver.send_signal(number)
     watch.until(lambda: not warm.is_running())
     watch.until(lambda: not guard.is_running() and not folder.exists())
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.slow

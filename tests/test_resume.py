@@ -201,9 +201,11 @@ def test_what_a_name_goes_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "this run differs from the last one of its name" in caplog.text
     assert "in fails (now left out), to (now 4)" in caplog.text
     with pytest.raises(ConfigurationError, match=r"the run named 'digits' has finished .* pass resume='never'"):
-        named(tmp_path).run(count, 6)
+        named(tmp_path).run(count, 4)
+    assert named(tmp_path).run(count, 6) == (4, 21)
+    assert "in to (now 6), which had finished, and goes on from its last checkpoint" in caplog.text
     assert named(tmp_path, resume="never").run(count, 3) == (0, 6)
-    assert [steps(tmp_path, training)[0] for training in (1, 2)] == [4, 3]
+    assert [steps(tmp_path, training)[0] for training in (1, 2)] == [6, 3]
 
 
 def test_two_runs_of_one_name_at_once(tmp_path: Path) -> None:

@@ -83,16 +83,17 @@ class Tuning:
         return self.best.config
 
     def __str__(self) -> str:
-        names = list(dict.fromkeys(name for each in self.experiments for name in each.values))
+        names = list(dict.fromkeys(name for experiment in self.experiments for name in experiment.values))
         rows = [
             [
                 str(number),
-                *(str(each.values.get(name, "")) for name in names),
-                "" if each.metric is None else f"{each.metric:,.4g}",
-                f"{each.seconds:.1f}",
-                each.state + (" <- best" if each is self.best else f": {each.reason}" if each.reason else ""),
+                *(str(experiment.values.get(name, "")) for name in names),
+                "" if experiment.metric is None else f"{experiment.metric:,.4g}",
+                f"{experiment.seconds:.1f}",
+                experiment.state
+                + (" <- best" if experiment is self.best else f": {experiment.reason}" if experiment.reason else ""),
             ]
-            for number, each in enumerate(self.experiments, start=1)
+            for number, experiment in enumerate(self.experiments, start=1)
         ]
         return table(["", *names, self.metric, "seconds", "outcome"], rows)
 
@@ -173,12 +174,12 @@ def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
         for name, values in space.items():
             if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
                 raise ConfigurationError(f"space: {name!r} needs a list of values, not {values!r}")
-        found = [dict(zip(space, values)) for values in itertools.product(*space.values())] if space else []
+        combined = [dict(zip(space, values)) for values in itertools.product(*space.values())] if space else []
     else:
-        found = [dict(values) for values in _mappings(space)]
-    if not found:
+        combined = [dict(values) for values in _mappings(space)]
+    if not combined:
         raise ConfigurationError(f"space is empty: {space!r}; name at least one setting and the values to try")
-    return found
+    return combined
 
 
 def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
@@ -213,17 +214,16 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
     """Return the first experiment with the largest finite metric, or with the smallest if ``less``."""
-    finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
-    if not finished:
-        return None
-    return (min if less else max)(finished, key=lambda each: each.metric or 0.0)
+    finished = [(it.metric, it) for it in experiments if it.metric is not None and math.isfinite(it.metric)]
+    return (min if less else max)(finished, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def is_out_of_memory(error: TrainingError) -> bool:
     """Return whether any rank ran out of memory, even if the first failure had another reason."""
-    told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
-    texts = [str(error), *(" ".join(each) for each in told)]
-    return any(words in text for words in _OUT_OF_MEMORY for text in texts)
+    failures = [
+        f"{failure.kind} {failure.message} {failure.traceback} {failure.log_tail}" for failure in error.failures
+    ]
+    return any(words in text for words in _OUT_OF_MEMORY for text in (str(error), *failures))
 
 
 def _try(

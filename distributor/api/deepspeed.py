@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from distributor.api.distributor import TorchDistributor
+from distributor.api.parameters import suggests_names
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.path import DeepSpeed, ScriptArguments
 from distributor.values.checks import check_count
@@ -44,6 +45,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         >>> DeepspeedTorchDistributor(numGpus=4, nnodes=2, deepspeedConfig=zero(3)).run(train)  # doctest: +SKIP
     """
 
+    @suggests_names
     def __init__(
         self,
         numGpus: int = 1,  # noqa: N803  # PySpark's name, as are the next ones

@@ -21,7 +21,7 @@ from distributor.api.build import (
 )
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
-from distributor.api.parameters import Options
+from distributor.api.parameters import Options, suggests_names
 from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.target import find_target, named_module
 from distributor.display.choose import choose as choose_view
@@ -153,10 +153,11 @@ class Distributor:
             by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
             exception in the user's code, or a rank's exit code other than 0.
         resume: whether a run with ``name=`` and ``checkpoints=`` continues an earlier run of the same name.
-            ``"auto"`` (default): yes, if there is an unfinished one. ``"must"``: yes; it is an error if there is none.
-            ``"never"``: no, the run starts over in a folder of its own. A run cannot continue one that has finished or
-            had another function or script: this is an error. Changed code or arguments cause a warning. Only one run at
-            a time can use a name.
+            ``"auto"`` (default): yes, if there is one. ``"must"``: yes; it is an error if there is none.
+            ``"never"``: no, the run starts over in a folder of its own. A run cannot continue one that had another
+            function or script, or that has finished with the same code and arguments: this is an error. With changed
+            code or arguments, such as more epochs, a run continues even one that has finished; a warning says what has
+            changed. Only one run at a time can use a name.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
             called on the driver, in a thread of their own. ``rows`` are the ranks' reports since the last call,
@@ -179,6 +180,7 @@ class Distributor:
         2
     """
 
+    @suggests_names
     def __init__(
         self,
         num_processes: int | tuple[int, int] = 1,
@@ -337,8 +339,8 @@ class Distributor:
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
         for warning in (fsdp_on_cpus, deepspeed_on_cpus):
-            if (told := warning(job, os.environ if session is None else {})) is not None:
-                notices.logger.warning("run %s: %s", job.label, told)
+            if (text := warning(job, os.environ if session is None else {})) is not None:
+                notices.logger.warning("run %s: %s", job.label, text)
         make_output_dir(job.output_dir)
         log_folder = make_log_folder(output.log_dir, job.run_id)
         run = Run(

@@ -86,8 +86,8 @@ def _ordered(value: Any, outer: frozenset[int]) -> str:
         return "..."
     outer |= {id(value)}
     if kind is dict:
-        return f"{{{', '.join(f'{_ordered(key, outer)}: {_ordered(each, outer)}' for key, each in value.items())}}}"
-    items = [_ordered(each, outer) for each in value]
+        return f"{{{', '.join(f'{_ordered(key, outer)}: {_ordered(item, outer)}' for key, item in value.items())}}}"
+    items = [_ordered(item, outer) for item in value]
     if kind is list:
         return f"[{', '.join(items)}]"
     if kind is tuple:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import distributor.launch as paths
 from distributor.errors import ConfigurationError
@@ -50,13 +53,13 @@ def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
     """Return the callbacks as a tuple. Each must have at least one of the methods that a run calls."""
     if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
-    found = tuple(callbacks)
-    for callback in found:
+    checked = tuple(callbacks)
+    for callback in checked:
         if isinstance(callback, type) or not any(callable(getattr(callback, moment, None)) for moment in _MOMENTS):
             raise ConfigurationError(
                 f"{name}: {callback!r} is not an object with any of the methods {', '.join(_MOMENTS)}"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,28 @@ class Options:
             for group, kind in GROUPS.items()
         }
         return cls(**groups)
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def suggests_names(init: Init) -> Init:
+    """Decorate a constructor: its error for an unknown option names the option that was probably meant."""
+    parameters = inspect.signature(init).parameters.values()
+    names = [parameter.name for parameter in parameters]
+    others = [*OPTIONS] if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) else []
+
+    @functools.wraps(init)
+    def checked(self: object, /, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in names and name not in others:
+                close = difflib.get_close_matches(name, names, 1, 0.8) or difflib.get_close_matches(name, others, 1)
+                close = close or difflib.get_close_matches(name, names, 1)
+                hint = f": did you mean {close[0]!r}?" if close else ""
+                raise TypeError(f"{type(self).__name__} has no option {name!r}{hint}")
+        init(self, *args, **kwargs)
+
+    return cast(Init, checked)
 
 
 GROUPS: dict[str, type[Group]] = get_type_hints(Options)

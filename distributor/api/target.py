@@ -55,13 +55,13 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
     """Return the path of a script, found in ``working_dir`` or else in the current directory."""
     path = Path(script)
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)
-    found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
-    if found is None:
-        where = "" if path.is_absolute() else f" in {' or '.join(places)}"
-        module = str(path) if path.suffix != ".py" and is_module_name(str(path)) else ""
-        instead = f": for a module, use run_module({module!r}), or -m {module} in a shell" if module else ""
-        raise PayloadError(f"there is no script {str(path)!r}{where}{instead}")
-    return found
+    for folder in places.values():
+        if os.path.exists(folder / path):
+            return folder / path
+    where = "" if path.is_absolute() else f" in {' or '.join(places)}"
+    module = str(path) if path.suffix != ".py" and is_module_name(str(path)) else ""
+    instead = f": for a module, use run_module({module!r}), or -m {module} in a shell" if module else ""
+    raise PayloadError(f"there is no script {str(path)!r}{where}{instead}")
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
@@ -89,9 +89,9 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         signature.bind(*args, **kwargs)
     except TypeError as error:
         plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
-        told = signature.replace(parameters=plain, return_annotation=signature.empty)
+        shown = signature.replace(parameters=plain, return_annotation=signature.empty)
         raise ConfigurationError(
-            f"{payload.name_of(function)}{told} cannot be called with these arguments: {error}"
+            f"{payload.name_of(function)}{shown} cannot be called with these arguments: {error}"
         ) from None
 
 
@@ -160,11 +160,11 @@ def _check_module(name: str, working_dir: Path | None) -> None:
     """Check that ranks on this machine can run a module: that it exists, and is not a package without ``__main__``."""
     places = places_of(working_dir)
     folders = [str(folder) for folder in places.values()]
-    found = modules.find(name, folders)
-    if found is None:
+    spec = modules.find(name, folders)
+    if spec is None:
         path = ", ".join(modules.search_path())
         raise PayloadError(f"there is no module {name!r} in {', '.join(places)} or on Python's path: {path}")
-    if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
+    if spec.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
         raise PayloadError(
             f"{name!r} is a package without a module __main__, so it cannot be run: name one of its modules"
         )

@@ -17,7 +17,7 @@ from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import Storage, open_storage
-from distributor.text import notices
+from distributor.metrics import rank as reports
 from distributor.values import lease_record
 from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
@@ -25,7 +25,8 @@ from distributor.values.environment import NODE_ID
 if TYPE_CHECKING:
     from distributor.checkpoint.memory.memory import Memory
 
-_log = notices.logger
+#: In a run without ``checkpoints=``; the call that needs a place is filled in.
+NO_PLACE = "{}: this run has no place for checkpoints: pass Distributor(checkpoints=...)"
 
 
 class Session:
@@ -53,6 +54,12 @@ class Session:
         """The run and attempt, as in names of folders. Outside a run, a random text takes the place of the run."""
         assert self._exchange is not None
         return self._exchange[1]
+
+    def at(self, settings: Settings) -> Session:
+        """Return a session for another place, with this one's access to the other ranks."""
+        other = Session(settings)
+        other._exchange, other._count = self._exchange, self._count
+        return other
 
     def connect(self, environ: Mapping[str, str], what: str) -> None:
         if self._exchange is not None:
@@ -122,18 +129,40 @@ def _remove(path: str, owner: int) -> None:
 
 _session: tuple[int, Session] | None = None
 
+_told: int | None = None  # the process that has been told of its place
 
-def current(what: str, *, together: bool = True) -> Session:
+
+def current(what: str, *, together: bool = True, needs_place: bool = True) -> Session:
     """Return this process's session, created at the first call. For calls ``together``, connect to the other ranks."""
-    global _session
+    global _session, _told
+    settings = from_environ(os.environ)
     if _session is None or _session[0] != os.getpid():
-        settings = from_environ(os.environ)
-        if not settings.is_given:
-            _say_where(os.environ, what)
         _session = os.getpid(), Session(settings)
+    elif settings.checkpoints.dir != _session[1].settings.checkpoints.dir:  # the user has set another
+        _session[1].finish()
+        _session = os.getpid(), _session[1].at(settings)
+    if needs_place and not settings.is_given:
+        if NODE_ID in os.environ:  # nodes may have different current directories
+            raise ConfigurationError(NO_PLACE.format(what))
+        if _told != os.getpid():
+            _told = os.getpid()
+            reports.warn(
+                f"checkpoints are kept in {os.path.abspath('checkpoints')}: set {PLACE} to keep them elsewhere"
+            )
     if together:
         _session[1].connect(os.environ, what)
     return _session[1]
+
+
+def has_place(what: str) -> bool:
+    """Return whether there is a place for checkpoints. In a run without one, warn once."""
+    global _told
+    if NODE_ID not in os.environ or from_environ(os.environ).is_given:
+        return True
+    if _told != os.getpid() and os.environ.get("RANK", "0") == "0":
+        reports.warn(f"{NO_PLACE.format(what)}. Training begins anew")
+    _told = os.getpid()
+    return False
 
 
 def in_run(environ: Mapping[str, str]) -> bool:
@@ -143,11 +172,3 @@ def in_run(environ: Mapping[str, str]) -> bool:
     other.
     """
     return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
-
-
-def _say_where(environ: Mapping[str, str], what: str) -> None:
-    """Log the default folder. In a run it is refused: nodes may have different current directories."""
-    if NODE_ID in environ:
-        raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")
-    if int(environ.get("RANK", 0)) == 0:
-        _log.warning("checkpoints are kept in %s: set %s to keep them elsewhere", os.path.abspath("checkpoints"), PLACE)

@@ -8,27 +8,26 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from distributor.checkpoint import pickles, shards, training_state as states
-from distributor.checkpoint.context import Session, current, in_run
-from distributor.checkpoint.memory import recalling
-from distributor.checkpoint.memory.generations import is_newer
+from distributor.checkpoint import pickles, places, shards, training_state as states
+from distributor.checkpoint.context import Session, current, has_place, in_run
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
-from distributor.checkpoint.memory.recalling import InMemory, Kept
-from distributor.checkpoint.records import Manifest, Shard, described, read_manifest
+from distributor.checkpoint.memory.states import InMemory, Offer, choose, is_newer
+from distributor.checkpoint.records import Manifest, Shard, described
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
 from distributor.metrics import rank as reports
 from distributor.text.wording import who
-from distributor.values import sealed
+from distributor.values import codec
+from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
 
 _WHAT = "load_checkpoint"
@@ -158,14 +157,24 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     return target
 
 
-def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
-    """Load the last committed checkpoint; see :func:`distributor.runtime.load_checkpoint`."""
-    session = current(_WHAT)
+def load_checkpoint(
+    state: Any,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    best: tuple[str, Literal["min", "max"]] | None = None,
+    weights_only: bool = True,
+) -> int | None:
+    """Load the last or best committed checkpoint; see :func:`distributor.runtime.load_checkpoint`."""
+    if folder is None and not has_place(_WHAT):
+        return None
+    session = current(_WHAT, needs_place=folder is None)
     call = _Call(session)
     with session.exchange.taking_part(call.key, _WHAT):
         states.check(_WHAT, state)
         session.finish()
-        memory, passed = kept_by(session), dict[str, OSError]()
+        memory = kept_by(session) if folder is None and best is None else None
+        call.choose(folder, best)
+        passed: dict[str, OSError] = {}
         while (chosen := _choose(call, memory, passed)) is not None:
             name = chosen.folder if isinstance(chosen, Manifest) else f"the state of step {chosen.step} in memory"
             found: TrainingState | OSError | None = _check(call, chosen)
@@ -179,6 +188,9 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
             passed[name] = found
             memory = memory if isinstance(chosen, Manifest) else None  # a committed checkpoint is loaded instead
         call.tell(passed, "finds no checkpoint")
+        if folder is not None:
+            place, metric = call.session.settings.checkpoints.dir, f" with the metric {best[0]!r}" if best else ""
+            raise ConfigurationError(f"{_WHAT}: there is no checkpoint{metric} in {place!r} that can be loaded")
         return None
 
 
@@ -188,8 +200,20 @@ class _Call:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.key = session.next_key()
+        self.best = False
         self._count = 0
         self._who = f" ({who([session.exchange.rank])})" if session.exchange.world_size > 1 else ""
+
+    def choose(self, folder: str | os.PathLike[str] | None, best: tuple[str, Literal["min", "max"]] | None) -> None:
+        """Load from another folder, or by a metric."""
+        if folder is None and best is None:
+            return
+        settings, place = self.session.settings, self.session.settings.checkpoints.dir
+        if folder is not None:
+            name = os.fspath(folder)
+            place = os.fsdecode(self.ask(b"", lambda _: [os.fsencode(places.find(name, settings))], patient=True))
+        self.best = best is not None
+        self.session = self.session.at(replace(settings, checkpoints=Checkpoints(place, best=best), memory=None))
 
     def ask(self, own: bytes, answer: Callable[[list[bytes]], list[bytes]], *, patient: bool = False) -> bytes:
         """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
@@ -218,25 +242,34 @@ class _Call:
         return DamagedError(text) if is_damaged else OSError(text)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What a rank loads: a checkpoint, a state in memory, or nothing."""
+
+    manifest: Manifest | None = None
+    in_memory: InMemory | None = None
+
+
 def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> Manifest | InMemory | None:
     """Return what rank 0 chooses for all ranks. It adds to ``passed`` why newer checkpoints cannot be loaded."""
 
-    def answer(told: list[bytes]) -> list[bytes]:
-        kept = recalling.agree(told)
-        found = _committed(call.session, passed, kept)
-        if kept is not None and is_newer(kept.checkpoint, None if found is None else found.folder):
-            return kept.answers
-        return [b"" if found is None else sealed.seal(found)]
+    def answer(offers: list[bytes]) -> list[bytes]:
+        kept = choose([codec.read(Offer, offer) for offer in offers])
+        manifest = _committed(call.session, passed, has_state=kept is not None, best=call.best)
+        if kept is not None and is_newer(kept[0].checkpoint, None if manifest is None else manifest.folder):
+            return [codec.pack(_Choice(in_memory=each)) for each in kept]
+        return [codec.pack(_Choice(manifest))]
 
-    chosen = call.ask(recalling.tell(memory), answer)
-    return recalling.read_answer(chosen) or (read_manifest(chosen) if chosen else None)
+    offer = Offer() if memory is None else memory.offer()
+    choice = codec.read(_Choice, call.ask(codec.pack(offer), answer))
+    return choice.in_memory or choice.manifest
 
 
-def _committed(session: Session, passed: dict[str, OSError], kept: Kept | None) -> Manifest | None:
+def _committed(session: Session, passed: dict[str, OSError], *, has_state: bool, best: bool = False) -> Manifest | None:
     try:
-        return session.catalog.latest(passed)
+        return session.catalog.best(passed) if best else session.catalog.latest(passed)
     except OSError as error:
-        if kept is None:  # else, all ranks have a state in memory
+        if not has_state:
             raise
         if not passed:
             passed[session.settings.checkpoints.dir] = error
@@ -257,7 +290,7 @@ def _read(
     """Read this rank's state; return an error instead if any rank cannot read its own."""
     if isinstance(chosen, InMemory):
         assert memory is not None
-        held = call.attempt(lambda: memory.read(chosen.checkpoint, chosen.sources, chosen.seats))
+        held = call.attempt(lambda: memory.read(chosen))
         return held if isinstance(held, OSError) else _from_memory(held, state, weights_only=weights_only)
     loading = _Loading(call.session, chosen)
     return call.attempt(lambda: loading.read(state, weights_only=weights_only))

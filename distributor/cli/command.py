@@ -209,17 +209,19 @@ def as_options(text: str) -> str:
     }.items():
         text = text.replace(argument, option)
     options = {name: max(parameter.opts, key=len) for parameter in run.params if "_" in (name := parameter.name or "")}
-    return re.sub(rf"\b({'|'.join(options)})\b(=?)", lambda found: options[found[1]] + found[2].replace("=", " "), text)
+    return re.sub(rf"\b({'|'.join(options)})\b(=?)", lambda match: options[match[1]] + match[2].replace("=", " "), text)
 
 
 def _misplaced(arguments: Sequence[str]) -> str:
     """Return a hint if options of ``distributor run`` stand after the script, which then receives them; else ``""``."""
-    own = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    known = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
     context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
-    found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]
-    if not found:
+    misplaced = [
+        word for word in context.params.get("args") or () if word.partition("=")[0] in known and word[:1] == "-"
+    ]
+    if not misplaced:
         return ""
-    belong = f"{', '.join(found)} after the script belong{'s' * (len(found) == 1)}"
+    belong = f"{', '.join(misplaced)} after the script belong{'s' * (len(misplaced) == 1)}"
     return f" ({belong} to the script: put distributor's options before it)"
 
 

@@ -52,13 +52,13 @@ def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
     >>> pairs("--env", ["A=1", "B=x=y"])
     {'A': '1', 'B': 'x=y'}
     """
-    found = {}
+    named = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise click.UsageError(f"{option} takes NAME=VALUE, not {setting!r}")
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
@@ -87,10 +87,10 @@ class _Range(click.ParamType[int | tuple[int, int]]):
     name = "range"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | tuple[int, int]:
-        found = re.fullmatch(r"(-?\d+)(?::(\d+))?", str(value))
-        if found is None:
+        match = re.fullmatch(r"(-?\d+)(?::(\d+))?", str(value))
+        if match is None:
             self.fail(f"{value!r} is not a number, nor a range such as 4:16", param, ctx)
-        return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
+        return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
 def _logs(text: str) -> str | list[int]:
@@ -100,10 +100,10 @@ def _logs(text: str) -> str | list[int]:
 def _ports(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if match is None:
         raise click.UsageError(f"--driver-ports takes a port or a range such as 4700-4710, not {text!r}")
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     if not 1 <= first <= last <= 65535:
         raise click.UsageError(
             f"--driver-ports takes a port from 1 to 65535, or a range of ports with the lower one first, not {text!r}"

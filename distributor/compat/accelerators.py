@@ -49,8 +49,8 @@ def check_here(accelerator: str, local_rank: int) -> None:
         device = in_fork(lambda: torch.cuda.get_device_name(local_rank))  # leaves CUDA uninitialized in the rank
     except RuntimeError:  # a torch for CPUs, no GPU driver, or no such device
         device = None
-    if (told := mismatch(accelerator, device)) is not None:
-        raise ConfigurationError(told)
+    if (error := mismatch(accelerator, device)) is not None:
+        raise ConfigurationError(error)
 
 
 @dataclass(frozen=True)

@@ -371,14 +371,14 @@ def run(
         given = {"distribution": distribution, "environment_variables": environment_variables, "code": code, **kwargs}
         extra = [*map(repr, args), *(name for name, value in given.items() if value is not None)]
         if extra or instance_count != 1:
-            told = ", ".join(extra) or f"instance_count={instance_count}"
+            names = ", ".join(extra) or f"instance_count={instance_count}"
             raise ConfigurationError(
-                f"{told} cannot be passed to run() with a command, which has its own arguments: pass them to command()"
+                f"{names} cannot be passed to run() with a command, which has its own arguments: pass them to command()"
             )
         words = target.program.arguments
-        what = named_module(target.program.name, words) if target.program.is_module else target.program.name
+        train_object = named_module(target.program.name, words) if target.program.is_module else target.program.name
         args = () if target.program.is_module else words
-        return run_first(_request(target, use_gpu, options), what, args)
+        return run_first(_request(target, use_gpu, options), train_object, args)
     job = Command(
         Program(""),
         None if code is None else str(code),

@@ -37,15 +37,15 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     """
     if not isinstance(command, str) or not command.strip():
         raise ConfigurationError(f"command must be a line such as 'python train.py --lr 0.1', not {command!r}")
-    if found := _OUTPUT.search(command):
+    if match := _OUTPUT.search(command):
         raise ConfigurationError(
-            f"command names the output {found[1]!r}, but nothing is uploaded: write a path instead of {found[0]}; to "
+            f"command names the output {match[1]!r}, but nothing is uploaded: write a path instead of {match[0]}; to "
             'get new files back, pass options={"output_dir": ...} to run()'
         )
     marked = _INPUT.sub(r"\0\1\0", command.strip().replace("\\\n", " "))
-    if found := _SHELL.search(marked):
+    if match := _SHELL.search(marked):
         raise ConfigurationError(
-            f"command uses {found[0]!r}, which only a shell or Azure understands, but no shell runs the command: pass "
+            f"command uses {match[0]!r}, which only a shell or Azure understands, but no shell runs the command: pass "
             f"one program with its arguments, not {command!r}"
         )
     try:

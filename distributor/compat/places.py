@@ -29,7 +29,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
         if is_connect(session) or not cluster.is_local:
             if not cluster.executor_gpus:
                 return Place(executors=True)
-            up = 0 if is_connect(session) else sum(each.cores > 0 for each in executors(session))
+            up = 0 if is_connect(session) else sum(executor.cores > 0 for executor in executors(session))
             # Spark Connect does not list executors, and maybe none is up yet.
             return Place(executors=True, gpus=up * cluster.executor_gpus or None)
     gpus = driver_gpus()

@@ -54,9 +54,9 @@ def with_options(request: Request, options: Mapping[str, Any] | None) -> Request
             )
     chosen: dict[str, Any] = {name: others.pop(name) for name in ("local_mode", "use_gpu") if name in others}
     for name, value in chosen.items():
-        if (own := getattr(request, name)) is not None:
+        if (present := getattr(request, name)) is not None:
             raise ConfigurationError(
-                f"{name}={own!r} and options={{{name!r}: {value!r}}} both set {name}: leave it out of options"
+                f"{name}={present!r} and options={{{name!r}: {value!r}}} both set {name}: leave it out of options"
             )
         chosen[name] = check_choice(name, value)
     return replace(request, options={**request.options, **others}, **chosen)
@@ -178,8 +178,9 @@ def check_trial(request: Request, trial: int) -> None:
     try:
         request.launch.resolve(trial, False)
     except ConfigurationError as error:
-        told = f"{VARIABLE}={trial} sets a number of processes that this call cannot use: {error}"
-        raise ConfigurationError(told) from None
+        raise ConfigurationError(
+            f"{VARIABLE}={trial} sets a number of processes that this call cannot use: {error}"
+        ) from None
 
 
 @contextmanager

@@ -95,14 +95,19 @@ class TensorFlow(BasePath):
                 {
                     **env,
                     "TF_CONFIG": json.dumps(
-                        {"cluster": cluster, "task": _described(tasks[node.first_rank + local_rank])}
+                        {
+                            "cluster": cluster,
+                            "task": {"type": task.kind, "index": task.index},
+                        }
                     ),
                     # TensorFlow takes all GPUs that it sees, so each rank sees only its own.
                     **devices.rank_visibility(node.gpus[local_rank :: node.local_world_size], use_gpu),
                 }
-                for local_rank, env in enumerate(plan.rank_env)
+                for local_rank, (env, task) in enumerate(zip(plan.rank_env, tasks[node.first_rank :]))
             ),
-            serving=tuple(rank for rank, task in enumerate(tasks) if self.parameter_servers and _serves(task)),
+            serving=tuple(
+                rank for rank, task in enumerate(tasks) if self.parameter_servers and task.kind in ("worker", "ps")
+            ),
         )
 
     def tasks(self, world_size: int) -> tuple[Task, ...]:
@@ -115,14 +120,6 @@ class TensorFlow(BasePath):
         workers = world_size - chiefs - self.parameter_servers - self.evaluator
         counts = {"chief": chiefs, "worker": workers, "ps": self.parameter_servers, "evaluator": int(self.evaluator)}
         return tuple(Task(kind, index) for kind, number in counts.items() for index in range(number))
-
-
-def _serves(task: Task) -> bool:
-    return task.kind in ("worker", "ps")
-
-
-def _described(task: Task) -> dict[str, str | int]:
-    return {"type": task.kind, "index": task.index}
 
 
 def _cluster(tasks: Sequence[Task], placement: Share) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import socket
+from pathlib import Path
 
 from distributor.shipping import modules
 from distributor.values.job import Job, Module, Script
@@ -24,6 +25,7 @@ _NO_GPU = re.compile(
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
 _NO_OPERATORS = "operator torchvision::nms does not exist"
+_NO_PACKAGE = "attempted relative import with no known parent package"
 _NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
 #: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
@@ -32,10 +34,10 @@ _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """Return advice on the root failure; ``""`` if there is nothing to add. ``local``: ranks had the driver's files."""
-    if told := job.launch.advise(failure, job):
-        return told
-    if not job.resources.use_gpu and (told := _about_gpu(failure)):
-        return told
+    if text := job.launch.advise(failure, job):
+        return text
+    if not job.resources.use_gpu and (text := _about_gpu(failure)):
+        return text
     if _NO_LAUNCH in failure.message:
         return (
             "The code is written for fabric run, which tells Lightning that the processes already run: pass "
@@ -51,12 +53,14 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
             "Ranks of several executors on one host used the same name for shared memory, because each executor "
             'numbers its ranks from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
         )
+    if _NO_PACKAGE in failure.message and isinstance(job.target, Script):
+        return _about_package(job.target.path)
     if local:
         return ""
-    if failure.kind in ("ModuleNotFoundError", "ImportError") and (found := _NO_MODULE.search(failure.message)):
-        return _about_module(found["name"], failure, job)
-    if failure.kind == "FileNotFoundError" and (found := _NO_FILE.search(failure.message)):
-        return _about_file(found["path"], failure, job)
+    if failure.kind in ("ModuleNotFoundError", "ImportError") and (match := _NO_MODULE.search(failure.message)):
+        return _about_module(match["name"], failure, job)
+    if failure.kind == "FileNotFoundError" and (match := _NO_FILE.search(failure.message)):
+        return _about_file(match["path"], failure, job)
     return ""
 
 
@@ -105,6 +109,17 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     if job.working_dir is not None and job.working_dir.path == folder:
         return ""
     return f"{package} is on the driver, in {folder}. {_ship(folder)}"
+
+
+def _about_package(script: str) -> str:
+    """Return advice on a script with relative imports, which needs to be run as a module of its package."""
+    path = Path(script).with_suffix("")
+    folder = next((parent for parent in path.parents[1:] if not (parent / "__init__.py").exists()), path.parent)
+    module = ".".join(path.relative_to(folder).parts)
+    return (
+        f"The script has relative imports, so run it as a module of its package: pass working_dir={str(folder)!r} and "
+        f"call run_module({module!r}) (--working-dir {shlex.quote(str(folder))} -m {module})"
+    )
 
 
 def _about_file(path: str, failure: Failure, job: Job) -> str:

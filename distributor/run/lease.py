@@ -72,8 +72,9 @@ class Lease:
             and record.training == found.training
             and (changed := lease_record.changes(found, identity))
         ):
-            told = "this run differs from the last one of its name"
-            _log.warning("run %s: %s (run %s) in %s", self.job.label, told, found.run, ", ".join(changed))
+            text = "this run differs from the last one of its name"
+            goes_on = ", which had finished, and goes on from its last checkpoint" if found.finished else ""
+            _log.warning("run %s: %s (run %s) in %s%s", self.job.label, text, found.run, ", ".join(changed), goes_on)
         self._write(record)
         time.sleep(self._times.settle)
         again = self.read()

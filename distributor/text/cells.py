@@ -13,17 +13,17 @@ _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<rest>.*)')
 def readable(trace: str) -> str:
     """Return a traceback in which each frame of a notebook cell has the cell's name and the line of code."""
     lines = trace.splitlines()
-    told = []
+    shown = []
     for line, after in zip(lines, [*lines[1:], ""]):
         frame = _FRAME.fullmatch(line)
         if frame is None or frame["path"] not in linecache.cache:
-            told.append(line)
+            shown.append(line)
             continue
         cell = _cell(frame["path"])
-        told.append(line if cell is None else f"  {cell}, line {frame['line']}{frame['rest']}")
+        shown.append(line if cell is None else f"  {cell}, line {frame['line']}{frame['rest']}")
         if not after.startswith("    "):
-            told.append(f"    {linecache.getline(frame['path'], int(frame['line'])).strip()}".rstrip())
-    return "\n".join(told)
+            shown.append(f"    {linecache.getline(frame['path'], int(frame['line'])).strip()}".rstrip())
+    return "\n".join(shown)
 
 
 def shell() -> Any:

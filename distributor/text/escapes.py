@@ -60,10 +60,10 @@ def open_end(text: str) -> str:
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')
     """
-    found = _OPEN.search(text) if _has_any(text) else None
-    if found is None:
+    match = _OPEN.search(text) if _has_any(text) else None
+    if match is None:
         return ""
-    return str(found[3])[:_LONGEST_OPEN] if found[1] is None else found[1] + found[2]
+    return str(match[3])[:_LONGEST_OPEN] if match[1] is None else match[1] + match[2]
 
 
 def end_of(text: str, most: int) -> str:

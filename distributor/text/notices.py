@@ -32,11 +32,11 @@ class _LastResort(logging.Handler):
             print("[distributor] " + text.replace("\n", "\n[distributor] "), file=sys.stderr, flush=True)
 
 
-def _others(own: logging.Handler) -> bool:
+def _others(ignored: logging.Handler) -> bool:
     """Return whether warnings reach a handler other than this module's."""
     at: logging.Logger | None = logger
     while at is not None:
-        if any(handler is not own for handler in at.handlers):
+        if any(handler is not ignored for handler in at.handlers):
             return True
         at = at.parent if at.propagate else None
     return False

@@ -33,13 +33,13 @@ def who(ranks: Iterable[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)}"
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
     >>> count(1, "node"), count(2, "node")
     ('1 node', '2 nodes')
     """
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def size(number: float) -> str:
@@ -66,7 +66,7 @@ def without_token(text: str) -> str:
     return re.sub(r"(?i)\b(token=)[^;'\"\s]*", r"\1***", text)
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int | str) -> str:
     """Return a host and a port as text, with the brackets that IPv6 needs.
 
     >>> address("10.0.0.1", 4711), address("fd00::1", 4711)

@@ -53,9 +53,9 @@ def accelerator(name: str, value: Any) -> Accelerator | None:
     text = value.value if isinstance(value, enum.Enum) else value
     if text is None:
         return None
-    found = re.fullmatch(r"GPU_([1-9]\d*)x([A-Za-z0-9]+)", text) if isinstance(text, str) else None
-    if found is None:
+    match = re.fullmatch(r"GPU_([1-9]\d*)x([A-Za-z0-9]+)", text) if isinstance(text, str) else None
+    if match is None:
         raise ConfigurationError(
             f"{name} must be a number and a GPU model, such as 'GPU_8xH100' or 'GPU_1xA10', not {value!r}"
         )
-    return Accelerator(found[2].upper(), int(found[1]))
+    return Accelerator(match[2].upper(), int(match[1]))

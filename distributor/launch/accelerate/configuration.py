@@ -18,17 +18,17 @@ _PATIENCE = 120.0  # seconds: Accelerate imports torch first
 _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 
 
-def check(told: dict[str, Any], use_gpu: bool) -> None:
+def check(settings: dict[str, Any], use_gpu: bool) -> None:
     """Check that a configuration, as ``variables.answer`` returns it, suits the run; ConfigurationError if not."""
-    kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
-    if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
-        where = told["where"] if told["where"] != "LOCAL_MACHINE" else kind
+    kind, who = settings["kind"], f"the Accelerate configuration {settings['config']!r}"
+    if settings["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
+        where = settings["where"] if settings["where"] != "LOCAL_MACHINE" else kind
         raise ConfigurationError(f"{who} is for {where}, which is not supported: use a configuration for GPUs or CPUs")
     if kind == "DEEPSPEED":
         raise ConfigurationError(
             f"{who} asks for DeepSpeed: pass launch=DeepSpeed(config) with DeepSpeed's own configuration"
         )
-    if use_gpu and told["use_cpu"]:
+    if use_gpu and settings["use_cpu"]:
         raise ConfigurationError(
             f"{who} says use_cpu: true, but the run has use_gpu=True: pass use_gpu=False, or write use_cpu: false"
         )
@@ -60,5 +60,5 @@ def ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
         raise ConfigurationError(f"Accelerate rejects the configuration {name}: {reason}")
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    settings: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return settings

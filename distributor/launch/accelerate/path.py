@@ -54,9 +54,9 @@ class Accelerate(BasePath):
                 f"launch=Accelerate() needs accelerate, which is not installed for {sys.executable}: pip install "
                 "accelerate"
             )
-        told = configuration.ask(path, num_processes, use_gpu)
-        configuration.check(told, use_gpu)
-        return Accelerate(told["config"] or None, variables=tuple(sorted(told["variables"].items())))
+        settings = configuration.ask(path, num_processes, use_gpu)
+        configuration.check(settings, use_gpu)
+        return Accelerate(settings["config"] or None, variables=tuple(sorted(settings["variables"].items())))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         return {**Torchrun().env(use_gpu), **dict(self.variables)}

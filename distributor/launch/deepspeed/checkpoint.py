@@ -101,7 +101,10 @@ def save(
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),
         "stage": engine.zero_optimization_stage(),
-        "groups": [_settings(group) for group in engine.optimizer.param_groups],
+        "groups": [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in engine.optimizer.param_groups
+        ],
     }
     # Without this removal, shards of an earlier save with more ranks would count as part of this save.
     _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))
@@ -130,19 +133,19 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         >>> for epoch in range(state["epoch"] + 1, epochs): ...  # doctest: +SKIP
     """
     root, universal = Path(folder), bool(engine.zero_optimization())
-    found = _latest(root, universal) if tag is None else tag
-    if universal and not found.endswith(UNIVERSAL):
-        found += UNIVERSAL
-    if not (root / found).is_dir():
+    name = _latest(root, universal) if tag is None else tag
+    if universal and not name.endswith(UNIVERSAL):
+        name += UNIVERSAL
+    if not (root / name).is_dir():
         there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         raise ConfigurationError(
-            f"there is no checkpoint {str(root / found)!r}; the folder has {', '.join(there) or 'no checkpoints'}"
+            f"there is no checkpoint {str(root / name)!r}; the folder has {', '.join(there) or 'no checkpoints'}"
         )
-    rest = _read_rest(engine, root / found if universal else root / f"{found}{UNIVERSAL}")
+    rest = _read_rest(engine, root / name if universal else root / f"{name}{UNIVERSAL}")
     with _universal(engine, universal):
-        path, state = engine.load_checkpoint(str(root), tag=found)
+        path, state = engine.load_checkpoint(str(root), tag=name)
     if path is None:
-        raise ConfigurationError(f"DeepSpeed cannot load the checkpoint {str(root / found)!r}")
+        raise ConfigurationError(f"DeepSpeed cannot load the checkpoint {str(root / name)!r}")
     if universal and rest is not None:
         _load_rest(engine, rest)
     mine: dict[str, Any] = state.get(_CLIENT_STATE, {})
@@ -241,19 +244,15 @@ def _masters(optimizer: Any) -> dict[int, Any]:
     """Map ``id(parameter)`` to the fp32 copy that DeepSpeed's optimizer keeps if ZeRO is off."""
     from torch._utils import _unflatten_dense_tensors
 
-    found: dict[int, Any] = {}
+    masters: dict[int, Any] = {}
     if hasattr(optimizer, "fp32_groups_flat") or hasattr(optimizer, "fp32_groups"):
         for number, group in enumerate(getattr(optimizer, "fp16_groups", [])):
             if getattr(optimizer, "fp32_groups", None):
                 copies = optimizer.fp32_groups[number]
             else:
                 copies = _unflatten_dense_tensors(optimizer.fp32_groups_flat[number], group)  # type: ignore[no-untyped-call]
-            found |= {id(parameter): copy for parameter, copy in zip(group, copies)}
-    return found
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+            masters |= {id(parameter): copy for parameter, copy in zip(group, copies)}
+    return masters
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
@@ -326,20 +325,20 @@ def _together(action: Callable[[], None]) -> None:
     store = dist.distributed_c10d._get_default_store()
     key = f"distributor/together/{next(_numbers)}"
     if dist.get_rank() == 0:
-        said = ""
+        failure = ""
         try:
             action()
         except ConfigurationError as error:
-            said = f"!{error}"
+            failure = f"!{error}"
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        store.set(key, said)
+            failure = f"{type(error).__name__}: {error}"
+        store.set(key, failure)
     store.wait([key], _PATIENCE)  # a large model may take longer than the timeout of collectives
-    said = store.get(key).decode()
-    if said.startswith("!"):
-        raise ConfigurationError(said[1:])
-    if said:
-        raise RuntimeError(f"could not complete the checkpoint: {said}")
+    failure = store.get(key).decode()
+    if failure.startswith("!"):
+        raise ConfigurationError(failure[1:])
+    if failure:
+        raise RuntimeError(f"could not complete the checkpoint: {failure}")
 
 
 def _remove_universal(root: Path, tag: str) -> None:
@@ -366,7 +365,7 @@ def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int)
         )
     name, unfinished = f"{tag}{UNIVERSAL}", root / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
-    said = io.StringIO()
+    output = io.StringIO()
     asked = {
         "input_folder": str(root / tag),
         "output_folder": str(unfinished / name),
@@ -377,7 +376,7 @@ def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int)
         "inject_missing_state": True,
     }
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             main(argparse.Namespace(**asked))
     except KeyError as error:
         if not str(error.args[0]).startswith("exp_avg"):

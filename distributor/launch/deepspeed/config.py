@@ -6,12 +6,15 @@ Source: https://www.deepspeed.ai/docs/config-json/, and ``deepspeed/runtime/conf
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.reading import Config, copy_of, plain
+from distributor.text import notices
 
 AUTO = "auto"
 
@@ -119,6 +122,37 @@ _ZERO = (
 )
 
 
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration that the driver has read, checked and completed, and what nodes have to know of it."""
+
+    final: str  # JSON, for deepspeed.initialize
+    given: str  # the same, with "auto" where Accelerate or Transformers may fill in a value from their own settings
+    stage: int = 0  # of ZeRO
+    precision: str = "fp32"  # or "fp16", "bf16"
+    extensions: tuple[str, ...] = ()  # builders of the C++ and CUDA extensions that ranks load
+
+    @classmethod
+    def of(cls, config: Config, world_size: int, use_gpu: bool, auto: Mapping[str, Any]) -> ResolvedConfig:
+        """Check and complete a configuration; ConfigurationError if it is wrong or does not fit ``world_size``."""
+        check(config, world_size)
+        if TRAIN not in config and MICRO not in config:
+            notices.logger.warning(
+                "deepspeedConfig has no batch size, which deepspeed.initialize requires: add %s or %s",
+                TRAIN,
+                MICRO,
+            )
+        final = fill(config, world_size, auto)
+        check(final, world_size)
+        return cls(
+            json.dumps(final),
+            json.dumps(fill(config, world_size, auto, guess=False)),
+            zero_stage(final),
+            precision(final),
+            extensions(final, use_gpu),
+        )
+
+
 def check(config: Config, world_size: int) -> None:
     """Refuse mistakes that DeepSpeed would find only once all ranks have started, or never.
 
@@ -222,7 +256,7 @@ def zero_stage(config: Config) -> int:
         return int(zero)
     stage = _section(config, "zero_optimization").get("stage", 0)
     if not is_stage(stage):
-        stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
+        stages = ", ".join(f"{number} ({split})" for number, split in STAGES.items())
         raise ConfigurationError(
             f"deepspeedConfig: zero_optimization.stage is {stage!r}, but must be one of these stages "
             f"(in brackets: what each splits among ranks): {stages}"
@@ -252,18 +286,18 @@ def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
     kind = str(optimizer.get("type", "")).lower()
     offloads = [_offload(config, "offload_optimizer"), _offload(config, "offload_param")]
     on_cpu = offloads[0] in ("cpu", "nvme")
-    found = [] if use_gpu else ["ShareMemCommBuilder"]
+    builders = [] if use_gpu else ["ShareMemCommBuilder"]
     if kind in ("adam", "adamw") and not _section(optimizer, "params").get("torch_adam"):
-        found.append("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
+        builders.append("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
     elif kind == "lion":
-        found.append("CPULionBuilder" if on_cpu else "FusedLionBuilder")
+        builders.append("CPULionBuilder" if on_cpu else "FusedLionBuilder")
     elif kind == "adagrad" and on_cpu:
-        found.append("CPUAdagradBuilder")
+        builders.append("CPUAdagradBuilder")
     elif kind == "lamb":
-        found.append("FusedLambBuilder")
+        builders.append("FusedLambBuilder")
     if "nvme" in offloads:
-        found.append("AsyncIOBuilder")
-    return tuple(found)
+        builders.append("AsyncIOBuilder")
+    return tuple(builders)
 
 
 def _section(config: Config, name: str) -> Config:
@@ -412,7 +446,7 @@ def _divide(train: int, by: int, words: str) -> int:
     return train // by
 
 
-def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
+def _fill(config: Config, path: str, value: Any, explicit: bool, name: str) -> None:
     """Replace a setting that is "auto". A value that the user has ``said`` in ``auto=`` must not contradict another."""
     *sections, last = path.split(".")
     for section in sections:
@@ -423,7 +457,7 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
     present = config.get(last)
     if present == AUTO:
         config[last] = plain(value, f"auto.{name}")
-    elif said and present is not None and present != plain(value, f"auto.{name}"):
+    elif explicit and present is not None and present != plain(value, f"auto.{name}"):
         raise ConfigurationError(f"deepspeedConfig: {path} is {present!r}, which contradicts auto={{{name!r}: ...}}")
 
 

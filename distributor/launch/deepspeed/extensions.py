@@ -145,7 +145,7 @@ def _gpus_without_cuda() -> str:
 def _ask_nvml() -> set[tuple[int, int]]:
     """Return the compute capabilities of all NVIDIA GPUs here. Source: https://docs.nvidia.com/deploy/nvml-api/"""
     count, device, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    found = set()
+    capabilities = set()
     with suppress(OSError, AttributeError):  # there is no NVML, or it does not have these functions
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() == 0:
@@ -154,9 +154,9 @@ def _ask_nvml() -> set[tuple[int, int]]:
                 if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
                     continue
                 if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
-                    found.add((major.value, minor.value))
+                    capabilities.add((major.value, minor.value))
             nvml.nvmlShutdown()
-    return found
+    return capabilities
 
 
 def cache_folder(gpus: str = "") -> str:
@@ -199,11 +199,11 @@ def _private_parent() -> str:
 
 def _packages() -> list[str]:
     """Return the versions of torch and DeepSpeed, and where they are installed."""
-    found = []
+    packages = []
     for name in ("torch", "deepspeed"):
         spec = importlib.util.find_spec(name)
-        found += [_version(name), "" if spec is None else str(spec.origin)]
-    return found
+        packages += [_version(name), "" if spec is None else str(spec.origin)]
+    return packages
 
 
 def _version(package: str) -> str:
@@ -276,11 +276,11 @@ class Baton:
 
     def wait(self) -> None:
         """Wait until no process builds the extension; TimeoutError if one builds for too long."""
-        start, said = self._clock(), False
+        start, shown = self._clock(), False
         while (lock := self._try(fcntl.LOCK_SH)) is None:
             waited = self._clock() - start
-            if waited > _PATIENCE and not said:
-                said = True
+            if waited > _PATIENCE and not shown:
+                shown = True
                 print(f"[distributor] waiting for another process to build {self._name}", file=sys.stderr)
             if waited > self._timeout:
                 raise TimeoutError(

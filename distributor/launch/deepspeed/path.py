@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import reading
-from distributor.launch.deepspeed.resolved import ResolvedConfig
+from distributor.launch.deepspeed.config import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.values.checks import check_seconds
 from distributor.values.job import Function, Job, Target
@@ -195,9 +195,9 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
 
 
 def _on_batch_sizes(text: str, job: Job) -> str:
-    if (found := _BATCH_SIZES.search(text)) is None:
+    if (sizes := _BATCH_SIZES.search(text)) is None:
         return ""
-    total, micro, steps, ranks = map(int, found.groups())
+    total, micro, steps, ranks = map(int, sizes.groups())
     alone = ranks == 1 or total == micro * steps
     if alone and "transformers/" in text and not job.resources.use_gpu and job.resources.num_processes > 1:
         return (

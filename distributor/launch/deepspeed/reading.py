@@ -81,12 +81,12 @@ def _load_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in unique:
             raise ConfigurationError(f"deepspeedConfig gives {name!r} twice")
-        found[name] = value
-    return found
+        unique[name] = value
+    return unique
 
 
 def copy_of(config: Mapping[str, Any]) -> Config:

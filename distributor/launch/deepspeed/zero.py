@@ -232,13 +232,13 @@ class Suggestion:
     def __str__(self) -> str:
         rows = [
             [
-                f"{each.stage}  {STAGES[each.stage]}",
-                each.offload,
-                _size(each.gpu_bytes),
-                _size(each.host_bytes),
-                {None: "", True: "yes", False: "no"}[each.fits] + (" <- best" if each is self.best else ""),
+                f"{estimate.stage}  {STAGES[estimate.stage]}",
+                estimate.offload,
+                _size(estimate.gpu_bytes),
+                _size(estimate.host_bytes),
+                {None: "", True: "yes", False: "no"}[estimate.fits] + (" <- best" if estimate is self.best else ""),
             ]
-            for each in self.estimates
+            for estimate in self.estimates
         ]
         if self.best is not None:
             hint = ""
@@ -310,7 +310,9 @@ def suggest_zero(
         if gpu is not None:
             fits = gpu_bytes <= gpu * (1 - activation_share) and (host is None or host_bytes <= host)
         estimates.append(Estimate(stage, "cpu" if offload == "cpu" else "none", gpu_bytes, host_bytes, fits))
-    return Suggestion(parameters, tuple(estimates), next((each for each in estimates if each.fits), None))
+    return Suggestion(
+        parameters, tuple(estimates), next((candidate for candidate in estimates if candidate.fits), None)
+    )
 
 
 def estimate(
@@ -337,7 +339,7 @@ def estimate(
 def _count(model: Any) -> tuple[int, int]:
     """Return the number of parameters of the model and of its largest layer. Shared parameters count once."""
     if hasattr(model, "parameters") and hasattr(model, "modules"):
-        parameters = sum(parameter.numel() for parameter in {id(each): each for each in model.parameters()}.values())
+        parameters = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
         largest = max(
             sum(parameter.numel() for parameter in module.parameters(recurse=False)) for module in model.modules()
         )

@@ -65,10 +65,10 @@ class Places:
         """Collect the ranks' places, call ``ready``, and give each rank its own when it asks. Never returns."""
         while not self.full:
             shim = self._accept()
-            told, descriptors, _, _ = socket.recv_fds(shim, _MOST, 1)
-            if told.startswith(b"{"):
+            message, descriptors, _, _ = socket.recv_fds(shim, _MOST, 1)
+            if message.startswith(b"{"):
                 manager = socket.socket(fileno=descriptors[0]) if descriptors else None
-                self._shims.append((json.loads(told), manager, shim))
+                self._shims.append((json.loads(message), manager, shim))
                 self._watch(shim, self._on_shims_end)
         self._shims.sort(key=lambda shim: rank_of(shim[0]))
         ready()
@@ -108,15 +108,15 @@ class Places:
             self._release()
 
     def _give(
-        self, asking: socket.socket, told: bytes, manager: socket.socket | None, on_abort: Callable[[bytes], object]
+        self, asking: socket.socket, message: bytes, manager: socket.socket | None, on_abort: Callable[[bytes], object]
     ) -> None:
         """Send a message and, with MPICH, a line that leads to MPICH's manager through this process."""
         if manager is None:
-            asking.send(told)
+            asking.send(message)
             return
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(asking, [told], [theirs.fileno()])
+            socket.send_fds(asking, [message], [theirs.fileno()])
         relay = _Relay(ours, manager, on_abort, self._watched.unregister)
         self._watch(ours, lambda _: relay.to_manager())
         self._watch(manager, lambda _: relay.to_process())
@@ -141,7 +141,7 @@ class Places:
 
     def _note(self) -> None:
         """Note the shared memory of spawned processes, so that it goes with the node's folder."""
-        new = segments.mapped(pid for each in self._spawned.values() for pid in processes.children(each.pid))
+        new = segments.mapped(pid for process in self._spawned.values() for pid in processes.children(process.pid))
         if not new <= self._segments:
             self._segments |= new
             folders.note_elsewhere(self._folder, [f"{shared_memory.FOLDER}/{name}" for name in sorted(self._segments)])
@@ -191,9 +191,9 @@ class _Relay:
 
     def to_manager(self) -> None:
         """Pass a message of the process on, answer it, or keep it until its rest has come."""
-        said = _received(self._ours)
-        message, self._begun = self._begun + said, b""
-        if not said:
+        received = _received(self._ours)
+        message, self._begun = self._begun + received, b""
+        if not received:
             self._forget(self._ours)
         elif (code := pmi.aborts(message)) is not None:
             self._on_abort(code)
@@ -207,8 +207,8 @@ class _Relay:
             self._begun = message
 
     def to_process(self) -> None:
-        if said := _received(self._manager):
-            _send(self._ours, said)
+        if message := _received(self._manager):
+            _send(self._ours, message)
         else:
             self._forget(self._manager)
 

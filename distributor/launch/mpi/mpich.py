@@ -49,13 +49,13 @@ def begin(
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
     """Return the command of each node's proxy; exit if ``mpiexec`` ends before it has printed them."""
     assert mpiexec.stdout is not None
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     for line in mpiexec.stdout:
-        told = re.match(r"HYDRA_LAUNCH: (.*--proxy-id (\d+).*)", line)
-        if told is not None:
-            found[int(told[2])] = told[1]
+        match = re.match(r"HYDRA_LAUNCH: (.*--proxy-id (\d+).*)", line)
+        if match is not None:
+            commands[int(match[2])] = match[1]
         elif line.startswith("HYDRA_LAUNCH_END"):
-            return [found[number] for number in range(nodes)]
+            return [commands[number] for number in range(nodes)]
         else:
             sys.stderr.write(line)
     sys.exit(f"mpiexec ended with code {mpiexec.wait()} before it printed the commands that start MPI on the nodes")

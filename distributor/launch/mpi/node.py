@@ -40,13 +40,20 @@ def serve(
     beside = sum(size for size, host in zip(sizes, hosts) if host == hosts[node])
     environ = environment(os.environ, folder, line, variables(os.environ, kind, crowded=beside > processes.cpu_count()))
     if mine is None:
-        manager, told = _begin(kind, sizes, hosts, head[0], folder, environ, partial(_beside, _show, places, folder))
-        _watch("mpiexec" if kind == "mpich" else "prterun", manager, places)
-        lines = [f"{kind} {command}" for command in told]
-        _tell(head, key, lines)
+        show = partial(_beside, _show, places, folder)
+        if kind == "mpich":
+            manager, daemons = mpich.begin(sizes, head[0], environ, show)
+        else:
+            manager, daemons = openmpi.begin(sizes, hosts, folder, environ, show)
+        _beside(_await, "mpiexec" if kind == "mpich" else "prterun", manager, places)
+        lines = [f"{kind} {command}" for command in daemons]
+        if len(lines) > 1:
+            listener = socket.create_server(head, family=network.family_of(head[0]))
+            _beside(commands.tell, listener, key, lines)
         mine = lines[0]
     if command := mine.partition(" ")[2]:
-        _watch("hydra_pmi_proxy" if kind == "mpich" else "prted", KINDS[kind].start(command, environ), places)
+        daemon = KINDS[kind].start(command, environ)
+        _beside(_await, "hydra_pmi_proxy" if kind == "mpich" else "prted", daemon, places)
     places.give(ready)
 
 
@@ -55,36 +62,12 @@ def choose(kind: str | None) -> str:
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
-    what = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
+    missing = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
     program = "prterun" if kind == "openmpi" else "mpiexec.hydra"
     sys.exit(
-        f"{what} installed: there is no {program} beside {sys.executable} or on PATH. Install MPI where ranks run "
+        f"{missing} installed: there is no {program} beside {sys.executable} or on PATH. Install MPI where ranks run "
         f"(pip install {kind or 'mpich'} mpi4py)"
     )
-
-
-def _begin(
-    kind: str,
-    sizes: Sequence[int],
-    hosts: Sequence[str],
-    address: str,
-    folder: str,
-    environ: Mapping[str, str],
-    show: Callable[[subprocess.Popen[str]], object],
-) -> tuple[subprocess.Popen[str], list[str]]:
-    if kind == "mpich":
-        return mpich.begin(sizes, address, environ, show)
-    return openmpi.begin(sizes, hosts, folder, environ, show)
-
-
-def _tell(head: tuple[str, int], key: bytes, lines: Sequence[str]) -> None:
-    if len(lines) > 1:
-        listener = socket.create_server(head, family=network.family_of(head[0]))
-        _beside(commands.tell, listener, key, lines)
-
-
-def _watch(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    _beside(_await, name, manager, places)
 
 
 def _beside(function: Callable[..., object], *arguments: object) -> None:

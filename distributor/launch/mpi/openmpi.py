@@ -49,8 +49,8 @@ def begin(
         listener.listen(others + 1)
         process = _prterun(slots, _agent(folder), sum(sizes), environ)
         show(process)
-        told = dict(_hear(listener, process) for _ in range(others))
-    commands = [NOTHING if hosts.index(host) != node else told.get(host, NOTHING) for node, host in enumerate(hosts)]
+        daemons = dict(_hear(listener, process) for _ in range(others))
+    commands = [NOTHING if hosts.index(host) != node else daemons.get(host, NOTHING) for node, host in enumerate(hosts)]
     return process, commands
 
 

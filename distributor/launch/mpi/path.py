@@ -65,7 +65,7 @@ class Mpi(BasePath):
     def plan(self, site: Site) -> Plan:
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.job_id
-        lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]
+        lines = [key(self.secret, run, str(site.attempt), str(member.node_rank))[:16] for member in nodes]
         return replace(
             plan,
             companions=(
@@ -75,15 +75,15 @@ class Mpi(BasePath):
                     "serve",
                     {
                         "node": node.node_rank,
-                        "sizes": tuple(each.local_world_size for each in nodes),
-                        "hosts": tuple(each.host for each in nodes),
+                        "sizes": tuple(member.local_world_size for member in nodes),
+                        "hosts": tuple(member.host for member in nodes),
                         "head": (head.address, head.ports[0]),
                         "folder": site.folder,
                         "kind": self.implementation,
                     },
                     {
                         "DISTRIBUTOR_MPI_LINES": " ".join(
-                            line for line, each in zip(lines, nodes) for _ in range(each.local_world_size)
+                            line for line, member in zip(lines, nodes) for _ in range(member.local_world_size)
                         ),
                         "DISTRIBUTOR_MPI_KEY": key(self.secret, run, "commands"),
                     },
@@ -95,7 +95,7 @@ class Mpi(BasePath):
                 {
                     "line": lines[node.node_rank],
                     "world_size": site.placement.world_size,
-                    "beside": sum(each.local_world_size for each in nodes if each.host == node.host),
+                    "beside": sum(member.local_world_size for member in nodes if member.host == node.host),
                 },
             ),
             last=Call("distributor.launch.mpi.rank", "leave", {"line": lines[node.node_rank]}),

@@ -24,8 +24,8 @@ def aborts(message: bytes) -> bytes | None:
     >>> aborts(b"cmd=abort exitcode=7\\n"), aborts(b"cmd=finalize\\n")
     (b'7', None)
     """
-    found = _ABORT.search(message)
-    return None if found is None else found[1]
+    match = _ABORT.search(message)
+    return None if match is None else match[1]
 
 
 def asks_for_topology(message: bytes) -> bool:
@@ -68,9 +68,9 @@ def _parts(message: bytes) -> Iterator[list[bytes]]:
 
 
 def _through_shim(part: list[bytes]) -> Iterator[bytes]:
-    told = dict(line.split(b"=", 1) for line in part if b"=" in line)
-    info = {value: told[key.replace(b"key", b"val")] for key, value in told.items() if key.startswith(b"info_key_")}
-    command = b"/".join([info[b"path"], told[b"execname"]] if b"path" in info else [told[b"execname"]])
+    fields = dict(line.split(b"=", 1) for line in part if b"=" in line)
+    info = {value: fields[key.replace(b"key", b"val")] for key, value in fields.items() if key.startswith(b"info_key_")}
+    command = b"/".join([info[b"path"], fields[b"execname"]] if b"path" in info else [fields[b"execname"]])
     first = [*(word.encode() for word in SHIM[1:]), info.get(b"wdir", b"."), command]
     for line in part:
         key, _, value = line.partition(b"=")

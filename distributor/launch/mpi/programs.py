@@ -47,8 +47,8 @@ def environment(environ: Mapping[str, str], folder: str, line: str, mpi: Mapping
 def _import_path() -> list[str]:
     """Return the ranks' import path without the folders of this Python: a process may run another one."""
     library = sysconfig.get_path("stdlib")
-    own = {library, os.path.join(library, "lib-dynload"), *site.getsitepackages()}
-    return [path for path in dict.fromkeys(sys.path) if path and path not in own]
+    library_folders = {library, os.path.join(library, "lib-dynload"), *site.getsitepackages()}
+    return [path for path in dict.fromkeys(sys.path) if path and path not in library_folders]
 
 
 def write(name: str, folder: str) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from distributor.launch.mpi import segments
 from distributor.launch.mpi.environ import variables
 from distributor.machine import processes, shared_memory
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 _MOST = 1 << 16  # bytes of a place
 
@@ -25,9 +25,9 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     companion.connect(f"\0{line}")
     companion.send(str(local_rank).encode())
-    told, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
+    place, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
-    os.environ.update({**json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
+    os.environ.update({**json.loads(place), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
     kind = "mpich" if descriptors else "openmpi"
     os.environ.update(variables(os.environ, kind, crowded=beside > processes.cpu_count()))
     on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
@@ -40,13 +40,13 @@ def _await_abort(companion: socket.socket) -> None:
         os._exit(exit_code(int(code)))
 
 
-def exit_code(told: int) -> int:
-    """Return the exit code after ``MPI_Abort(told)``: never 0, which means success.
+def exit_code(code: int) -> int:
+    """Return the exit code after ``MPI_Abort(code)``: never 0, which means success.
 
     >>> exit_code(7), exit_code(-1), exit_code(256), exit_code(0)
     (7, 255, 1, 1)
     """
-    return told & 0xFF or 1
+    return code & 0xFF or 1
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
@@ -62,10 +62,10 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
 
 def _check(mpi: Any, world_size: int) -> None:
     """RuntimeError if mpi4py has not found all ranks, as happens if it uses another MPI than the run."""
-    if (found := mpi.COMM_WORLD.Get_size()) != world_size:
+    if (size := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
-            f"mpi4py found {found} of {world_size} ranks: it uses {library}, but the run has started another MPI. "
+            f"mpi4py found {size} of {world_size} ranks: it uses {library}, but the run has started another MPI. "
             "Name the one that mpi4py uses: launch=Mpi('mpich') or Mpi('openmpi')"
         )
 

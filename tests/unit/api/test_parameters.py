@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributor import ConfigurationError, Distributor
+from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.cli import command
 from distributor.values.options import PANELS, Option
@@ -190,3 +190,27 @@ def test_what_options_of_two_groups_rule_out() -> None:
         ConfigurationError, match="the option 'logs' contains rank -1, but with num_processes=2, ranks go from 0 to 1"
     ):
         Options.of(num_processes=2, logs=[-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (Distributor, "max_restart", "max_restarts"),
+        (Distributor, "log", "logs"),
+        (Distributor, "localMode", "local_mode"),
+        (Distributor, "useGpu", "use_gpu"),
+        (TorchDistributor, "numProcesses", "num_processes"),
+        (DeepspeedTorchDistributor, "deepspeed_config", "deepspeedConfig"),
+        (DeepspeedTorchDistributor, "localmode", "localMode"),
+        (DeepspeedTorchDistributor, "max_restart", "max_restarts"),
+        (DeepspeedTorchDistributor, "numGPUs", "numGpus"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(kind: Any, name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{kind.__name__} .*{name!r}: did you mean {meant!r}\?$"):
+        kind(**{name: 1})
+
+
+def test_an_option_that_resembles_none_is_refused_without_a_guess() -> None:
+    with pytest.raises(TypeError, match="^Distributor has no option 'zzz'$"):
+        Distributor(zzz=1)  # type: ignore[call-arg]

@@ -35,7 +35,7 @@ class Ranks:
         self._pool = ThreadPoolExecutor(2)
         self._own = threading.local()
 
-    def current(self, _: str) -> Session:
+    def current(self, _: str, **__: Any) -> Session:
         session: Session = self._own.session
         return session
 

@@ -8,8 +8,8 @@ import pytest
 from jobs import make_job
 
 from distributor.launch.assign_ranks import place, with_port
+from distributor.launch.deepspeed.config import ResolvedConfig
 from distributor.launch.deepspeed.path import CONFIG_PATH, DeepSpeed
-from distributor.launch.deepspeed.resolved import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
 from distributor.values.job import Function, Module, Script

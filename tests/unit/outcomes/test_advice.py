@@ -139,6 +139,31 @@ def test_what_the_launch_path_knows_comes_first() -> None:
     assert advise(ended, make_job()) == ""
 
 
+@pytest.mark.parametrize(
+    ("script", "folder", "module"),
+    [
+        ("pkg/train.py", "", "pkg.train"),
+        ("outer/inner/train.py", "", "outer.inner.train"),
+        ("no_init/train.py", "", "no_init.train"),
+        ("no_init/pkg/train.py", "no_init", "pkg.train"),
+    ],
+)
+@pytest.mark.parametrize("local", [True, False])
+def test_a_script_with_relative_imports_is_to_be_run_as_a_module(
+    tmp_path: Path, script: str, folder: str, module: str, local: bool
+) -> None:
+    for package in ("pkg", "outer", "outer/inner", "no_init/pkg"):
+        (tmp_path / package).mkdir(parents=True, exist_ok=True)
+        (tmp_path / package / "__init__.py").touch()
+    ended = failure("ImportError", "attempted relative import with no known parent package")
+    advice = advise(ended, job(Script(str(tmp_path / script), b"")), local=local)
+    root = tmp_path / folder
+    assert (
+        f"pass working_dir={str(root)!r} and call run_module({module!r}) (--working-dir {root} -m {module})" in advice
+    )
+    assert advise(ended, job(Module("pkg.train")), local=local) == ""
+
+
 def test_files_of_this_machine_explain_nothing_in_local_mode(project: Path) -> None:
     ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
     assert advise(ended, job(Module("lib.model")), local=True) == ""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distributor.errors import ConfigurationError
 from distributor.rank import groups
 
 WORLD = 4
+MEETS_AT = ("10.0.0.1", "4711")
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711"}
 
 
 def joined(*calls: tuple[str, int]) -> list[Any]:
@@ -20,7 +24,7 @@ def joined(*calls: tuple[str, int]) -> list[Any]:
         return iter([("store", rank, world_size)])
 
     module: Any = SimpleNamespace(rendezvous=rendezvous, PrefixStore=lambda prefix, store: (prefix, store))
-    groups._separate(module, WORLD)
+    groups._separate(module, WORLD, MEETS_AT)
     stores = []
     for url, size in calls:
         store, rank, world_size = next(module.rendezvous(url, 3, size, timeout=5))
@@ -50,3 +54,33 @@ def joined(*calls: tuple[str, int]) -> list[Any]:
 )
 def test_keys_of_groups(calls: list[tuple[str, int]], stores: list[str]) -> None:
     assert joined(*calls) == stores
+
+
+@pytest.mark.parametrize(
+    ("url", "changed", "asked"),
+    [
+        ("env://", {}, None),
+        ("env://", {"MASTER_PORT": "12355"}, ("10.0.0.1", "12355")),
+        ("env://", {"MASTER_ADDR": "localhost"}, ("localhost", "4711")),
+        ("tcp://10.0.0.1:4711?rank=0&world_size=4", {}, None),
+        ("tcp://localhost:23456", {}, ("localhost", "23456")),
+        ("tcp://localhost:23456", {"TORCHELASTIC_USE_AGENT_STORE": "False"}, None),
+        ("file:///shared/store", {"MASTER_PORT": "12355"}, None),
+    ],
+)
+def test_an_address_of_the_code_is_told_from_that_of_the_run(
+    url: str, changed: dict[str, str], asked: groups.Address | None
+) -> None:
+    assert groups.elsewhere(url, {**AGENT, **changed}, MEETS_AT) == asked
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in AGENT.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # nobody else gets this port, and nobody listens
+        url = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match=r"meet at 10\.0\.0\.1:4711, .* Leave out the lines"):
+            joined((url, WORLD))
+        reserved.listen()  # as a store of the user's would
+        assert joined((url, WORLD)) == ["store"]

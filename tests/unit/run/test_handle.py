@@ -22,7 +22,7 @@ from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
 from distributor.launch import Accelerate, DeepSpeed
-from distributor.launch.deepspeed.resolved import ResolvedConfig
+from distributor.launch.deepspeed.config import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor

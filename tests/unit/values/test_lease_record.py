@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,12 @@ def test_an_unfinished_training_goes_on(resume: lease_record.Resume) -> None:
     assert (taken.sequence, taken.training, taken.arguments) == (5, 2, {"lr": "2"})
 
 
+@pytest.mark.parametrize("changed", [{"arguments": {"lr": "2"}}, {"arguments": {}}, {"code": "newer"}])
+def test_a_finished_training_goes_on_with_other_arguments_or_code(changed: dict[str, Any]) -> None:
+    taken = lease_record.following(replace(OLD, finished=True), replace(SAME, **changed), HERE)
+    assert (taken.training, taken.finished) == (OLD.training, False)
+
+
 def test_starting_over_takes_a_folder_of_its_own() -> None:
     for old in (OLD, replace(OLD, finished=True), replace(OLD, target="other")):
         assert lease_record.following(old, replace(SAME, resume="never"), HERE).training == 3
@@ -40,8 +47,13 @@ def test_starting_over_takes_a_folder_of_its_own() -> None:
     ("found", "identity", "told"),
     [
         (None, replace(SAME, resume="must"), "resume='must', but there is no run named 'gpt' to go on with"),
-        (replace(OLD, finished=True), SAME, r"the run named 'gpt' has finished \(run a0\): pass resume='never' to"),
+        (replace(OLD, finished=True), SAME, r"'gpt' has finished \(run a0\) .* pass resume='never' .* other arguments"),
         (OLD, replace(SAME, target="other"), "the run named 'gpt' trains with 'train', and not with 'other': pass"),
+        (
+            replace(OLD, finished=True),
+            replace(SAME, target="other", arguments={}),
+            "the run named 'gpt' trains with 'train', and not with 'other': pass",
+        ),
     ],
 )
 def test_what_cannot_go_on(found: LeaseRecord | None, identity: Identity, told: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import trainings
 from hypothesis import given, strategies as st
 
-from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor
+from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor, zero
 from distributor.launch import DeepSpeed
 from distributor.launch.deepspeed import config as deepspeed_config, reading
 from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
@@ -420,3 +420,13 @@ def test_another_configuration_leaves_the_first_alone() -> None:
     assert other._options.deadlines.grace_period == 3
     with pytest.raises(ConfigurationError, match="train_batch_size 3 is not a multiple of 2 ranks"):
         one.with_config({TRAIN: 3})
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nodes_get_the_stage_and_the_precision(stage: int, precision: str) -> None:
+    resolved = DeepSpeed(zero(stage, precision=precision, torch_adam=True)).resolve(2, False).resolved  # type: ignore[arg-type]
+    assert resolved is not None
+    assert (resolved.stage, resolved.precision) == (stage, precision)
+    assert "auto" not in resolved.final
+    assert "auto" in resolved.given

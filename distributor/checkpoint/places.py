@@ -1,0 +1,47 @@
+"""Find the checkpoints that ``load_checkpoint(folder=...)`` asks for: by a folder, a URL, or the name of a run."""
+
+from __future__ import annotations
+
+import os
+
+from distributor.checkpoint.catalog import Catalog
+from distributor.errors import ConfigurationError
+from distributor.machine.storage import is_url, open_storage
+from distributor.values import lease_record
+from distributor.values.checkpoints import Checkpoints, Settings, absolute
+
+
+def find(folder: str, settings: Settings) -> str:
+    """Return the folder or URL of the checkpoints. Of a named run, it is that of its newest training.
+
+    ConfigurationError: there are none, or they belong to several runs. It says where this function has looked.
+    """
+    places = [folder if is_url(folder) else os.path.abspath(os.path.expanduser(folder))]
+    if "/" not in folder:
+        places.append(lease_record.folder_of(_root(settings), folder))
+    looked = []
+    for place in places:
+        if (record := lease_record.find(open_storage(place).read)) is not None:
+            place = lease_record.training_folder(place, record.training)
+        if Catalog(open_storage(place), Checkpoints(place)).committed():
+            return place
+        looked.append(repr(place))
+    names = _names(places[0])
+    text = f"load_checkpoint: there is no checkpoint in {' or '.join(looked)}"
+    if names:
+        runs = ", ".join(repr(f"{places[0].rstrip('/')}/{name}") for name in names)
+        raise ConfigurationError(f"{text}, which has the folders of named runs: pass folder={runs}")
+    raise ConfigurationError(f"{text}: pass the folder or URL that a run had as checkpoints=, or the run's name")
+
+
+def _root(settings: Settings) -> str:
+    """Return the place below which named runs keep their checkpoints."""
+    if settings.fence is not None:
+        return settings.fence.place.rpartition("/")[0]
+    return absolute(settings.checkpoints).dir
+
+
+def _names(place: str) -> list[str]:
+    """Return the folders of named runs in a folder or at a URL."""
+    names = (name for name, _ in open_storage(place).folders())
+    return sorted(name for name in names if lease_record.find(open_storage(f"{place}/{name}").read) is not None)

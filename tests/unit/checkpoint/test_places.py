@@ -1,0 +1,128 @@
+"""Where ``load_checkpoint`` looks: this run's place, or the folder, URL or run that ``folder=`` names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import stores
+import torch
+
+from distributor import ConfigurationError, runtime
+from distributor.checkpoint import context
+from distributor.checkpoint.catalog import Catalog, Draft
+from distributor.checkpoint.places import find
+from distributor.checkpoint.records import Shard, folder_name
+from distributor.machine.storage import open_storage
+from distributor.metrics import rank as reports
+from distributor.values import lease_record
+from distributor.values.checkpoints import PLACE, Checkpoints, Settings
+from distributor.values.environment import NODE_ID
+from distributor.values.lease_record import FencingToken, Holder, Identity
+from distributor.values.sealed import seal
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(context, "_session", None)
+    monkeypatch.setattr(context, "_told", None)
+    monkeypatch.setattr(stores, "FILES", {})
+    monkeypatch.delenv(PLACE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def commit(place: str, step: int = 1) -> None:
+    storage, name = open_storage(place), folder_name(step, "3f-0", step)
+    storage.write(f"{name}/model.pt", b"x")
+    shard = Shard("model.pt", 1, hashlib.sha256(b"x").hexdigest())
+    Catalog(storage, Checkpoints(place)).commit(Draft(name, step, 1, "3f-0", (shard,), {}))
+
+
+def named_run(root: str, name: str, trainings: int = 1, *, saved: bool = True) -> str:
+    """Make the record and the checkpoints of a named run; return the folder of its newest training."""
+    place, record = lease_record.folder_of(root, name), None
+    for training in range(1, trainings + 1):
+        record = lease_record.following(record, Identity(name, "never", "train"), Holder("3f", "h", "", 1, ""))
+        if saved:
+            commit(lease_record.training_folder(place, training))
+    assert record is not None
+    open_storage(place).write(lease_record.FILES[0], seal(record))
+    return lease_record.training_folder(place, trainings)
+
+
+def settings(place: str | Path, fence: str | None = None) -> Settings:
+    token = None if fence is None else FencingToken(fence, "3f")
+    return Settings(Checkpoints(str(place)), None, {}, True, fence=token)
+
+
+@pytest.mark.parametrize("root", ["runs", "forgetful://bucket/runs"])
+def test_a_place_is_a_folder_a_url_or_a_run_of_the_same_place(root: str, tmp_path: Path) -> None:
+    where = root if "://" in root else str(tmp_path / root)
+    commit(f"{root}/plain")
+    newest = named_run(where, "gpt 2", trainings=2)
+    assert find(f"{root}/plain", settings("other")) == f"{where}/plain"
+    assert find(f"{root}/gpt%202", settings("other")) == newest
+    assert find("gpt 2", settings(root)) == newest
+    assert find("gpt 2", settings(f"{where}/mine/1", fence=f"{where}/mine")) == newest  # a named run has that place
+    assert newest.endswith("/2")
+
+
+def test_where_nothing_is_found_the_error_says_where_it_looked(tmp_path: Path) -> None:
+    named_run(str(tmp_path / "runs"), "empty", saved=False)
+    for folder, looked in {
+        "gone": (f"{tmp_path}/gone", f"{tmp_path}/runs/gone"),
+        "empty": (f"{tmp_path}/empty", f"{tmp_path}/runs/empty/1"),
+        "a/b": (f"{tmp_path}/a/b",),
+    }.items():
+        with pytest.raises(ConfigurationError) as caught:
+            find(folder, settings("runs"))
+        assert all(repr(place) in str(caught.value) for place in looked), folder
+
+
+def test_the_folder_above_named_runs_is_no_place_of_checkpoints(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        named_run(str(tmp_path), name)
+    with pytest.raises(ConfigurationError, match="named runs: pass folder='.*/first', '.*/second'$"):
+        find(str(tmp_path), settings("other"))
+
+
+def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
+        monkeypatch.setattr(reports, "latest", lambda loss=loss: {"loss": loss})
+        runtime.save_checkpoint({"step": step}, step=step, wait=True)
+    monkeypatch.setenv(PLACE, str(tmp_path / "others"))  # has an effect after the first call, too
+    assert runtime.load_checkpoint({"step": 0}) is None
+    state = {"step": 0}
+    assert runtime.load_checkpoint(state, folder=tmp_path / "mine") == state["step"] == 3
+    assert runtime.load_checkpoint(state, folder=tmp_path / "mine", best=("loss", "min")) == state["step"] == 2
+    with pytest.raises(ConfigurationError, match="no checkpoint with the metric 'accuracy' in '.*mine'"):
+        runtime.load_checkpoint(state, folder=tmp_path / "mine", best=("accuracy", "max"))
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    assert runtime.load_checkpoint({"step": 0}) == 3
+    assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) == 2
+
+
+def test_the_default_folder_is_named_once_without_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None
+    assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None
+    assert [str(tmp_path / "checkpoints") in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_run_without_a_place_has_no_checkpoint_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(NODE_ID, "3f-0")
+    assert runtime.load_checkpoint({"step": 0}) is None
+    assert runtime.load_checkpoint({"step": 0}) is None
+    assert ["pass Distributor(checkpoints=...)" in record.getMessage() for record in caplog.records] == [True]
+    with pytest.raises(ConfigurationError, match="this run has no place for checkpoints"):
+        runtime.save_checkpoint({"step": 0}, step=1)
+    commit(str(tmp_path / "other"))
+    with pytest.raises(ConfigurationError, match="was written by checkpoint_folder"):  # it was found
+        runtime.load_checkpoint({"step": 0}, folder="other")
