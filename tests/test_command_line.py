@@ -71,7 +71,7 @@ def nothing_is_left() -> None:
             return False
 
     own = psutil.Process()
-    watch.until(lambda: not [p for p in psutil.process_iter() if p != own and marked(p)], watch.ORPHAN_DEADLINE)
+    watch.until(lambda: not [p for p in psutil.process_iter() if p != own and marked(p)])
     assert [path.name for path in Path(os.environ["TMPDIR"]).iterdir() if path.name.startswith("distributor-")] == []
 
 

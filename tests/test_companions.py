@@ -233,7 +233,7 @@ def test_ranks_stopped_before_they_began_give_no_warning(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_companions_begin_again_with_a_second_attempt(tmp_path: Path) -> None:
+def test_companions_begin_again_with_a_second_attempt() -> None:
     launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,), restarts=True)
     with driven(accompanied.attempt, launch=launch, max_restarts=1) as driver:
         port = driver.port_of_node_0()

@@ -71,7 +71,7 @@ def on_executors(num_processes: int | tuple[int, int] = 2, **options: Any) -> To
     return TorchDistributor(num_processes, use_gpu=False, **options)
 
 
-def test_every_rank_takes_part_in_a_collective(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_rank_takes_part_in_a_collective() -> None:
     run = on_executors(3).submit(trainings.all_reduce)
     assert run.results() == [6.0] * 3
     assert run.placement is not None
@@ -241,8 +241,8 @@ def test_lines_of_ranks_arrive_on_connect(capfd: pytest.CaptureFixture[str], tmp
         ("SIGKILL", "killed by SIGKILL"),
     ],
 )
-def test_a_failing_rank_ends_the_run_at_once(tmp_path: Path, how: str, text: str) -> None:
-    run = on_executors(2).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+def test_a_failing_rank_ends_the_run_at_once(how: str, text: str) -> None:
+    run = on_executors(2).submit(trainings.fail_on_rank_1, how)
     with pytest.raises(TrainingError) as caught:
         run.result(watch.DEADLINE)
     assert str(caught.value).startswith(f"rank 1 on {caught.value.host} failed: {text}")

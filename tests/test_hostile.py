@@ -383,9 +383,9 @@ def test_secrets_are_on_no_command_line_and_files_are_private(make: Make, tmp_pa
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGKILL"])
-def test_secrets_are_in_no_error(make: Make, tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_in_no_error(make: Make, how: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="rank 1") as caught:
-        make(2, env={"API_KEY": SECRET}).run(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+        make(2, env={"API_KEY": SECRET}).run(trainings.fail_on_rank_1, how)
     told = [str(caught.value), repr(caught.value), repr(vars(caught.value)), *capfd.readouterr()]
     assert SECRET not in " ".join(told)
 
@@ -402,9 +402,7 @@ def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
     sessions.get("local[2]", **{f"spark.eventLog.{name}": value for name, value in log.items()})
     TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(trainings.all_reduce)
     with pytest.raises(Exception, match="rank 1"):
-        TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(
-            trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp")
-        )
+        TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(trainings.fail_on_rank_1, "raise")
     sessions.stop()
     logged = b"".join(path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file())
     assert b"distributor-" in logged  # the job's tag: it is the right file

@@ -191,7 +191,7 @@ def test_a_strange_file_in_the_temporary_folder_does_no_harm(make_local: Make) -
         shutil.rmtree(trap, ignore_errors=True)
 
 
-def test_a_python_without_pidfd_open_asks_the_kernel(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pidfd_open_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     descriptor = processes.pidfd_open(child.pid)

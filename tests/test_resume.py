@@ -41,7 +41,7 @@ class Driver:
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
-        watch.gone(self.run, watch.ORPHAN_DEADLINE)
+        watch.gone(self.run)
 
     def result(self) -> dict[str, Any]:
         out, err = self._process.communicate(timeout=2 * watch.DEADLINE)

@@ -358,9 +358,9 @@ def test_a_module_that_executors_lack_has_no_frames_of_the_package(make: Make, m
     ],
 )
 def test_a_failing_rank_ends_the_run_at_once(
-    make: Make, tmp_path: Path, how: str, text: str, exit_code: int | None, signal_name: str | None
+    make: Make, how: str, text: str, exit_code: int | None, signal_name: str | None
 ) -> None:
-    run = make(2).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+    run = make(2).submit(trainings.fail_on_rank_1, how)
     with pytest.raises(TrainingError) as caught:
         run.result(watch.DEADLINE)
     watch.gone(run.id)
@@ -753,7 +753,7 @@ def test_two_runs_at_the_same_time_do_not_meet(make: Make, tmp_path: Path) -> No
     watch.until(lambda: first.status is Status.RUNNING)
     assert make(2).run(trainings.all_reduce) == 3.0
     with pytest.raises(TrainingError):
-        make(2).run(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+        make(2).run(trainings.fail_on_rank_1, "raise")
     assert first.status is Status.RUNNING
     (tmp_path / "go").touch()
     assert first.results(timeout=watch.DEADLINE) == [0, 1]
@@ -761,7 +761,7 @@ def test_two_runs_at_the_same_time_do_not_meet(make: Make, tmp_path: Path) -> No
 
 @pytest.mark.long_on_executors
 @pytest.mark.slow
-def test_twenty_runs_leave_nothing_behind(make: Make, mode: str, tmp_path: Path) -> None:
+def test_twenty_runs_leave_nothing_behind(make: Make, mode: str) -> None:
     make(2).run(trainings.all_reduce)  # what is made once per process
     environ, cwd = dict(os.environ), Path.cwd()
     threads, descriptors, folders = threading.active_count(), watch.open_descriptors(), watch.folders()
@@ -770,7 +770,7 @@ def test_twenty_runs_leave_nothing_behind(make: Make, mode: str, tmp_path: Path)
     for index in range(20):
         if index % 5 == 4:
             with pytest.raises(TrainingError):
-                make(2).run(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+                make(2).run(trainings.fail_on_rank_1, "raise")
         else:
             assert make(2).run(trainings.all_reduce) == 3.0
     watch.gone()

@@ -54,7 +54,7 @@ def test_a_run_that_is_stopped_leaves_none(make_local: Make, name: str, end: str
     getattr(run, end)()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
-    watch.until(lambda: files(name) == {"3"}, watch.FAILURE_DEADLINE)
+    watch.until(lambda: files(name) == {"3"})
 
 
 DRIVER = """
@@ -71,7 +71,7 @@ def test_a_driver_that_is_killed_leaves_none(name: str, tmp_path: Path) -> None:
     with programs.start(tmp_path, DRIVER, name, f"{name}3", ready) as driver:
         watch.until(ready.exists)
         driver.kill()
-    watch.until(lambda: files(name) == {"3"}, watch.ORPHAN_DEADLINE)
+    watch.until(lambda: files(name) == {"3"})
 
 
 def leave(name: str) -> None:
@@ -129,4 +129,4 @@ def test_pythons_tracker_gets_time_to_remove_what_it_knows(make_local: Make, nam
     assert files(name) == {"-named"}
     run.kill()
     run.wait(watch.DEADLINE)
-    watch.until(lambda: files(name) == set(), watch.FAILURE_DEADLINE)
+    watch.until(lambda: files(name) == set())

@@ -359,11 +359,11 @@ def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: An
 
 
 def test_a_run_without_the_channel_still_ends_in_the_truth(
-    one_jvm: Any, unreachable: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    one_jvm: Any, unreachable: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert on_executors(2).submit(trainings.all_reduce).results() == [3.0, 3.0]
     assert "cannot reach the driver at 127.0.0.1:1" in caplog.text
-    run = on_executors(2).submit(trainings.fail_on_rank_1, "exit", str(tmp_path / "stamp"))
+    run = on_executors(2).submit(trainings.fail_on_rank_1, "exit")
     with pytest.raises(TrainingError, match="rank 1 on .* failed: exited with code 3"):
         run.result(watch.DEADLINE)
     watch.gone()
@@ -505,9 +505,7 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
-def test_a_spark_without_executors_has_the_drivers_gpus(
-    sessions: Sessions, same_gpus: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spark_without_executors_has_the_drivers_gpus(sessions: Sessions, same_gpus: dict[str, str]) -> None:
     """Its tasks have none, whatever the settings say: ranks do without the tasks, as on single-node clusters."""
     amounts = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
     script = same_gpus["spark.executor.resource.gpu.discoveryScript"]

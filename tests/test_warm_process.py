@@ -328,7 +328,7 @@ def test_the_end_of_a_warm_process_does_not_disturb_a_run(make: Make, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_warm_process_ends_with_its_executor(sessions: Any, tmp_path: Path) -> None:
+def test_a_warm_process_ends_with_its_executor(sessions: Any) -> None:
     sessions.get("local-cluster[2,2,1024]")
     distributor = TorchDistributor(2, False, False)
     forked_by = distributor.submit(started_by).results()
@@ -425,9 +425,7 @@ def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executor
 
 @pytest.mark.slow_on_executors
 @pytest.mark.long
-def test_a_module_that_cannot_be_preloaded_is_warned_of(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_module_that_cannot_be_preloaded_is_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     assert make(2, preload=["no_such_module"]).run(trainings.all_reduce) == 3.0
     assert "cannot preload 'no_such_module' (ModuleNotFoundError: No module named 'no_such_module')" in caplog.text
 
@@ -600,8 +598,8 @@ def test_spawned_ranks_run_functions_and_scripts(
     ],
 )
 @pytest.mark.long
-def test_spawned_ranks_fail_as_forked_ones_do(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
-    run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+def test_spawned_ranks_fail_as_forked_ones_do(spawned: Make, how: str, text: str) -> None:
+    run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how)
     with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):
         run.result(timeout=2 * watch.DEADLINE)
     watch.gone(run.id)

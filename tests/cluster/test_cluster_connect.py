@@ -76,7 +76,7 @@ def test_a_client_of_connect_gets_values_errors_and_resources(client: Callable[[
         answer(values=run.results(), hosts=[node.host for node in run.placement.nodes])
 
         try:
-            TorchDistributor(2, use_gpu=False).run(trainings.fail_on_rank_1, "raise", "/dev/null")
+            TorchDistributor(2, use_gpu=False).run(trainings.fail_on_rank_1, "raise")
         except TrainingError as error:
             answer(error=str(error).splitlines()[0], cause=type(error.__cause__).__name__, rank=error.rank)
 

@@ -252,9 +252,7 @@ trainer.train(""",
 
 
 @pytest.mark.framework("Transformers", "transformers", "a checkpoint on SIGTERM, one rank")
-def test_a_checkpoint_on_sigterm_is_kept(
-    make: Make, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_on_sigterm_is_kept(make: Make, script: Any, options: dict[str, Any], tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     # On one rank: Transformers' ranks do not agree on the step at which they stop.
     run = make(1, grace_period=60, env={"READY": str(ready)}, **options).submit(

@@ -21,8 +21,6 @@ from distributor.values.plan import Endpoint
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
 DEADLINE = 90.0
 
-FAILURE_DEADLINE = ORPHAN_DEADLINE = DEADLINE
-
 T = TypeVar("T")
 
 
