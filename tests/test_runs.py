@@ -167,6 +167,58 @@ def test_the_rank_contract_is_torchruns(make: Make, mode: str) -> None:
     ]
 
 
+def record_an_error() -> None:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    @record
+    def main() -> None:
+        raise ValueError("learning rate")
+
+    try:
+        main()
+    except ValueError:
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"]) as file:
+            raise RuntimeError(file.read()) from None
+
+
+@pytest.mark.long
+def test_torchs_record_writes_its_file(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match='RuntimeError: .*"ValueError: learning rate"'):
+        make_local(1).run(record_an_error)
+
+
+def signals_that_torch_handles() -> tuple[str, set[str]]:
+    """Returns the variable, and the signals for which torch's elastic agent would set handlers by it in this rank."""
+    import signal
+    from types import SimpleNamespace
+
+    from torch.distributed.elastic.multiprocessing import api
+
+    api.PContext.start(SimpleNamespace(_start=lambda: None, _tail_logs=[]))  # starts nothing
+    handled = [number for number in signal.Signals if signal.getsignal(number) is api._terminate_process_handler]
+    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {number.name for number in handled}
+
+
+@pytest.mark.long
+def test_torchs_elastic_agent_handles_the_signals_of_its_variable(make_local: Make) -> None:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    variable, handled = make_local(1).run(signals_that_torch_handles)
+    assert variable == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
+    assert handled == {*variable.split(",")}
+
+
+@pytest.mark.slow_on_executors
+def test_variables_that_ask_for_more_than_cpus_have_are_warned_of(
+    make: Make, local: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asked for by the run's own variables, and by the driver's, which only ranks on this machine inherit."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    make(1, env={"ACCELERATE_USE_DEEPSPEED": "true"}).run(int)
+    assert "ACCELERATE_USE_DEEPSPEED asks for DeepSpeed, but with use_gpu=False" in caplog.text
+    assert ("ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate" in caplog.text) == local
+
+
 @pytest.mark.slow_on_executors
 def test_callables_of_every_kind_can_be_trained(make: Make) -> None:
     offset = 5
