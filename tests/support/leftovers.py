@@ -73,11 +73,11 @@ class Leftovers:
         used = _in_use() if segments else set()
         return left + sorted(map(str, [*files, *(segment for segment in segments if segment.name not in used)]))
 
-    def gone(self, run: str) -> None:
+    def gone(self, run: str, deadline: float = watch.DEADLINE) -> None:
         """Asserts that nothing of a run is left soon."""
-        end = time.monotonic() + watch.DEADLINE
+        end = time.monotonic() + deadline
         while left := self.of(run):
-            assert time.monotonic() < end, f"left behind {watch.DEADLINE} s after the end: {left}"
+            assert time.monotonic() < end, f"left behind {deadline} s after the end: {left}"
             time.sleep(0.05)  # a poll, with a deadline
 
     def _files(self) -> set[Path]:
