@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -131,20 +130,11 @@ def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> 
         assert driver.values() == [(1, 3.0)] * 2
 
 
-def wait_at_first() -> int:
-    """Waits to be killed in the first attempt; the number of the attempt."""
-    from distributor import runtime
-
-    while runtime.attempt() == 0:
-        time.sleep(0.05)
-    return runtime.attempt()
-
-
 @pytest.mark.parametrize("with_spare", [True, False])
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_costs_an_attempt(with_spare: bool) -> None:
     """The ranks go with it; if the spare is killed too, the next attempt gets a new process."""
-    with driven(wait_at_first, max_restarts=1, nodes=1) as driver:
+    with driven(trainings.wait_at_first, max_restarts=1, nodes=1) as driver:
         watch.until(lambda: driver.heard(messages.Started) and spares(driver))
         spare = spares(driver)[0]
         parent = spare.parent()

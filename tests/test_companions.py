@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,23 +14,13 @@ from typing import Any
 import accompanied
 import psutil
 import pytest
+import trainings
 import watch
 from accompanied import Accompanied
-from driver import Driver, driven
-from jobs import make_job
+from driver import Driver, driven, submit
 
 from distributor import CompanionError, RunCancelledError, StartError, Status, TrainingError
-from distributor.run.handle import Run
-from distributor.schedulers.local import LocalScheduler
-from distributor.shipping.payload import dump_function
 from distributor.values import messages
-from distributor.values.job import Function
-
-
-def submit(function: Callable[..., Any], *args: Any, launch: Any, nodes: int = 2, **options: Any) -> Run:
-    target = Function("test", dump_function(function, args, {}))
-    asked: dict[str, Any] = {"grace_period": 1.0, "collect": "all", "launch": launch, **options}
-    return Run(make_job(secrets.token_hex(6), 2, target, False, **asked), LocalScheduler(nodes)).start()
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
@@ -235,7 +223,7 @@ def test_ranks_stopped_before_they_began_give_no_warning(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_companions_begin_again_with_a_second_attempt() -> None:
     launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,), restarts=True)
-    with driven(accompanied.attempt, launch=launch, max_restarts=1) as driver:
+    with driven(trainings.wait_at_first, launch=launch, max_restarts=1) as driver:
         port = driver.port_of_node_0()
         errors = [stopped.error for stopped in driver.heard(messages.Stopped) if stopped.error is not None]
         assert [kind for kind, _ in errors] == ["CompanionError"]

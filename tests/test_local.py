@@ -6,7 +6,6 @@ import errno
 import importlib
 import os
 import re
-import secrets
 import select
 import shutil
 import signal
@@ -23,18 +22,15 @@ import psutil
 import pytest
 import trainings
 import watch
-from jobs import make_job
+from driver import submit
 from sessions import Make
 
-from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
+from distributor import ResourceError, StartError, Status, TorchDistributor, TrainingError
 from distributor.channel import control
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
 from distributor.run.submission import Submission
 from distributor.schedulers.hosting.host_node import HostedNode
-from distributor.schedulers.local import LocalScheduler
-from distributor.shipping.payload import dump_function
-from distributor.values.job import Function
 from distributor.values.plan import AgentOrder
 
 
@@ -43,13 +39,6 @@ def test_ten_runs_at_the_same_time(make_local: Make) -> None:
     runs = [make_local(2).submit(trainings.all_reduce) for _ in range(10)]
     assert [run.results(timeout=120) for run in runs] == [[3.0, 3.0]] * 10
     watch.gone()
-
-
-def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: object, grace_period: float = 1.0) -> Run:
-    """A run whose ranks are dealt to several agents of this machine."""
-    target = Function("test", dump_function(function, args, {}))  # type: ignore[arg-type]
-    job = make_job(secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all")
-    return Run(job, LocalScheduler(nodes)).start()
 
 
 def test_a_failure_of_the_driver_itself_is_no_lost_node(
@@ -110,7 +99,7 @@ def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypat
     """The rendezvous store carries the word where the driver cannot: it neither orders nor ends anything here."""
     monkeypatch.setattr(Submission, "stop_ranks", lambda *_, **__: None)
     monkeypatch.setattr(Submission, "end", lambda *_: None)
-    run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
+    run = submit(fail_on_the_second_node, str(tmp_path / "never"))
     with pytest.raises(TrainingError, match="ValueError: on the second node"):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id)
@@ -126,11 +115,9 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
         started.append(root)
         return start(node, root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
-    assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
+    assert submit(trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
     monkeypatch.setattr(HostedNode, "start", without_channel)
-    target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=15.0, collect="all")
-    run = Run(job, LocalScheduler(2)).start()
+    run = submit(trainings.wait_for, str(tmp_path / "go"), start_timeout=15.0)
     assert not run.wait(17)
     (tmp_path / "go").touch()
     assert run.results(timeout=watch.DEADLINE) == [0, 1]

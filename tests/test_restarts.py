@@ -231,17 +231,9 @@ def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit,
     watch.gone(run.id)
 
 
-def hang_once() -> int:
-    from distributor import runtime
-
-    if runtime.attempt() == 0:
-        time.sleep(600)
-    return runtime.attempt()
-
-
 @pytest.mark.slow_on_executors
 def test_ranks_that_stall_start_again(submit: Submit) -> None:
-    run = submit(hang_once, stall_timeout=1.0, restart_on="infrastructure")
+    run = submit(trainings.wait_at_first, stall_timeout=1.0, restart_on="infrastructure")
     assert run.results(watch.DEADLINE) == [1] * 4
     reason = run.attempts[0].reason
     assert reason is not None and reason.startswith("no rank wrote anything or used CPU time for stall_timeout=1 s")

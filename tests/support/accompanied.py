@@ -110,11 +110,3 @@ def touch_and_wait(started: str, go: str) -> None:
     Path(started).touch()
     while not os.path.exists(go):
         time.sleep(0.02)
-
-
-def attempt() -> int:
-    from distributor import runtime
-
-    if runtime.attempt() == 0:
-        time.sleep(600)
-    return runtime.attempt()

@@ -15,7 +15,7 @@ import watch
 from jobs import make_job
 
 from distributor.channel.server import ChannelServer
-from distributor.launch.torchrun import Torchrun
+from distributor.run.handle import Run
 from distributor.schedulers.local import LocalScheduler
 from distributor.shipping.payload import dump_function, load_value
 from distributor.values import messages
@@ -87,14 +87,23 @@ class Driver:
         return [load_value(chunks, rank) for rank, chunks in sorted(self.result().values.items())]
 
 
+def submit(function: Callable[..., Any], *args: Any, nodes: int = 2, **job: Any) -> Run[Any]:
+    """A run on agents of this machine, as users have it."""
+    return Run(_job(function, args, job), LocalScheduler(nodes)).start()
+
+
+def _job(function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Job:
+    target = Function("test", dump_function(function, args, {}))
+    asked = {"grace_period": 1.0, "collect": "all", **given}
+    return make_job(secrets.token_hex(6), asked.pop("num_processes", 2), target, False, **asked)
+
+
 @contextmanager
 def driven(
     function: Callable[..., Any], *args: Any, nodes: int = 2, stops: bool = True, **job: Any
 ) -> Iterator[Driver]:
     """A run of a function; at the end, nothing of it is left."""
-    target = Function("test", dump_function(function, args, {}))
-    asked: dict[str, Any] = {"grace_period": 1.0, "collect": "all", "launch": Torchrun(), **job}
-    driver = Driver(make_job(secrets.token_hex(6), asked.pop("num_processes", 2), target, False, **asked), nodes, stops)
+    driver = Driver(_job(function, args, job), nodes, stops)
     with driver.server:
         driver._thread.start()
         try:
