@@ -19,7 +19,7 @@ def total(number: int, **given: int) -> float:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30), **given)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=90), **given)
     value = torch.tensor([float(dist.get_rank() + number)])
     dist.all_reduce(value)
     dist.destroy_process_group()
