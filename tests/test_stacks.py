@@ -45,16 +45,16 @@ def test_dump_stacks_shows_what_each_rank_is_doing(make: Make, tmp_path: Path) -
     watch.until(lambda: run.status is Status.RUNNING)
 
     def summary() -> str:
-        return str(run.dump_stacks(watch.DEADLINE)).partition("\n")[0]
+        return str(run.dump_stacks()).partition("\n")[0]
 
     watch.until(
         lambda: re.search(r"ranks 0-1 in all_reduce at test_stacks\.py:\d+; rank 2 in wait_for_data", summary())
     )
-    stacks = run.dump_stacks(watch.DEADLINE)
+    stacks = run.dump_stacks()
     assert sorted(stacks) == [0, 1, 2]
     assert all("in stand" in text for text in stacks.values())
     assert all("in background" in text for text in stacks.values())
-    alone = run.dump_stacks(watch.DEADLINE, all_threads=False)
+    alone = run.dump_stacks(all_threads=False)
     assert all("in stand" in text and "in background" not in text for text in alone.values())
     go.touch()
     assert run.results(timeout=watch.DEADLINE) == [None] * 3  # asking did no harm
