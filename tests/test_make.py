@@ -66,14 +66,7 @@ def test_refuses_an_unfit_python_with_the_reason(
 def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(source)
     venv = tmp_path / "venv"
-    ended = subprocess.run(
-        ["make", "demo", f"PYTHON={sys.executable}", f"VENVS={venv}"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = make(ROOT, "demo", f"VENVS={venv}", PYTHONPATH=str(tmp_path))
     assert ended.returncode == 2
     assert re.search(says, ended.stderr.splitlines()[0])
     assert "Traceback" not in ended.stderr
@@ -269,11 +262,11 @@ def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: 
     assert "pip could not install what is needed (exit code 1): its output is above" in ended.stderr
 
 
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["make", f"PYTHON={sys.executable}", *arguments],
         cwd=folder,
-        env={**os.environ, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+        env={**os.environ, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, **env},
         capture_output=True,
         text=True,
         timeout=200,

@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,24 +211,17 @@ def long_message(source: random.Random, sessions: Sessions, folder: Path, left: 
 def full_disk(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """A rank that fills the disk of its node's folder."""
     then = source.choice(["return", "raise", "print", "exit"])
-    with small_disk(folder / "disk"):
-        end = ended(TorchDistributor(1, True, False, logs="none").submit(faults.fill_then, then, 10), left)
+    disk, before = folder / "disk", tempfile.gettempdir()
+    disk.mkdir()
+    with stores.small_disk(disk, "8m"):
+        tempfile.tempdir = str(disk)
+        try:
+            end = ended(TorchDistributor(1, True, False, logs="none").submit(faults.fill_then, then, 10), left)
+        finally:
+            tempfile.tempdir = before
     true = {"return": "success: ", "raise": "ValueError: ", "print": "[Errno 28] No space", "exit": "with code 3"}
     assert true[then] in end and (then == "return" or " is full" in end), end
     return f"full disk, {then}", end
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    folder.mkdir()
-    before = tempfile.gettempdir()
-    with stores.small_disk(folder, "8m"):
-        tempfile.tempdir = str(folder)
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
-    folder.rmdir()
 
 
 def apart(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
