@@ -62,7 +62,7 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(
 
 
 @pytest.mark.slow_on_executors
-def test_an_agent_that_is_killed_before_it_has_said_a_word(
+def test_an_agent_killed_before_its_first_message_is_a_lost_node(
     make_on_path: Make, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     """The others would wait for its ranks until the start timeout."""
