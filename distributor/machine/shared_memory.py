@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Other files may be users' data.
-_NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH, UCX and Open MPI give. Other files may be users' data.
+_NAMES = re.compile(
+    r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|ucx_shm_posix_[0-9a-f]+|sm_segment\.[\w.-]+"
+)
 
 #: Where Linux keeps POSIX shared memory, shm_open(3).
 FOLDER = "/dev/shm"  # noqa: S108

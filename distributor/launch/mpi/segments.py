@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from distributor.machine import shared_memory
 
-_NAMES = ("mpich_shm_", "sm_segment.")  # prefixes in ``/dev/shm``
+_NAMES = ("mpich_shm_", "ucx_shm_posix_", "sm_segment.")  # prefixes in ``/dev/shm``
 
 
 def mapped(pids: Iterable[int]) -> set[str]:
