@@ -61,8 +61,15 @@ def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
     return named
 
 
+def words(choices: Sequence[str]) -> str:
+    """Return choices as the help shows them. A line may end at a space, but not within a word."""
+    return " | ".join(choices)
+
+
 def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
     settings: dict[str, Any] = {"metavar": flag.metavar, "panel": flag.panel, "help": option.help}
+    if isinstance(flag.kind, tuple):
+        settings["metavar"] = words(flag.kind)
     if flag.several:
         settings["multiple"] = True
     elif flag.kind == "switch":

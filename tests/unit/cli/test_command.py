@@ -599,3 +599,12 @@ def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         command._session("yarn", {})
     assert str(caught.value) == "no Spark session with master yarn: Could not parse Master URL: 'no'"
+
+
+def test_help_at_80_columns_breaks_no_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command.call(["run", "--help"]) == 0
+    words = {word for line in capsys.readouterr().out.splitlines() for word in line.strip("│ ").split()}
+    for parameter in command.run.params:
+        names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
+        assert {*names, *getattr(parameter.type, "choices", ())} <= words, parameter.name
