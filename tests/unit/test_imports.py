@@ -162,6 +162,7 @@ PROGRAMS = {
     "launch/mpi/connector.py": {"channel.control"},
     "launch/mpi/rank.py": {"rank.imports"},
     "launch/ray/node.py": {"rank.gpus"},
+    "launch/tensorflow/keras.py": {"rank.imports"},
 }
 #: Nothing in a room imports these, and they may import anything.
 ABOVE = ("cli", "compat", "__init__", "__main__", "runtime")

@@ -13,7 +13,7 @@ from distributor.compat.accelerators import CheckedPath, OnAccelerator
 from distributor.compat.places import Place
 from distributor.compat.running import Request, check_trial, settle, with_options
 from distributor.compat.trial import cpu_ranks
-from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement

@@ -10,7 +10,7 @@ import pytest
 from jobs import make_job
 
 from distributor.errors import StartError
-from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module

@@ -17,7 +17,12 @@ from distributor.values.job import Job
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Share
-from distributor.values.plan import Plan, Site
+from distributor.values.plan import Call, Plan, Site
+
+_KERAS = (
+    "Keras 3 does not train with strategies of several processes: write the loop with strategy.run, or install "
+    'tf_keras and pass env={"TF_USE_LEGACY_KERAS": "1"}'
+)
 
 
 @dataclass(frozen=True)
@@ -77,20 +82,17 @@ class TensorFlow(BasePath):
 
     def advise(self, failure: Failure, job: Job) -> str:
         text = f"{failure.message}\n{failure.traceback}"
-        if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1:
-            return (
-                "Keras 3 does not train with strategies of several processes: write the loop with "
-                'strategy.run, or install tf_keras and pass env={"TF_USE_LEGACY_KERAS": "1"}'
-            )
-        return ""
+        return _KERAS if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1 else ""
 
     def plan(self, site: Site) -> Plan:
         plan, node, placement = Torchrun().plan(site), site.node, site.placement
         tasks = self.tasks(placement.world_size)
         cluster = _cluster(tasks, placement)
         use_gpu = site.job.resources.use_gpu
+        refuse = Call("distributor.launch.tensorflow.keras", "refuse_keras_3", {"advice": _KERAS})
         return replace(
             plan,
+            first=refuse if placement.world_size > 1 else None,
             rank_env=tuple(
                 {
                     **env,
