@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trainings
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.cli import command
+from distributor.launch import DeepSpeed, Torchrun
 from distributor.values.options import PANELS, Option
 
 WHERE = "see 'An option' in docs/contributing.md"
@@ -214,3 +216,17 @@ def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(kind: Any, na
 def test_an_option_that_resembles_none_is_refused_without_a_guess() -> None:
     with pytest.raises(TypeError, match="^Distributor has no option 'zzz'$"):
         Distributor(zzz=1)  # type: ignore[call-arg]
+
+
+def planned(launch: Any) -> Any:
+    return Distributor(2, local_mode=True, use_gpu=False, launch=launch).plan(trainings.rank)
+
+
+@pytest.mark.parametrize("launch", ["slurm", "", None, 3, DeepSpeed, Torchrun])
+def test_other_values_are_no_launch_paths(launch: Any) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"launch must be 'torchrun' or .* or 'tensorflow' or a launch path such as distributor.launch.D",
+    ) as caught:
+        planned(launch)
+    assert str(caught.value).endswith(f"not {launch!r}")

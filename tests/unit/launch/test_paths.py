@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 from planned import job
 
-from distributor.errors import ConfigurationError
-from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow
-from distributor.launch.torchrun import Torchrun
+import distributor
+from distributor import ConfigurationError
+from distributor.launch import PATHS, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun, by_name
+from distributor.values.launch_path import key
 from distributor.values.outcome import Failure
 
 
@@ -54,3 +57,37 @@ def test_paths_without_programs_of_their_own_start_again_on_the_same_nodes() -> 
     """The others get a new job: their programs on other nodes know the first processes only."""
     again = {Torchrun, DeepSpeed, Accelerate}
     assert {path for path in (*again, Ray, Mpi, MpiEnv, TensorFlow, Jax) if path.restarts} == again
+
+
+def test_the_package_of_launch_paths_is_loaded_on_first_use() -> None:
+    assert {getattr(distributor.launch, where.partition(":")[2]) for where in PATHS.values()} == {
+        *(Torchrun, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow)
+    }
+    with pytest.raises(AttributeError, match="no_such_path"):
+        distributor.launch.no_such_path
+
+
+def test_types_and_the_table_name_the_same_classes() -> None:
+    tree = ast.parse(Path(distributor.launch.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {f"{node.module}:{node.names[0].name}" for node in block.body if isinstance(node, ast.ImportFrom)}
+    assert typed == {*PATHS.values(), "distributor.values.launch_path:Launch"}
+    assert {*distributor.launch.__all__} == {where.partition(":")[2] for where in PATHS.values()} | {"by_name"}
+
+
+def test_a_path_has_the_name_under_which_it_is_found() -> None:
+    assert [by_name(name).name for name in PATHS] == [*PATHS]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("launch", [Mpi("mpich"), Ray("2g")])
+def test_a_secret_is_made_for_each_run_and_not_shown(launch: Any) -> None:
+    one, other = launch.resolve(2, False), launch.resolve(2, False)
+    assert type(one) is type(launch)
+    assert len({one.secret, other.secret, ""}) == 3
+    assert one.secret not in repr(one) and "secret" not in repr(one)
+    assert launch.secret == "" and one.resolve(2, False).secret != one.secret
+
+
+def test_a_path_that_is_not_resolved_makes_no_key() -> None:
+    with pytest.raises(AssertionError, match="no secret until it is resolved"):
+        key(Mpi().secret, "run")

@@ -2,14 +2,18 @@
 
 import dataclasses
 import os
+import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from planned import job, placed
 
+from distributor.launch import DeepSpeed, Torchrun
 from distributor.launch.deepspeed.config import ResolvedConfig
-from distributor.launch.deepspeed.path import CONFIG_PATH, DeepSpeed
-from distributor.launch.torchrun import Torchrun
+from distributor.launch.deepspeed.path import CONFIG_PATH
 from distributor.values.job import Function, Module, Script
 from distributor.values.outcome import Failure
 from distributor.values.plan import Site
@@ -131,3 +135,27 @@ def test_advice_depends_on_the_run():
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=counted)
     assert "leave all but one" in ranks.advise(failure, job(num_processes=1))
     assert "leave all but one" in ranks.advise(failure, job(use_gpu=True))
+
+
+CONFIG = {"train_micro_batch_size_per_gpu": 4}
+
+
+class Number(float):
+    """A user's number, of a class that nodes need not have."""
+
+
+class Folder(str):
+    """A user's path, of a class that nodes need not have."""
+
+
+@pytest.mark.parametrize("as_path", [False, True])
+def test_what_deepspeed_resolves_to_is_plain_data(tmp_path: Path, as_path: bool) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 4}')
+    config: Any = Folder(file) if as_path else {**CONFIG, "gradient_clipping": Number(1.0)}
+    path = DeepSpeed(config, {"learning_rate": Number(0.5), "total_steps": Number}).resolve(2, False)
+    assert path == pickle.loads(pickle.dumps(path))
+    assert not re.search(rb"Number|Folder|pathlib", pickle.dumps(path))
+    assert path.auto == {"learning_rate": 0.5}
+    assert path.config == (str(file) if as_path else {**CONFIG, "gradient_clipping": 1.0})
+    assert path.resolve(2, False) == path
