@@ -24,12 +24,12 @@ pytestmark = pytest.mark.spark
 
 def executors() -> set[int]:
     """Pids of the executors of this process."""
-    found = set()
+    pids = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
-                found.add(process.pid)
-    return found
+                pids.add(process.pid)
+    return pids
 
 
 @pytest.fixture

@@ -38,15 +38,14 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
-def is_gone(found: list[psutil.Process], run: str) -> None:
-    _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+def is_gone(processes: list[psutil.Process], run: str) -> None:
+    _, alive = psutil.wait_procs(processes, watch.DEADLINE)
     assert alive == []
     watch.gone(run)
-    watch.until(lambda: not [folder for folder in watch.folders() if run in folder.name])
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (1,), ()])
-def test_companions_are_there_before_the_ranks_on_the_nodes_asked_for(nodes: tuple[int, ...], tmp_path: Path) -> None:
+def test_companions_begin_before_the_ranks(nodes: tuple[int, ...], tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, nodes)
     run = submit(accompanied.see, str(tmp_path), launch=launch)
     here = run.results(timeout=2 * watch.DEADLINE)
@@ -57,9 +56,9 @@ def test_companions_are_there_before_the_ranks_on_the_nodes_asked_for(nodes: tup
     is_gone(processes_in(tmp_path), run.id)
 
 
-@pytest.mark.parametrize(("how", "told"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
-@pytest.mark.parametrize("node", [0, 1])
-def test_the_death_of_a_companion_ends_the_run_with_the_truth(how: int, told: str, node: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "message"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_the_death_of_a_companion_ends_the_run(how: int, message: str, node: int, tmp_path: Path) -> None:
     dies = str(tmp_path / "started")
     launch = Accompanied("fail", {"when": "later", "how": how, "path": dies}, (node,))
     run = submit(accompanied.touch_and_wait, dies, str(tmp_path / "never"), launch=launch)
@@ -67,7 +66,7 @@ def test_the_death_of_a_companion_ends_the_run_with_the_truth(how: int, told: st
         run.result(timeout=2 * watch.DEADLINE)
     text = str(caught.value)
     assert text.startswith(f"the companion helper on {os.uname().nodename} ")
-    assert told in text.splitlines()[0]
+    assert message in text.splitlines()[0]
     assert text.endswith("\n\nIts last lines:\ncareful\nport 0 is taken")
     assert run.status is Status.FAILED
     is_gone([], run.id)
@@ -82,7 +81,7 @@ def test_a_companion_that_fails_before_it_is_ready_starts_no_rank(tmp_path: Path
     is_gone([], run.id)
 
 
-def test_a_companion_that_never_gets_ready_falls_under_the_start_timeout(tmp_path: Path) -> None:
+def test_a_companion_that_never_gets_ready_is_a_late_start(tmp_path: Path) -> None:
     launch = Accompanied("never_ready", {}, (1,))
     run = submit(accompanied.see, str(tmp_path), launch=launch, start_timeout=3.0)
     with pytest.raises(StartError, match="start_timeout"):
@@ -90,7 +89,7 @@ def test_a_companion_that_never_gets_ready_falls_under_the_start_timeout(tmp_pat
     is_gone([], run.id)
 
 
-def test_companions_go_when_a_rank_fails_and_the_rank_is_the_reason(tmp_path: Path) -> None:
+def test_companions_end_when_a_rank_fails(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)})
     run = submit(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch)
     with pytest.raises(TrainingError, match="the rank's own"):
@@ -99,37 +98,41 @@ def test_companions_go_when_a_rank_fails_and_the_rank_is_the_reason(tmp_path: Pa
 
 
 @pytest.mark.parametrize("function", ["serve", "stubborn"])
-def test_companions_go_when_the_run_is_cancelled(function: str, tmp_path: Path) -> None:
+def test_companions_end_when_the_run_is_cancelled(function: str, tmp_path: Path) -> None:
     launch = Accompanied(function, {"folder": str(tmp_path)})
     run = submit(accompanied.touch_and_wait, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch)
     watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
-    found = processes_in(tmp_path)
-    assert len(found) == 4
+    processes = processes_in(tmp_path)
+    assert len(processes) == 4
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
-    is_gone(found, run.id)
+    is_gone(processes, run.id)
 
 
 @pytest.mark.parametrize("with_ranks", [True, False])
-def test_companions_go_when_their_agent_is_killed(with_ranks: bool, tmp_path: Path) -> None:
+def test_companions_end_when_their_agent_is_killed(with_ranks: bool, tmp_path: Path) -> None:
     launch = Accompanied("serve" if with_ranks else "never_ready", {"folder": str(tmp_path)})
     function = accompanied.touch_and_wait
     with driven(function, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch) as driver:
         if with_ranks:
             watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
         watch.until(lambda: len(helpers(driver)) == 2, 2 * watch.DEADLINE)
-        found = [*helpers(driver), *processes_in(tmp_path)]
+        processes = [*helpers(driver), *processes_in(tmp_path)]
         for agent in driver.agents():
             with suppress(psutil.NoSuchProcess):  # it has heard of the other one's end
                 agent.kill()
-        _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+        _, alive = psutil.wait_procs(processes, watch.DEADLINE)
         assert alive == []
 
 
+def parts(driver: Driver, name: str) -> list[psutil.Process]:
+    """Children of agents that are launchers or companions."""
+    return [child for agent in driver.agents() for child in agent.children() if watch.part(child) == name]
+
+
 def helpers(driver: Driver) -> list[psutil.Process]:
-    children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch.part(child) == "companion"]
+    return parts(driver, "companion")
 
 
 @pytest.mark.long
@@ -139,10 +142,10 @@ def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None
     launch = Accompanied("end", {"path": ended}, (1,))
     with driven(accompanied.return_first, "", str(tmp_path / "go"), launch=launch) as driver:
         watch.until(lambda: len(driver.heard(messages.Started)) == 2, 2 * watch.DEADLINE)
-        found = watch.until(lambda: helpers(driver))
-        watch.until(lambda: ranks_of(driver, found[0]) == 0)
+        companions = watch.until(lambda: helpers(driver))
+        watch.until(lambda: ranks_of(driver, companions[0]) == 0)
         Path(ended).touch()
-        psutil.wait_procs(found, watch.DEADLINE)
+        psutil.wait_procs(companions, watch.DEADLINE)
         (tmp_path / "go").touch()
         assert driver.values() == [0, 1]
     assert all(report.error is None for report in driver.result().reports)
@@ -188,19 +191,14 @@ def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path
     is_gone(processes_in(tmp_path), run.id)
 
 
-def test_nobody_is_warned_of_ranks_that_were_stopped_before_they_began(tmp_path: Path) -> None:
+def test_ranks_stopped_before_they_began_give_no_warning(tmp_path: Path) -> None:
     """Those of node 0 are forked, and wait for node 1."""
     launch = Accompanied("never_ready", nodes=(1,))
     with driven(accompanied.see, str(tmp_path), launch=launch, grace_period=60.0) as driver:
-        watch.until(lambda: sum(len(launcher.children()) for launcher in launchers(driver)), 2 * watch.DEADLINE)
+        watch.until(lambda: sum(len(launcher.children()) for launcher in parts(driver, "launcher")), 2 * watch.DEADLINE)
         driver.server.stop("enough")
         reports = driver.result().reports
     assert [report.warnings for report in reports] == [(), ()]
-
-
-def launchers(driver: Driver) -> list[psutil.Process]:
-    children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch.part(child) == "launcher"]
 
 
 @pytest.mark.slow

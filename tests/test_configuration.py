@@ -28,7 +28,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an agent was started")
 
-    monkeypatch.setattr("distributor.schedulers.hosting.host_node.start_agent", refuse)
+    monkeypatch.setattr("distributor.schedulers.hosting.host_node.HostedNode.start", refuse)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_python_worker_that_spark_would_kill_is_not_started(session: Any) -> N
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_reports_come_at_the_end(fails: bool) -> None:
+def test_reports_come_at_the_end_on_connect(fails: bool) -> None:
     run = on_executors(2).submit(report_twice, fails)
     assert run.wait(watch.DEADLINE)
     assert (run.status is Status.FAILED) == fails
@@ -125,12 +125,12 @@ def test_reports_come_at_the_end(fails: bool) -> None:
     assert run.latest_metrics == {"loss": 0.25}
 
 
-def test_checkpoints_of_executors(tmp_path: Path) -> None:
+def test_checkpoints_of_executors_on_connect(tmp_path: Path) -> None:
     """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
-    told = checkpointed.Told()
-    run = on_executors(2, checkpoints=tmp_path, callbacks=[told]).submit(checkpointed.save_steps, 2)
+    callback = checkpointed.Told()
+    run = on_executors(2, checkpoints=tmp_path, callbacks=[callback]).submit(checkpointed.save_steps, 2)
     assert run.results() == [None, None]
-    assert [step for step, _ in told.checkpoints] == [1, 2]
+    assert [step for step, _ in callback.checkpoints] == [1, 2]
     assert on_executors(2, checkpoints=tmp_path).submit(checkpointed.load_value).results() == [2, 2]
 
 
@@ -216,9 +216,9 @@ def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
         import os
         from pathlib import Path
 
-        found = sorted(path.name for path in Path().glob("*.pt"))
-        Path(f"{len(found)}-{os.environ['RANK']}.pt").write_bytes(bytes(1 << 20))
-        return found
+        names = sorted(path.name for path in Path().glob("*.pt"))
+        Path(f"{len(names)}-{os.environ['RANK']}.pt").write_bytes(bytes(1 << 20))
+        return names
 
     distributor = on_executors(1, output_dir=tmp_path / "out")
     assert distributor.run(train) == []
@@ -226,7 +226,7 @@ def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0-0.pt", "1-0.pt"]
 
 
-def test_lines_arrive(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_lines_of_ranks_arrive_on_connect(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('hello from', sys.argv[1])\n")
     on_executors(2).run(script, "a script")
@@ -242,11 +242,9 @@ def test_lines_arrive(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None
     ],
 )
 def test_a_failing_rank_ends_the_run_at_once(tmp_path: Path, how: str, text: str) -> None:
-    stamp = tmp_path / "stamp"
-    run = on_executors(2).submit(trainings.fail_on_rank_1, how, str(stamp))
+    run = on_executors(2).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
     with pytest.raises(TrainingError) as caught:
-        run.result()
-    assert time.time() - float(stamp.read_text()) < watch.FAILURE_DEADLINE
+        run.result(watch.DEADLINE)
     assert str(caught.value).startswith(f"rank 1 on {caught.value.host} failed: {text}")
     assert "java" not in str(caught.value).lower()
     if how == "raise":
@@ -254,19 +252,12 @@ def test_a_failing_rank_ends_the_run_at_once(tmp_path: Path, how: str, text: str
     watch.gone(run.id)
 
 
-def test_a_script_that_raises_is_a_training_error(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text('raise ValueError("x")\n')
-    with pytest.raises(TrainingError, match="ValueError: x"):
-        on_executors(2).run(script)
-
-
 def test_values_of_many_messages_come_back() -> None:
     value = on_executors(1).run(lambda: bytes(range(256)) * (40 << 12))
     assert value == bytes(range(256)) * (40 << 12)
 
 
-def test_cancel(tmp_path: Path) -> None:
+def test_a_run_on_connect_can_be_cancelled(tmp_path: Path) -> None:
     run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
     run.cancel()
@@ -281,7 +272,7 @@ def test_more_slots_than_there_can_be() -> None:
 
 
 @pytest.mark.slow
-def test_deepspeed() -> None:
+def test_deepspeed_trains_on_connect() -> None:
     pytest.importorskip("deepspeed")
     run = DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=deepspeed_trainings.config(3)).submit(
         deepspeed_trainings.with_the_runs_config, 10

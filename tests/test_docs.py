@@ -59,8 +59,8 @@ def language(fence: Region) -> str:
 
 def title(fence: Region) -> str | None:
     """The name of the file that a fence is, if it is one."""
-    found = re.search(r' title="(.+)"$', str(fence.lexemes["info"]))
-    return None if found is None else found.group(1)
+    match = re.search(r' title="(.+)"$', str(fence.lexemes["info"]))
+    return None if match is None else match.group(1)
 
 
 def outside_of_fences(parse: Callable[[Document], Iterable[Region]]) -> Callable[[Document], Iterator[Region]]:
@@ -122,7 +122,6 @@ def run_shell(example: Example) -> str | None:
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
     if ended.returncode != 0:
         return f"it ended with {ended.returncode}:\n{ended.stderr}"
@@ -180,12 +179,12 @@ def skips(document: Document) -> Iterator[tuple[Region, Region | None]]:
 
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:
-    found = []
+    decorators = []
     if wants_spark(page):
-        found.append(pytest.mark.spark)
+        decorators.append(pytest.mark.spark)
     if name_of(page) in SLOW:
-        found.append(pytest.mark.slow)
-    return found
+        decorators.append(pytest.mark.slow)
+    return decorators
 
 
 WITH_CODE = [
@@ -214,27 +213,27 @@ def test_blocks_are_marked_as_they_should_be(page: Path) -> None:
 
 def problems(document: Document) -> list[str]:
     """Fences without a language, marks without a reason or a block, files that nothing uses."""
-    found = []
+    texts = []
     known = fences(document)
     for fence in known:
         where, named = document.line_column(fence.start), language(fence)
         if not named:
-            found.append(f"{where}: a fence without a language")
+            texts.append(f"{where}: a fence without a language")
         elif named not in (*RUN, *SHOWN):
-            found.append(f"{where}: {named!r} is neither a language that is run nor one that is shown")
+            texts.append(f"{where}: {named!r} is neither a language that is run nor one that is shown")
         elif str(fence.lexemes["info"]) != named and title(fence) is None:
-            found.append(f"{where}: {fence.lexemes['info']!r} is more than a language and a title")
+            texts.append(f"{where}: {fence.lexemes['info']!r} is more than a language and a title")
         file = title(fence)
         users = [other.lexemes["source"] for other in known if other.start > fence.start and language(other) in RUN]
         if file is not None and not any(is_used(file, str(source)) for source in users):
-            found.append(f"{where}: nothing uses the file {file!r}")
+            texts.append(f"{where}: nothing uses the file {file!r}")
     for skip, fence in skips(document):
         where, (action, reason) = document.line_column(skip.start), skip.parsed
         if action != "next" or not re.fullmatch(r'".{10,}"', reason or ""):
-            found.append(f'{where}: a mark has to be: skip: next "the reason"')
+            texts.append(f'{where}: a mark has to be: skip: next "the reason"')
         if fence is None or language(fence) not in RUN or between(document, skip, fence) != "":
-            found.append(f"{where}: no block of code comes right after the mark")
-    return found
+            texts.append(f"{where}: no block of code comes right after the mark")
+    return texts
 
 
 def is_used(file: str, source: str) -> bool:
@@ -244,7 +243,7 @@ def is_used(file: str, source: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("```\ntext\n```", "a fence without a language"),
         ("```bash\nls\n```", "'bash' is neither"),
@@ -258,10 +257,10 @@ def is_used(file: str, source: str) -> bool:
         ('<!-- skip: next "for good reasons" -->\n', "no block of code comes right after"),
     ],
 )
-def test_wrong_marks_are_found(text: str, told: str, tmp_path: Path) -> None:
+def test_wrong_marks_are_found(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(text + "\n")
     (problem,) = problems(parse(tmp_path / "page.md"))
-    assert told in problem
+    assert expected in problem
 
 
 @pytest.mark.parametrize(
@@ -304,7 +303,6 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
 
 
@@ -335,7 +333,7 @@ def test_the_rows_that_tests_declare_are_those_that_were_noted(frameworks: Modul
     lines = dict(re.findall(r"(?m)^\| (.+?) \| .+? \| (.+?) \|", frameworks.PAGE.read_text()))
     for name, row in declared.items():
         shown = re.split("; ", lines[row["system"]])
-        assert any(each == row["row"] or each.startswith(f"{row['row']} (") for each in shown), name
+        assert any(text == row["row"] or text.startswith(f"{row['row']} (") for text in shown), name
         assert name not in waiting or f"{row['row']} (not run)" in shown, name
 
 
@@ -349,30 +347,3 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
         loaded = r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>|url\([\"']?https?:[^)]*\)"
         assert re.findall(loaded, file.read_text()) == [], file
-
-
-@pytest.mark.slow
-def test_what_is_wrong_with_the_site_ends_its_build(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "distributor"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
-    with open(tmp_path / "docs" / "index.md", "a") as page:
-        page.write("\n[one](absent.md) [two](local.md#absent) [three](../README.md) [four](/local.md)\n")
-    source = tmp_path / "distributor" / "runtime.py"
-    source.write_text(
-        source.read_text() + '\n\ndef more(a: int) -> None:\n    """More.\n\n    Args:\n        b: of.\n    """\n'
-    )
-    ended = build(tmp_path, tmp_path / "site")
-    assert ended.returncode == 1
-    for told in (
-        "lost.md",
-        "'absent.md'",
-        "no anchor '#absent'",
-        "'../README.md'",
-        "'/local.md'",
-        "Parameter 'b' does not appear in the function signature",
-    ):
-        assert told in ended.stderr.replace("does not contain an anchor", "no anchor"), told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import multiprocessing
 import os
 import re
 import secrets
@@ -38,7 +37,7 @@ from distributor.values.job import Function
 from distributor.values.plan import AgentOrder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_runs_at_the_same_time(make_local: Make) -> None:
     runs = [make_local(2).submit(trainings.all_reduce) for _ in range(10)]
     assert [run.results(timeout=120) for run in runs] == [[3.0, 3.0]] * 10
@@ -71,14 +70,6 @@ def test_a_failure_of_the_driver_itself_is_no_lost_node(
     with pytest.raises(StartError, match="^this process has too many open files"):
         run.result(watch.DEADLINE)
     watch.gone(run.id)
-
-
-def test_several_nodes_on_one_machine_make_one_world() -> None:
-    run = submit_on_nodes(3, 5, trainings.all_reduce)
-    assert run.results(timeout=watch.DEADLINE) == [15.0] * 5
-    assert run.placement is not None
-    assert [len(node.ranks) for node in run.placement.nodes] == [2, 2, 1]
-    assert str(run.placement).count("node ") == 3
 
 
 def is_mapped() -> tuple[bool, str | None]:
@@ -114,14 +105,7 @@ def fail_on_the_second_node(never: str) -> None:
     trainings.wait_for(never)
 
 
-def test_a_failure_on_one_node_stops_the_others(tmp_path: Path) -> None:
-    run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
-    with pytest.raises(TrainingError, match="rank 1 on .* failed: ValueError: on the second node"):
-        run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id)
-
-
-def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rendezvous store carries the word where the driver cannot: it neither orders nor ends anything here."""
     monkeypatch.setattr(Submission, "stop_ranks", lambda *_, **__: None)
     monkeypatch.setattr(Submission, "end", lambda *_: None)
@@ -131,23 +115,22 @@ def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeyp
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor.schedulers.hosting import host_node
+    start, started = HostedNode.start, []
 
-    start_agent, started = host_node.start_agent, []
-
-    def without_channel(root: str, inherit: dict[str, Any], **options: Any) -> Any:
+    def without_channel(node: HostedNode, root: str, inherit: dict[str, Any], **options: Any) -> Any:
         started.append(root)
-        return start_agent(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
+        return start(node, root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
     assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
-    monkeypatch.setattr(host_node, "start_agent", without_channel)
+    monkeypatch.setattr(HostedNode, "start", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
+    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=15.0, collect="all")
     run = Run(job, LocalScheduler(2)).start()
-    assert not run.wait(6)
+    assert not run.wait(17)
     (tmp_path / "go").touch()
     assert run.results(timeout=watch.DEADLINE) == [0, 1]
 
@@ -195,10 +178,10 @@ def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
         "while run.status is not Status.RUNNING:\n    time.sleep(0.01)\nsys.exit(7)\n"
     )
     assert programs.run(tmp_path, code).returncode == 7
-    watch.gone(deadline=15)
+    watch.gone()
 
 
-def test_what_others_put_into_the_temporary_directory_does_no_harm(make_local: Make) -> None:
+def test_a_strange_file_in_the_temporary_folder_does_no_harm(make_local: Make) -> None:
     trap = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         os.mkfifo(trap / "owner")
@@ -241,15 +224,6 @@ def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
     return driver
 
 
-def test_ranks_go_when_the_driver_is_killed(tmp_path: Path) -> None:
-    driver = start_driver(tmp_path)
-    left = watch.below(driver.pid)
-    assert len(left) == 5  # agent, launcher, two ranks, warm process
-    driver.kill()
-    driver.wait()
-    watch.until(lambda: not any(process.is_running() for process in left), 15)
-
-
 def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     left = watch.below(driver.pid)
@@ -258,7 +232,7 @@ def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     assert re.search(r"\[distributor\] run \w+: interrupted; ranks? 0.* at trainings\.py:\d+\n", out)
     assert out.endswith("KeyboardInterrupt\n")
     assert "_await" not in out  # the way through this package
-    assert len(left) == 5
+    assert len(left) == 5  # agent, launcher, two ranks, warm process
     watch.until(lambda: not any(process.is_running() for process in left))
 
 
@@ -267,7 +241,7 @@ def fail_with_a_hook_of_its_own() -> None:
     raise ValueError("no")
 
 
-def test_a_hook_of_the_users_speaks_live(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_users_excepthook_is_shown(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="ValueError: no"):
         make_local(1).run(fail_with_a_hook_of_its_own)
     assert re.search(r"^\[rank 0 \S+\] the hook was told of no$", capfd.readouterr().err, re.MULTILINE)
@@ -280,13 +254,13 @@ FAILING = """
 """
 
 
-def test_a_script_whose_ranks_fail_ends_with_their_traceback_told_once(tmp_path: Path) -> None:
+def test_a_script_whose_ranks_fail_ends_with_one_traceback_of_theirs(tmp_path: Path) -> None:
     done = programs.run(tmp_path, FAILING)
-    said = done.stderr.replace(socket.gethostname(), "HOST")
+    errors = done.stderr.replace(socket.gethostname(), "HOST")
     assert done.returncode == 1
-    assert said.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
-    assert said.count("raise ValueError") == 1
-    driver, ranks = said.split("distributor.errors.TrainingError: ")
+    assert errors.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
+    assert errors.count("raise ValueError") == 1
+    driver, ranks = errors.split("distributor.errors.TrainingError: ")
     assert [line.split(", ")[-1] for line in driver.splitlines() if line.startswith("  File")] == [
         "in <module>",
         "in run",
@@ -312,13 +286,6 @@ def test_folders_of_killed_agents_are_removed_by_the_next_run(make_local: Make, 
     assert not folder.exists()
 
 
-@pytest.mark.usefixtures("fake_gpus")
-def test_a_visible_devices_setting_is_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-0c5a,6")
-    ranks = TorchDistributor(2, True, True).submit(trainings.environment, "CUDA_VISIBLE_DEVICES").results()
-    assert ranks == [{"CUDA_VISIBLE_DEVICES": "4,GPU-0c5a"}] * 2
-
-
 def test_a_rank_starts_no_jvm(make_local: Make) -> None:
     pytest.importorskip("pyspark")
 
@@ -330,21 +297,6 @@ def test_a_rank_starts_no_jvm(make_local: Make) -> None:
     refused = "RuntimeError: a SparkSession cannot be created inside a rank: each rank would start a JVM of its own"
     with pytest.raises(TrainingError, match=f"^rank 0 on .* failed: {refused}"):
         make_local(1, preload=["pyspark.sql"]).run(count)
-
-
-def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
-    assert make_local(1).run(lambda: os.readlink("/proc/self/fd/0")) == "/dev/null"
-
-
-def test_an_out_of_memory_kill_is_explained(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's own count is the evidence; it is simulated, since a real one could take the tests with it."""
-    from distributor.node import rank_exits
-
-    assert rank_exits.describe_exit(-9, oom=False) == ("signal", "killed by SIGKILL")
-    kind, message = rank_exits.describe_exit(-9, oom=True)
-    assert kind == "signal"
-    assert message.startswith("killed by SIGKILL, most likely for lack of memory")
-    assert processes.oom_kills() >= 0
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.3])
@@ -375,9 +327,7 @@ def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     run = TorchDistributor(2, local_mode=True, gpus_per_process=2).submit(trainings.environment, "CUDA_VISIBLE_DEVICES")
     assert [env["CUDA_VISIBLE_DEVICES"] for env in run.results()] == ["4,6,5,7"] * 2  # cuda:LOCAL_RANK is a rank's own
-    with pytest.raises(
-        ResourceError, match="num_processes=2 with use_gpu=True needs 6 GPUs, but this machine has 4 visible GPUs"
-    ):
+    with pytest.raises(ResourceError, match="needs 6 GPUs, but this machine has 4 visible GPUs"):
         TorchDistributor(2, local_mode=True, gpus_per_process=3)
 
 
@@ -401,13 +351,3 @@ def test_pyspark_does_not_take_a_rank_for_its_doctests(make_local: Make) -> None
     """Where its main module has neither file nor specification, PySpark ends the process, with exit code 0."""
     pytest.importorskip("pyspark", minversion="4.3")
     assert "grpc" in make_local(1, keep_warm=0).run(what_pyspark_says_without_grpc)
-
-
-def sum_in_processes() -> int:
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(2) as pool:
-        return sum(pool.map(abs, [-1, -2]))
-
-
-def test_a_function_starts_processes_of_its_own(make_local: Make) -> None:
-    assert make_local(1).run(sum_in_processes) == 3

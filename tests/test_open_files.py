@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import programs
@@ -35,23 +34,18 @@ print(json.dumps({"ranks": sorted(set(values)), "count": len(values), "here": he
 """
 
 
-def drive(tmp_path: Path, ranks: int, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
-    """Train with these limits of open files, in a driver of its own."""
-    return programs.run(tmp_path, DRIVER, ranks, soft, hard)
-
-
 @pytest.mark.slow
 def test_more_ranks_print_than_files_may_be_open(tmp_path: Path) -> None:
     """All are connected to the store at the same time. The limits of driver and ranks stay as they are."""
-    done = drive(tmp_path, 140, 256, 4096)
+    done = programs.run(tmp_path, DRIVER, 140, 256, 4096)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"ranks": [256], "count": 140, "here": 256}
+    limits = json.loads(done.stdout.splitlines()[-1])
+    assert limits == {"ranks": [256], "count": 140, "here": 256}
     for name, shown in (("out", done.stdout), ("err", done.stderr)):
         assert all(f"{name} of rank {rank}\n" in shown for rank in range(140))
 
 
-def test_a_limit_that_cannot_be_raised_is_told(tmp_path: Path) -> None:
-    done = drive(tmp_path, 2, 90, 90)
+def test_a_limit_of_open_files_that_cannot_be_raised_is_warned_of(tmp_path: Path) -> None:
+    done = programs.run(tmp_path, DRIVER, 2, 90, 90)
     assert done.returncode == 0, done.stderr
     assert "lets a process open only 90 files (ulimit -Hn), but the launcher of 2 ranks needs about 101" in done.stderr

@@ -405,6 +405,21 @@ def test_temporary_folders_of_runs_stay(
     shutil.rmtree(here)  # so that its warm process ends
 
 
+def write_a_temporary_file() -> None:
+    import os
+    import tempfile
+    from pathlib import Path
+
+    os.makedirs(os.environ["TMPDIR"])
+    Path(tempfile.mkdtemp(), "cache").touch()
+    Path("result").touch()
+
+
+def test_a_ranks_temporary_folder_is_no_output(make: Make, here: Path, out: Path) -> None:
+    make(1, output_dir=out, env={"TMPDIR": "scratch"}).run(write_a_temporary_file)
+    assert files(out) == {"result": ""}
+
+
 def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert make(1, working_dir=tmp_path / "empty").run(lambda: os.listdir()) == []

@@ -66,7 +66,6 @@ def check(command: list[str | Path], cwd: Path) -> str:
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -129,12 +128,12 @@ def modules() -> list[str]:
 
 
 def test_there_is_one_place_for_the_version() -> None:
-    found = [
+    files = [
         path.name
         for path in (ROOT / "setup.cfg", ROOT / "pyproject.toml", *(ROOT / "distributor").rglob("*.py"))
         if re.search(rf"version.*=.*{re.escape(distributor.__version__)}\b", path.read_text())
     ]
-    assert found == ["__init__.py"]
+    assert files == ["__init__.py"]
     assert f"## {distributor.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -143,7 +142,7 @@ def test_connect_brings_a_pandas_that_pyspark_supports() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     needed = map(Requirement, setup["options.extras_require"]["connect"].strip().splitlines())
-    (pandas,) = [each.specifier for each in needed if each.name == "pandas"]
+    (pandas,) = [requirement.specifier for requirement in needed if requirement.name == "pandas"]
     assert pandas.contains("2.3.3") and not pandas.contains("3.0.0")
 
 
@@ -159,15 +158,15 @@ def test_the_wheel_works_where_nothing_but_its_dependencies_is(wheel: Path, tmp_
     assert check([*pip, "check"], tmp_path).strip() == "No broken requirements found."
     assert distributor.__version__ in check([python.parent / "distributor", "--version"], tmp_path)
     (tmp_path / "smoke.py").write_text(SMOKE)
-    told = check([python, "smoke.py", distributor.__version__, *EXTRAS], tmp_path)
-    assert told.splitlines()[-1] == "[3.0, 3.0]"
+    output = check([python, "smoke.py", distributor.__version__, *EXTRAS], tmp_path)
+    assert output.splitlines()[-1] == "[3.0, 3.0]"
 
 
 def needed(wheel: Path) -> set[str]:
     """What a wheel needs without extras, and all that needs in turn, among what is installed here."""
     (path,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
     head = zipfile.ZipFile(wheel).read(path).decode().partition("\n\n")[0]
-    found: set[str] = set()
+    names: set[str] = set()
     left = [Requirement(text) for text in re.findall(r"^Requires-Dist: (.*)$", head, re.MULTILINE)]
     while left:
         requirement = left.pop()
@@ -175,10 +174,10 @@ def needed(wheel: Path) -> set[str]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             left += requirements_of(name, extras)
-    return found
+    return names
 
 
 def requirements_of(name: str, extras: set[str]) -> Iterator[Requirement]:

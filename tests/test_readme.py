@@ -77,8 +77,8 @@ def test_versions_are_the_pinned_ones() -> None:
     for name, pin in (("PyTorch", "torch"), ("PySpark", "pyspark"), ("DeepSpeed", "deepspeed")):
         everything, quick = rows[name]
         assert everything.split()[0] == pins[pin]
-        told = {environment[pin] for environment in others.values() if pin in environment}
-        assert told == set(re.findall(r"\d+\.\d+\.\d+", quick))
+        versions = {environment[pin] for environment in others.values() if pin in environment}
+        assert versions == set(re.findall(r"\d+\.\d+\.\d+", quick))
     for page in (README, (DOCS / "getting-started.md").read_text()):
         assert "Python 3.11 to 3.13" in page
     assert not re.findall(r"Python 3\.(?:[0-9]|10)\b", README)
@@ -90,11 +90,11 @@ def test_errors_of_the_documentation_are_those_of_the_code() -> None:
     page = (DOCS / "errors.md").read_text()
     rows = re.findall(r"^\| `(.*?)`", section(page, "What it says"), re.M)
     assert len(rows) > 15
-    for said in rows:
-        if said not in ("Python in worker has different version", f"{UNREACHED} at"):  # Spark's; made of two
-            setting = re.fullmatch(r"(spark\.\S+) is( true)?", said)  # the value is put in
-            pattern = ".*".join(re.escape(part) for part in (setting[1] if setting else said).split("..."))
-            assert any(re.search(pattern, text) for text in texts), said
+    for row in rows:
+        if row not in ("Python in worker has different version", f"{UNREACHED} at"):  # Spark's; made of two
+            setting = re.fullmatch(r"(spark\.\S+) is( true)?", row)  # the value is put in
+            pattern = ".*".join(re.escape(part) for part in (setting[1] if setting else row).split("..."))
+            assert any(re.search(pattern, text) for text in texts), row
 
 
 def text_of(node: ast.AST) -> str:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import trainings
 import watch
-from listeners import GROWTH, Listener, answer, refused, trusted
+from listeners import GROWTH, Listener, answer, growth_under, refused, trusted
 
 from distributor import Run, Status, TorchDistributor
 from distributor.channel import frames, listener as door, server as channel
@@ -26,6 +26,7 @@ from distributor.channel.server import ChannelServer
 from distributor.channel.transfers import Transfers
 from distributor.channel.validation import Validation
 from distributor.display.logs import Logs
+from distributor.text.wording import size
 from distributor.values import messages
 from distributor.values.outcome import Failure, Log
 from distributor.values.placement import Node, NodeFacts, Placement, digest
@@ -312,22 +313,18 @@ def test_a_run_goes_on_while_who_has_the_token_sends_anything(
         for each in (messages.Hello(node), messages.Hello("c", digest(PLACED), PLACED), messages.Hello(node))
     ]
     drawn = fuzz.frames_of(names, count)
-    before, threads = psutil.Process().memory_info().rss, threading.active_count()
+    threads = threading.active_count()
     attackers = [
         threading.Thread(target=attack, args=(seen[-1], drawn[half::2], openings), daemon=True) for half in range(2)
     ]
-    for attacker in attackers:
-        attacker.start()
-    for attacker in attackers:
-        attacker.join(10 * watch.DEADLINE)
-        assert not attacker.is_alive()
-    grown = psutil.Process().memory_info().rss - before
+    grown = growth_under(attackers, 10 * watch.DEADLINE)
     assert run.status is Status.RUNNING
     assert threading.active_count() <= threads + 1  # one that shows the first line
     (tmp_path / "go").touch()
     assert run.results(timeout=watch.DEADLINE) == [3.0, 3.0]
     assert sorted(log.rank for log in shown if log.data == b"after the attack\n") == [0, 1]
     assert grown < GROWTH
+    print(f"{count:,} frames with the token: the driver grew by at most {size(grown)}")
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) <= 11, "\n".join(record.getMessage() for record in said)
     assert "Traceback" not in caplog.text

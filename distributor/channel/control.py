@@ -1,7 +1,7 @@
 """The *control line* between an agent and its owner, the Python worker or driver that started it.
 
 A socket pair of which the agent inherits one end: no other process can reach it, and either end notices the other's
-exit. Python workers without ``distributor`` run this module too, so it imports nothing but the standard library.
+exit. Python workers without ``distributor`` run this module too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import pickle
 import socket
 import struct
 from typing import Any
+
+from distributor.channel.connections import fill
 
 #: A warm process that must be replaced answers this, for example because a module that it has loaded has changed.
 OUTDATED = b"outdated"
@@ -34,22 +36,9 @@ def send(sock: socket.socket, message: Any) -> None:
 
 def receive(sock: socket.socket) -> Any:
     """Receive one message; ``None`` when the other process is gone."""
-    header = _read_exactly(sock, 8)
-    if header is None:
+    try:
+        fill(sock, memoryview(header := bytearray(8)))
+        fill(sock, memoryview(data := bytearray(struct.unpack("!Q", header)[0])))
+    except ConnectionError:
         return None
-    data = _read_exactly(sock, struct.unpack("!Q", header)[0])
-    return None if data is None else pickle.loads(data)
-
-
-def _read_exactly(sock: socket.socket, size: int) -> bytearray | None:
-    buffer = bytearray(size)
-    view, filled = memoryview(buffer), 0
-    while filled < size:
-        try:
-            count = sock.recv_into(view[filled:])
-        except ConnectionError:
-            return None
-        if count == 0:
-            return None
-        filled += count
-    return buffer
+    return pickle.loads(data)

@@ -42,27 +42,27 @@ class Facts:
         self._answered: Sequence[Sequence[bytes]] = ()  # by partition
         self._refused = False
 
-    def knows(self, told: TaskFacts) -> bool:
+    def knows(self, facts: TaskFacts) -> bool:
         """Return whether complete facts include these, as after a broken connection; a restarted task's differ."""
-        return self._complete.get(told.partition) == told
+        return self._complete.get(facts.partition) == facts
 
-    def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> bool:
+    def take(self, writer: asyncio.StreamWriter, facts: TaskFacts) -> bool:
         """Record a connected task's facts, and return whether the task is new; ValueError for too many connections."""
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
             raise ValueError(
                 "a task sends its facts (address, GPUs and more), but the maximum number of connections is already open"
             )
-        is_new = told.attempt not in self._attempts and len(self._attempts) < _ATTEMPTS_PER_TASK * max(1, self.tasks)
+        is_new = facts.attempt not in self._attempts and len(self._attempts) < _ATTEMPTS_PER_TASK * max(1, self.tasks)
         if is_new:
-            self._attempts.add(told.attempt)
-        self.here[writer] = self._waves.setdefault(told.stage_attempt, {})[writer] = told
+            self._attempts.add(facts.attempt)
+        self.here[writer] = self._waves.setdefault(facts.stage_attempt, {})[writer] = facts
         self._unanswered[writer] = None
-        if self._newest is not None and told.attempt > self._newest.attempt:
-            self._newest = told
+        if self._newest is not None and facts.attempt > self._newest.attempt:
+            self._newest = facts
         current = self._current()
         if writer not in current:
             return is_new
-        if self._complete and self._complete[told.partition] != told:
+        if self._complete and self._complete[facts.partition] != facts:
             self._complete = {}
         if self._complete or len(current) < self.tasks:
             return is_new
@@ -79,7 +79,7 @@ class Facts:
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
         """Return the facts of the newest wave."""
         if self._newest is None:
-            self._newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
+            self._newest = max(self.here.values(), key=lambda facts: facts.attempt, default=None)
         return {} if self._newest is None else self._waves[self._newest.stage_attempt]
 
     @property
@@ -89,21 +89,18 @@ class Facts:
         return 0 if newest is None else min(len(self._waves.get(newest.stage_attempt, ())), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
-        told = self.here.pop(writer, None)
+        facts = self.here.pop(writer, None)
         self._unanswered.pop(writer, None)
-        if told is None:
+        if facts is None:
             return
-        wave = self._waves[told.stage_attempt]
+        wave = self._waves[facts.stage_attempt]
         del wave[writer]
         if not wave:
-            del self._waves[told.stage_attempt]
-        if told is self._newest:
+            del self._waves[facts.stage_attempt]
+        if facts is self._newest:
             self._newest = None
             if not self.settled:
                 self._current()
-
-    def give_up(self) -> None:
-        self.given_up = True
 
     def start_again(self) -> bool:
         """Return whether the tasks were refused, and forget it. The driver may then submit again."""

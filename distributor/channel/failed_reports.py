@@ -36,16 +36,16 @@ class FailedReports:
     def __contains__(self, node: str) -> bool:
         return node in self._rows
 
-    async def receive(self, told: FailedReport, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def receive(self, report: FailedReport, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Receive a report. Return once its task may end."""
         row = b""
         with suppress(OSError, asyncio.IncompleteReadError):
-            row = await reader.readexactly(told.size)
+            row = await reader.readexactly(report.size)
         if not row:
             self.release()
             return
-        if told.node not in self._rows and not self.complete:
-            self._rows[told.node], self._nodes = row, told.nodes
+        if report.node not in self._rows and not self.complete:
+            self._rows[report.node], self._nodes = row, report.nodes
             if self.complete:
                 self.on_complete()
         if self._waiting is None and not self._released:

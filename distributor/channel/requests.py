@@ -17,7 +17,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import BinaryIO, cast
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, TypeVar, cast
 
 from distributor.channel.connections import PIECE, Endpoint, connect, fill, pack, read
 from distributor.values import messages
@@ -39,13 +40,15 @@ from distributor.values.messages import (
     Value,
 )
 
+T = TypeVar("T")
+
 #: Seconds before a task uses ``allGather``, and no sooner: the driver assumes that tasks which have not reached it do
 #: not begin their work before.
 CONNECT_TIMEOUT = 5.0
 
 _RETRY = 0.2  # seconds between attempts to reach the driver
 
-_SENDINGS = 2  # times that a value is sent if the connection breaks
+_SENDINGS = 2  # times that a value or a report is sent if the connection breaks
 
 
 class StoppedError(Exception):
@@ -68,35 +71,33 @@ def exchange(
     if answer is not None:
         return answer, []
     everyone = [messages.decode(json.loads(text)) for text in gather(json.dumps(messages.encode(mine)))]
-    return [], sorted(cast(list[TaskFacts], everyone), key=lambda told: told.partition)
+    return [], sorted(cast(list[TaskFacts], everyone), key=lambda task: task.partition)
 
 
-def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
+def tell(endpoint: Endpoint, sent: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
     """Send messages to the driver, and wait until it has read them; OSError if it cannot be reached in time."""
     with connect(endpoint, timeout) as line:
-        for message in told:
+        for message in sent:
             line.sendall(pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
 
 
-def send_failed_report(endpoint: Endpoint, told: FailedReport, report: bytes, patience: float) -> None:
+def send_failed_report(endpoint: Endpoint, announcement: FailedReport, report: bytes, patience: float) -> None:
     """Send a node's report, and wait until the driver ends the connection, at most ``patience`` seconds.
 
     OSError if each of :data:`_SENDINGS` attempts to send it failed, the connection breaks later, or the time is up.
     """
-    for attempt in range(1, _SENDINGS + 1):
-        sent = False
-        try:
-            with connect(endpoint, CONNECT_TIMEOUT) as line:
-                line.sendall(pack(told) + report)
-                sent = True
-                line.settimeout(patience)
-                line.recv(1)
-                return
-        except OSError:
-            if sent or attempt == _SENDINGS:
-                raise
+    with ExitStack() as lines:
+
+        def send() -> socket.socket:
+            line = lines.enter_context(connect(endpoint, CONNECT_TIMEOUT))
+            line.sendall(pack(announcement) + report)
+            return line
+
+        line = _repeated(send)
+        line.settimeout(patience)
+        line.recv(1)
 
 
 def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
@@ -105,12 +106,15 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
     ``patience`` is seconds without progress. StoppedError if the run was stopped; OSError if each of :data:`_SENDINGS`
     attempts failed because the driver was out of reach or refused the value, or the connection broke.
     """
+    return _repeated(lambda: _send_value(endpoint, value, content, patience))
+
+
+def _repeated(send: Callable[[], T]) -> T:
+    """Return what ``send`` returns, called up to :data:`_SENDINGS` times while it raises OSError."""
     for _ in range(_SENDINGS - 1):
-        try:
-            return _send_value(endpoint, value, content, patience)
-        except OSError:
-            pass
-    return _send_value(endpoint, value, content, patience)
+        with suppress(OSError):
+            return send()
+    return send()
 
 
 def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
@@ -127,18 +131,18 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
     return Sent(value.size, digest.digest())
 
 
-def send_file(endpoint: Endpoint, told: Upload | Delete, source: str | None, patience: float) -> None:
+def send_file(endpoint: Endpoint, message: Upload | Delete, source: str | None, patience: float) -> None:
     """Tell the driver about a new or removed file, and send the bytes that it asks for.
 
     RefusedError if it refuses the file; OSError if the connection breaks or the file becomes shorter meanwhile.
     """
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(pack(told))
+        line.sendall(pack(message))
         answer = read(line)
-        if isinstance(answer, Proceed) and isinstance(told, Upload) and source is not None:
+        if isinstance(answer, Proceed) and isinstance(message, Upload) and source is not None:
             with open(source, "rb") as file:
-                _send_exactly(file, told.entry.size, line)
+                _send_exactly(file, message.entry.size, line)
             answer = read(line)
         if isinstance(answer, Refused):
             raise RequestRefusedError(answer.why)
@@ -146,11 +150,11 @@ def send_file(endpoint: Endpoint, told: Upload | Delete, source: str | None, pat
             raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
 
-def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
+def fetch_files(endpoint: Endpoint, fetch: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
     """Write the driver's ``output_dir`` to a folder; files that are not wanted are received and dropped."""
     with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(pack(told))
+        line.sendall(pack(fetch))
         while isinstance(offer := read(line), Offer):
             path = make_way(folder, offer.path) if wanted(offer.path) else os.devnull
             _receive(offer, path, line)
@@ -193,12 +197,12 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
     """Send this task's facts, and return the driver's answer; ``None`` if a task cannot reach the driver."""
     if endpoint is None:
         return None
-    told = False  # once True, the driver may have the facts, and the task must wait for its answer
+    reached = False  # once True, the driver may have the facts, and the task must wait for its answer
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
             with connect(endpoint, CONNECT_TIMEOUT) as line:
-                told, end = True, time.monotonic() + patience
+                reached, end = True, time.monotonic() + patience
                 line.sendall(pack(message))
                 _wait_for_ever(line, patience)
                 answer = [read(line)]
@@ -208,7 +212,7 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
         except (OSError, ValueError):
             pass
         if time.monotonic() > end:
-            if not told:
+            if not reached:
                 return None
             raise StoppedError(f"heard nothing from the driver for {patience:g} s")
         time.sleep(_RETRY)

@@ -137,20 +137,20 @@ class _Delivery(asyncio.BufferedProtocol):
 
         ConnectionError if the connection ends before.
         """
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         done = 0
         while done < len(self.data):
             await self._news.wait()
             self._news.clear()
             end = self.filled
             if end == len(self.data) or end - done >= _STEP:
-                await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
+                await asyncio.get_running_loop().run_in_executor(None, self._hash, hasher, done, end)
                 done = end
             if self._lost and self.filled < len(self.data):
                 raise ConnectionError("the connection ended before all bytes of a rank's return value had arrived")
-        return found.digest()
+        return hasher.digest()
 
-    def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
+    def _hash(self, hasher: hashlib._Hash, start: int, end: int) -> None:
         """Hash bytes that have arrived, and let the kernel allocate memory for later ones.
 
         madvise(2) and the hash release the GIL, so the channel's thread receives meanwhile.
@@ -160,4 +160,4 @@ class _Delivery(asyncio.BufferedProtocol):
             where = ctypes.c_void_p(self._address + self._ready)
             ctypes.CDLL(None).madvise(where, ctypes.c_size_t(length), _POPULATE)
             self._ready += length
-        found.update(self.data[start:end])
+        hasher.update(self.data[start:end])

@@ -218,8 +218,8 @@ class ChannelServer:
             return None
         answers, placement = placed
         common = []
-        if placement is not None:
-            self._guard.place(placement)
+        if placement is not None and (share := answers[0].share) is not None:
+            self._guard.place(placement, share.digest)
             common = [frames.pack(messages.AllNodes(placement.nodes))] if answers[0].all_nodes else []
         return [[frames.pack(answer), *common] for answer in answers]
 
@@ -379,8 +379,8 @@ class ChannelServer:
             call(*arguments)
         except Exception as error:  # such as an exception of a handler of the user's log, which may raise another one
             with suppress(Exception):
-                told = "the driver failed to take a message of a node"
-                self._loop.call_exception_handler({"message": told, "exception": error})
+                text = "the driver failed to take a message of a node"
+                self._loop.call_exception_handler({"message": text, "exception": error})
 
     async def _exchange(self, message: TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep a task's facts while it is connected, and answer once all have arrived or cannot arrive.
@@ -416,7 +416,7 @@ class ChannelServer:
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
             return
-        self._facts.give_up()
+        self._facts.given_up = True
         self._answer_facts()
 
     def _answer_facts(self) -> None:

@@ -33,7 +33,7 @@ class FileSink(Protocol):
     async def give(self, writer: asyncio.StreamWriter) -> None:
         """Send a node the files in the driver's ``output_dir``."""
 
-    async def delete(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
+    async def delete(self, request: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that ranks have removed a file, and answer."""
 
 
@@ -90,5 +90,5 @@ class Transfers:
             for rank in finished.following:
                 if (arrived := self.receiver.get(rank)) is not None:
                     values[rank] = [arrived.data]
-        reports = sorted((each.report for each in self._finished.values()), key=lambda report: report.node_rank)
-        return Collected(tuple(reports), values)
+        reports = (finished.report for finished in self._finished.values())
+        return Collected(tuple(sorted(reports, key=lambda report: report.node_rank)), values)

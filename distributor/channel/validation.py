@@ -88,9 +88,9 @@ class Validation:
         """The names of the run's nodes; ``None`` while they are not known."""
         return None if self.placement is None else self._nodes.keys()
 
-    def place(self, placement: Placement) -> None:
+    def place(self, placement: Placement, digest: str) -> None:
         """Use this placement, in place of that of tasks which Spark has started again."""
-        self.placement, self._digest = placement, digest(placement.text())
+        self.placement, self._digest = placement, digest
         self._nodes = {node.executor: node for node in placement.nodes}
 
     def check_facts(self, facts: messages.TaskFacts) -> None:
@@ -201,7 +201,7 @@ class Validation:
                 f"({known[:16]!r}): it belongs to tasks that Spark has started at another time, or its facts differ"
             )
         if placement is not self.placement:
-            self.place(placement)
+            self.place(placement, known)
 
     def _check_count(self, names: Collection[str], name: str) -> None:
         """Limit the names of unknown nodes."""

@@ -17,18 +17,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from distributor.checkpoint import pickles, places, shards, training_state as states
 from distributor.checkpoint.context import Session, current, has_place, in_run
-from distributor.checkpoint.memory import recalling
-from distributor.checkpoint.memory.generations import is_newer
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
-from distributor.checkpoint.memory.recalling import InMemory, Kept
-from distributor.checkpoint.records import Manifest, Shard, described, read_manifest
+from distributor.checkpoint.memory.states import InMemory, Offer, choose, is_newer
+from distributor.checkpoint.records import Manifest, Shard, described
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
 from distributor.metrics import rank as reports
 from distributor.text.wording import who
-from distributor.values import sealed
+from distributor.values import codec
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.sealed import DamagedError
 
@@ -244,27 +242,34 @@ class _Call:
         return DamagedError(text) if is_damaged else OSError(text)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What a rank loads: a checkpoint, a state in memory, or nothing."""
+
+    manifest: Manifest | None = None
+    in_memory: InMemory | None = None
+
+
 def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> Manifest | InMemory | None:
     """Return what rank 0 chooses for all ranks. It adds to ``passed`` why newer checkpoints cannot be loaded."""
 
-    def answer(told: list[bytes]) -> list[bytes]:
-        kept = recalling.agree(told)
-        found = _committed(call.session, passed, kept, best=call.best)
-        if kept is not None and is_newer(kept.checkpoint, None if found is None else found.folder):
-            return kept.answers
-        return [b"" if found is None else sealed.seal(found)]
+    def answer(offers: list[bytes]) -> list[bytes]:
+        kept = choose([codec.read(Offer, offer) for offer in offers])
+        manifest = _committed(call.session, passed, has_state=kept is not None, best=call.best)
+        if kept is not None and is_newer(kept[0].checkpoint, None if manifest is None else manifest.folder):
+            return [codec.pack(_Choice(in_memory=each)) for each in kept]
+        return [codec.pack(_Choice(manifest))]
 
-    chosen = call.ask(recalling.tell(memory), answer)
-    return recalling.read_answer(chosen) or (read_manifest(chosen) if chosen else None)
+    offer = Offer() if memory is None else memory.offer()
+    choice = codec.read(_Choice, call.ask(codec.pack(offer), answer))
+    return choice.in_memory or choice.manifest
 
 
-def _committed(
-    session: Session, passed: dict[str, OSError], kept: Kept | None, *, best: bool = False
-) -> Manifest | None:
+def _committed(session: Session, passed: dict[str, OSError], *, has_state: bool, best: bool = False) -> Manifest | None:
     try:
         return session.catalog.best(passed) if best else session.catalog.latest(passed)
     except OSError as error:
-        if kept is None:  # else, all ranks have a state in memory
+        if not has_state:
             raise
         if not passed:
             passed[session.settings.checkpoints.dir] = error
@@ -285,7 +290,7 @@ def _read(
     """Read this rank's state; return an error instead if any rank cannot read its own."""
     if isinstance(chosen, InMemory):
         assert memory is not None
-        held = call.attempt(lambda: memory.read(chosen.checkpoint, chosen.sources, chosen.seats))
+        held = call.attempt(lambda: memory.read(chosen))
         return held if isinstance(held, OSError) else _from_memory(held, state, weights_only=weights_only)
     loading = _Loading(call.session, chosen)
     return call.attempt(lambda: loading.read(state, weights_only=weights_only))

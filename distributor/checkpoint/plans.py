@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
-from distributor.checkpoint.memory.replica_placement import Seat, peer_of
+from distributor.checkpoint.memory.states import Seat, peer_of
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.shards import MeasuredFile
 from distributor.checkpoint.training_state import local_part

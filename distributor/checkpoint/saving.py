@@ -13,9 +13,8 @@ import torch
 
 from distributor.checkpoint import plans, publishing, shards, training_state as states
 from distributor.checkpoint.context import Session, current
-from distributor.checkpoint.memory.memory import Memory, kept_by
-from distributor.checkpoint.memory.replica_placement import Seat
-from distributor.checkpoint.memory.views import Room
+from distributor.checkpoint.memory.memory import Memory, Room, kept_by
+from distributor.checkpoint.memory.states import Seat
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.text import notices

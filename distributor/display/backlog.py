@@ -70,7 +70,7 @@ class Backlog:
             news = True
         self._partial_size += len(partial) - before
         while self._partial_size > _MAX_LINES:
-            longest = max(self._partial, key=lambda each: len(self._partial[each]))
+            longest = max(self._partial, key=lambda stream: len(self._partial[stream]))
             self._partial_size -= len(self._partial[longest])
             self._end_line(longest, b"\n")
             news = True
@@ -150,9 +150,9 @@ class Backlog:
         """Return a note on the skipped lines of a stream, followed by the last of them."""
         counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
         counts["display"] -= tail.count(b"\n")
-        told = b"".join(
+        notes = b"".join(
             f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} could not keep up\n".encode()
             for fault, lines in counts.items()
             if lines > 0
         )
-        return told + tail
+        return notes + tail

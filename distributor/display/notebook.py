@@ -129,17 +129,17 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
         parts.append(_fold("last lines", _last_lines(snapshot), opened=True))
     if snapshot.placement is not None:
         parts.append(_fold("placement", _placement(snapshot), opened=unfolded))
-    told = snapshot.raised and not unfolded  # the error that is raised shows the traceback
-    if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not told:
-        what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
+    shown_elsewhere = snapshot.raised and not unfolded  # the error that is raised shows the traceback
+    if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not shown_elsewhere:
+        title = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
         trace = _text(shortened(snapshot.error.traceback, _LONGEST))
-        parts.append(_fold(what, f'<pre style="{_MONO}">{trace}</pre>', opened=unfolded))
+        parts.append(_fold(title, f'<pre style="{_MONO}">{trace}</pre>', opened=unfolded))
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
 
 
-def _text(told: str) -> str:
+def _text(text: str) -> str:
     """Return text for HTML: escaped, and without escape sequences of ranks."""
-    return escape(escapes.plain(told))
+    return escape(escapes.plain(text))
 
 
 def _head(snapshot: Snapshot) -> str:
@@ -147,21 +147,21 @@ def _head(snapshot: Snapshot) -> str:
         f'<span style="background:{_COLOURS[snapshot.status]};color:#fff;border-radius:4px;padding:.1em .6em;'
         f'font-weight:600">{snapshot.status.value}</span>'
     )
-    about = [count(snapshot.world_size, "rank"), duration(snapshot.seconds), f"run {snapshot.label}"]
+    facts = [count(snapshot.world_size, "rank"), duration(snapshot.seconds), f"run {snapshot.label}"]
     if snapshot.nodes:
-        about.insert(1, count(snapshot.nodes, "node"))
+        facts.insert(1, count(snapshot.nodes, "node"))
     words = "" if snapshot.ended else f" {_text(timed(snapshot))}"
     return (
         f"<div>{badge} <b>{escape(snapshot.title)}</b>{words} "
-        f'<span style="{_FAINT};white-space:nowrap">{escape(" · ".join(about))}</span></div>'
+        f'<span style="{_FAINT};white-space:nowrap">{escape(" · ".join(facts))}</span></div>'
     )
 
 
-def _reported(snapshot: Snapshot, told: str) -> str:
+def _reported(snapshot: Snapshot, text: str) -> str:
     progress, bar = snapshot.progress, ""
     if progress is not None and progress.total and not snapshot.ended:
         bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '
-    return f'<div style="margin-top:.3em">{bar}{_text(told)}</div>'
+    return f'<div style="margin-top:.3em">{bar}{_text(text)}</div>'
 
 
 def _fold(title: str, body: str, *, opened: bool) -> str:
@@ -205,10 +205,10 @@ def _timings(snapshot: Snapshot) -> str:
         if seconds / whole < _LEAST:
             continue
         colour = _PHASES[name]
-        told, title = f"{name} {duration(seconds)}", f' title="{MEANING[name]}"'
+        label, title = f"{name} {duration(seconds)}", f' title="{MEANING[name]}"'
         bars.append(f'<div{title} style="width:{100 * seconds / whole:.2f}%;background:{colour}"></div>')
         square = f'<span style="color:{colour}">&#9632;</span>'
-        names.append(f'<span{title} style="white-space:nowrap">{square} {told}</span>')
+        names.append(f'<span{title} style="white-space:nowrap">{square} {label}</span>')
     return (
         '<div style="display:flex;height:.7em;border-radius:3px;overflow:hidden;margin:.5em 0 .2em;max-width:48em">'
         f'{"".join(bars)}</div><div style="font-size:12px">{" &nbsp; ".join(names)}</div>'

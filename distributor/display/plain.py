@@ -38,12 +38,12 @@ class PlainView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        began, said = time.monotonic(), False
+        began, shown = time.monotonic(), False
 
         def packed(done: int, total: int) -> None:
-            nonlocal said
-            if not said and time.monotonic() - began > _PATIENCE and sys.stderr is not None:
-                said = True
+            nonlocal shown
+            if not shown and time.monotonic() - began > _PATIENCE and sys.stderr is not None:
+                shown = True
                 print(f"[distributor] packing {folder}: {size(total)}", file=sys.stderr, flush=True)
 
         yield packed
@@ -59,8 +59,8 @@ class PlainView:
         self._said, self._last = text, snapshot.since
         notes = [f"run {snapshot.label}: {escapes.plain(timed(snapshot))}"]
         if snapshot.status is Status.RUNNING:
-            told = reported(snapshot)
-            notes = [f"{notes[0]} after {duration(snapshot.seconds)}{f': {escapes.plain(told)}' if told else ''}"]
+            metrics = reported(snapshot)
+            notes = [f"{notes[0]} after {duration(snapshot.seconds)}{f': {escapes.plain(metrics)}' if metrics else ''}"]
             notes += [f"  {ranks}: {escapes.plain(line)}" for ranks, line in folded(snapshot.lines, _LINES)]
         return Shown(notes=tuple(notes))
 

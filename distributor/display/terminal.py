@@ -82,20 +82,20 @@ class TerminalView:
         spinner = self._spinner.render(time.monotonic())
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
         head.append(f" {escapes.plain(timed(snapshot))}", style=f"bold {style}")
-        about = [f"run {snapshot.label}"]
+        facts = [f"run {snapshot.label}"]
         if snapshot.lasting < 1:  # otherwise, the line shows how long the current step of the start has lasted
-            about.insert(0, duration(snapshot.seconds))
+            facts.insert(0, duration(snapshot.seconds))
         if snapshot.nodes and not snapshot.detail:  # a detail may already say how many nodes there are
-            about.insert(1, f"on {count(snapshot.nodes, 'node')}")
-        head.append("  " + ", ".join(about), style="dim")
+            facts.insert(1, f"on {count(snapshot.nodes, 'node')}")
+        head.append("  " + ", ".join(facts), style="dim")
         entries = folded(snapshot.lines, _LINES)
         lines = Table.grid(padding=(0, 2), pad_edge=False)
         lines.add_column(no_wrap=True, style="cyan", min_width=max((len(ranks) + 2 for ranks, _ in entries), default=0))
         lines.add_column(no_wrap=True, overflow="ellipsis")
         for ranks, line in entries:
             lines.add_row(f"  {ranks}", Text.from_ansi(line, no_wrap=True, overflow="ellipsis"))
-        told = Text(f"  {escapes.plain(reported(snapshot))}", no_wrap=True, overflow="ellipsis")
-        return Group(head, *([told] if told.plain.strip() else []), *([lines] if snapshot.lines else []))
+        metrics = Text(f"  {escapes.plain(reported(snapshot))}", no_wrap=True, overflow="ellipsis")
+        return Group(head, *([metrics] if metrics.plain.strip() else []), *([lines] if snapshot.lines else []))
 
 
 def _is_utf8() -> bool:

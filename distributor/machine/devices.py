@@ -142,8 +142,8 @@ def described(environ: Mapping[str, str], listing: Listing) -> str:
     """
     names = [name for name in VISIBLE_DEVICES if name in environ][:1] or ["CUDA_VISIBLE_DEVICES"]
     names += [name for name in ("ROCR_VISIBLE_DEVICES",) if name in environ]
-    said = [f"{name}={environ[name] or repr('')}" if name in environ else f"{name} is not set" for name in names]
-    return ", ".join([*said, listing.text])
+    settings = [f"{name}={environ[name] or repr('')}" if name in environ else f"{name} is not set" for name in names]
+    return ", ".join([*settings, listing.text])
 
 
 def list_gpus() -> Listing:
@@ -158,8 +158,8 @@ def list_gpus() -> Listing:
     except OSError as error:
         return Listing(f"nvidia-smi cannot be run: {error}")
     if ended.returncode != 0:
-        said = " ".join(f"{ended.stdout}\n{ended.stderr}".split())
-        text = f"nvidia-smi fails with exit code {ended.returncode}{': ' if said else ''}{said[:_LONGEST]}"
+        answer = " ".join(f"{ended.stdout}\n{ended.stderr}".split())
+        text = f"nvidia-smi fails with exit code {ended.returncode}{': ' if answer else ''}{answer[:_LONGEST]}"
         return Listing(text, () if ended.returncode == _NOT_LOADED else None)
     gpus = tuple(re.findall(r"^GPU .*?(?:\(UUID: (\S+)\))?$", ended.stdout, re.MULTILINE))
     migs = tuple(re.findall(r"^\s+MIG .*\(UUID: (\S+)\)$", ended.stdout, re.MULTILINE))

@@ -41,8 +41,8 @@ def unusable() -> str | None:
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
     """Return whether this is a folder that only this user can access; OSError if there is nothing at this path."""
-    about = os.lstat(folder)
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def make_private(folder: str) -> None:
@@ -99,10 +99,10 @@ def remove(folder: str | os.PathLike[str]) -> None:
 def is_full(folder: str | os.PathLike[str]) -> bool:
     """Return whether nothing more can be written to a folder because its file system has no space or no inodes left."""
     try:
-        about = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError:
         return False
-    return about.f_bavail * about.f_frsize < _LITTLE or (about.f_files > 0 and about.f_favail == 0)
+    return space.f_bavail * space.f_frsize < _LITTLE or (space.f_files > 0 and space.f_favail == 0)
 
 
 def remove_stale() -> None:

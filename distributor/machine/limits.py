@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from dataclasses import dataclass
 
@@ -37,34 +38,21 @@ def here() -> Limits:
         infiniband = bool(os.listdir("/sys/class/infiniband"))
     except OSError:
         infiniband = False
-    import resource  # the module does not exist on every platform that a driver runs on
 
-    def soft(kind: int) -> int | None:
-        limit, _ = resource.getrlimit(kind)
-        return None if limit == resource.RLIM_INFINITY else limit
-
-    return Limits(shared_memory, soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_AS), infiniband, _hard_files())
-
-
-def _hard_files() -> int | None:
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if hard == resource.RLIM_INFINITY else hard
+    memory, address_space = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    finite = [None if limit == resource.RLIM_INFINITY else limit for limit in (memory, address_space, files)]
+    return Limits(shared_memory, finite[0], finite[1], infiniband, finite[2])
 
 
 def open_files() -> int:
     """Return the number of files that this process may have open (its soft limit)."""
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_open_files(needed: int) -> None:
     """Let this process open ``needed`` files, or as many as its hard limit allows."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -73,10 +61,7 @@ def raise_open_files(needed: int) -> None:
 
 def driver_sockets(tasks: int) -> str | None:
     """Let a driver have two connections to each task, as while agents start. Return a warning if it may have fewer."""
-    try:
-        raise_open_files(needed := 2 * tasks + _DRIVER_FILES)
-    except ImportError:  # a platform without such a limit
-        return None
+    raise_open_files(needed := 2 * tasks + _DRIVER_FILES)
     if (most := open_files()) >= needed:
         return None
     return (
@@ -88,8 +73,6 @@ def driver_sockets(tasks: int) -> str | None:
 
 def set_open_files(pid: int, most: int) -> None:
     """Set another process's soft limit on open files, as from :func:`open_files`. It may raise the limit again."""
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = resource.RLIM_INFINITY if most == sys.maxsize else most
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
@@ -110,30 +93,30 @@ def total_memory() -> int:
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
     """Return a text for each limit that is too low, with the remedy. It completes "the node on HOST ..."."""
-    found = []
+    texts = []
     if limits.files is not None and limits.files < files:
-        found.append(
+        texts.append(
             f"lets a process open only {limits.files:,} files (ulimit -Hn), but the launcher of {ranks:,} ranks needs "
             f"about {files:,} ('Too many open files'): raise the hard limit of the process that starts executors, or "
             "of the driver in local mode (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
         )
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:
-        found.append(
+        texts.append(
             f"has {mebibytes(limits.shared_memory)} of /dev/shm, too little for NCCL and for data loaders with workers."
             f" Both may crash ('bus error', 'unable to mmap'). Provide {mebibytes(needed)} or more: docker run "
             "--shm-size, or on Kubernetes an emptyDir of medium Memory mounted at /dev/shm"
         )
     if use_gpu and limits.infiniband and limits.locked_memory is not None:
-        found.append(
+        texts.append(
             f"has InfiniBand, but lets processes lock only {mebibytes(limits.locked_memory)} of memory (ulimit -l): "
             "NCCL cannot register its buffers ('ibv_reg_mr failed'). Set memlock to unlimited for the process that "
             "starts executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1 "
             "in env="
         )
     if (text := little_address_space(limits)) is not None:
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def little_address_space(limits: Limits) -> str | None:

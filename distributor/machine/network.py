@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
 import struct
@@ -26,7 +27,7 @@ def listen(address: str) -> socket.socket:
     A socket for torch's rendezvous store stays open until the store takes over its descriptor, so no other process can
     take the port after other nodes have learned it.
     """
-    listener = _stream_socket(address)
+    listener = socket.socket(family_of(address))
     try:
         _bind(listener, address)
         listener.listen(1024)
@@ -43,7 +44,7 @@ def reserve(address: str) -> socket.socket:
     The kernel gives the port to no program that asks for a free one. The server can still listen on it if it sets
     SO_REUSEADDR, as most do, since the reserving socket is bound but does not listen (socket(7)).
     """
-    holder = _stream_socket(address)
+    holder = socket.socket(family_of(address))
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("::" if ":" in address else "", 0))
@@ -72,10 +73,6 @@ def connect_once_up(server: tuple[str, int]) -> socket.socket:
         else:
             connection.settimeout(None)
             return connection
-
-
-def _stream_socket(address: str) -> socket.socket:
-    return socket.socket(family_of(address), socket.SOCK_STREAM)
 
 
 def _bind(sock: socket.socket, address: str) -> None:
@@ -120,11 +117,11 @@ def node_address(executor_host: str, driver_host: str) -> str:
     towards = address_towards(driver_host.strip("[]"))
     known = resolve_all(executor_host.strip("[]"))
     known.sort(key=lambda address: (":" in address) != (":" in (towards or "")))  # the driver's address family first
-    own = next((address for address in known if is_own(address) and not is_loopback(address)), None)
-    if own is not None:
-        return own
-    own = known[0]
-    return own if towards is None or (is_loopback(towards) and not is_loopback(own)) else towards
+    address = next((one for one in known if is_own(one) and not is_loopback(one)), None)
+    if address is not None:
+        return address
+    address = known[0]
+    return address if towards is None or (is_loopback(towards) and not is_loopback(address)) else towards
 
 
 def is_own(address: str) -> bool:
@@ -142,7 +139,7 @@ def is_own(address: str) -> bool:
 
 
 def interface_towards(
-    own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
+    here: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
     """Return the interface over which a node talks to the others, and a warning if several are needed.
 
@@ -150,8 +147,8 @@ def interface_towards(
     ('eth1', None)
     """
     route = route or interface_of_route
-    distant = [address for address in dict.fromkeys(others) if address != own]
-    by_address = {address: name for address in distant or [own] if (name := route(address)) is not None}
+    distant = [address for address in dict.fromkeys(others) if address != here]
+    by_address = {address: name for address in distant or [here] if (name := route(address)) is not None}
     counts = Counter(by_address.values())
     if not counts:
         return None, None
@@ -197,8 +194,6 @@ def _has_address(interface: str, family: int) -> bool:
     if family == socket.AF_INET6:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
             return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))
-    import fcntl  # the module does not exist on every platform that a driver runs on
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))

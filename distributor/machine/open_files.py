@@ -26,14 +26,14 @@ class FileState(NamedTuple):
 
 def regular(pid: int, apart: str) -> dict[str, FileState]:
     """Return the regular files that a process has open for writing, except removed files and files in ``/dev``."""
-    found: dict[str, FileState] = {}
+    files: dict[str, FileState] = {}
     for path, descriptor in _open(pid):
         with suppress(OSError):  # the file was just closed
-            about = os.stat(descriptor)
+            status = os.stat(descriptor)
             # ``apart`` is a real path, such as that of the node's private folder.
-            if stat.S_ISREG(about.st_mode) and about.st_nlink and not path.startswith((apart + os.sep, "/dev/")):
-                found[path] = FileState(about.st_size, about.st_mtime_ns)
-    return found
+            if stat.S_ISREG(status.st_mode) and status.st_nlink and not path.startswith((apart + os.sep, "/dev/")):
+                files[path] = FileState(status.st_size, status.st_mtime_ns)
+    return files
 
 
 def _open(pid: int) -> Iterator[tuple[str, str]]:
@@ -47,6 +47,6 @@ def _open(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _writes(pid: int, descriptor: str) -> bool:
-    with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as about:
-        flags = _FLAGS.search(about.read())
+    with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as info:
+        flags = _FLAGS.search(info.read())
     return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY

@@ -17,12 +17,12 @@ class OwnFile:
 
     def descriptor(self) -> int:
         with suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if (found.st_dev, found.st_ino) == self._identity:
+            status = os.fstat(self._descriptor)
+            if (status.st_dev, status.st_ino) == self._identity:
                 return self._descriptor
         self._descriptor = os.open(self._path, self._flags, 0o600)
-        found = os.fstat(self._descriptor)
-        self._identity = (found.st_dev, found.st_ino)
+        status = os.fstat(self._descriptor)
+        self._identity = (status.st_dev, status.st_ino)
         return self._descriptor
 
     def close(self) -> None:

@@ -84,30 +84,30 @@ def processes_of(node_id: str) -> list[int]:
 def _marked(is_wanted: Callable[[str], bool]) -> list[int]:
     """Return the pids of live processes whose environment has a node ID that ``is_wanted`` accepts."""
     begin = f"{NODE_ID}=".encode()
-    found = []
+    pids = []
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as environ:
-                marks = [each for each in environ.read().split(b"\0") if each.startswith(begin)]
+                marks = [variable for variable in environ.read().split(b"\0") if variable.startswith(begin)]
             if not any(is_wanted(os.fsdecode(mark[len(begin) :])) for mark in marks):
                 continue
         except OSError:  # the process has ended, or belongs to another user
             continue
         if start_time(int(entry)) is not None:
-            found.append(int(entry))
-    return found
+            pids.append(int(entry))
+    return pids
 
 
 def children(parent: int) -> list[int]:
     """Return the pids of the children of a process, possibly including zombies."""
     try:
-        found = []
+        pids = []
         for thread in os.listdir(f"/proc/{parent}/task"):
             with open(f"/proc/{parent}/task/{thread}/children") as file:
-                found += [int(pid) for pid in file.read().split()]
-        return found
+                pids += [int(pid) for pid in file.read().split()]
+        return pids
     except OSError:  # it has ended, or the kernel has no such file
         return _children().get(parent, [])
 
@@ -127,12 +127,12 @@ def _children() -> dict[int, list[int]]:
 
 
 def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
-    found, ahead = [], [ancestor]
+    pids, ahead = [], [ancestor]
     while ahead:
         below = children.get(ahead.pop(), [])
-        found += below
+        pids += below
         ahead += below
-    return found
+    return pids
 
 
 _TRACKER_PATIENCE = 2.0  # seconds for Python's resource trackers to remove what killed processes have left
@@ -219,9 +219,9 @@ def start_time(pid: int) -> str | None:
 
 def has_ended(pid: int, started: str) -> bool:
     """Return whether the process has ended that this pid and start time identify."""
-    found = start_time(pid)
-    if found is not None:
-        return found != started
+    now = start_time(pid)
+    if now is not None:
+        return now != started
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -252,7 +252,7 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     children = _children()
     used = {}
     for pid in pids:
-        stats = [fields for each in (pid, *_below(pid, children)) if (fields := stat(each)) is not None]
+        stats = [fields for process in (pid, *_below(pid, children)) if (fields := stat(process)) is not None]
         ticks = sum(int(value) for fields in stats for value in fields[11:15])  # utime, stime, cutime, cstime
         used[pid] = ticks / os.sysconf("SC_CLK_TCK")
     return used
@@ -260,9 +260,7 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 def pid_scope() -> str:
     """Return an identifier of the scope in which a pid and a start time identify a process; ``""`` if unknown."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return ""
+    return _namespace("pid")
 
 
 def machine() -> str:
@@ -270,8 +268,8 @@ def machine() -> str:
 
     A container has its own mounts or control groups, and the devices that these let through are numbered from 0.
     """
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
-        return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
+    with suppress(OSError), open("/proc/self/cgroup") as groups:
+        return " ".join([scope, *groups.read().split()]) if (scope := mounts()) else ""
     return ""
 
 
@@ -281,8 +279,13 @@ def mounts() -> str:
     Processes in one see the same files and the same shared memory. A container that has only its own control group, as
     on YARN, is in the host's.
     """
+    return _namespace("mnt")
+
+
+def _namespace(kind: str) -> str:
+    """Return an identifier of this process's namespace of a kind, and of the machine's boot; ``""`` if unknown."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
+        return f"{boot.read().strip()} {os.readlink(f'/proc/self/ns/{kind}')}"
     return ""
 
 
@@ -294,21 +297,21 @@ _INHERITED = re.compile(
 
 def inherited() -> dict[str, str]:
     """Return what a process started by this thread inherits, except environment, current directory and descriptors."""
-    found = {}
+    values = {}
     with open("/proc/thread-self/status", errors="replace") as status:
         for line in status:
             name, _, value = line.partition(":")
             if _INHERITED.fullmatch(name):
-                found[name] = value.strip()
+                values[name] = value.strip()
     for name in ("limits", "cgroup", "oom_score_adj"):
         with suppress(OSError), open(f"/proc/self/{name}") as file:
-            found[name] = file.read()
+            values[name] = file.read()
     for name in sorted(os.listdir("/proc/self/ns")):
         with suppress(OSError):
-            found[f"ns/{name}"] = os.readlink(f"/proc/self/ns/{name}")
+            values[f"ns/{name}"] = os.readlink(f"/proc/self/ns/{name}")
     fields = stat(os.getpid())
-    found["nice"] = fields[16] if fields is not None else ""
-    return found
+    values["nice"] = fields[16] if fields is not None else ""
+    return values
 
 
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:

@@ -42,14 +42,14 @@ def _names() -> set[str]:
 
 def mapped(pids: Iterable[int]) -> set[str]:
     """Return the names of files in ``/dev/shm`` that libraries have made, and that the given processes have mapped."""
-    found = set()
+    names = set()
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
             for line in maps:
                 name = line.rstrip("\n").partition(f" {FOLDER}/")[2]
                 if _NAMES.fullmatch(name):
-                    found.add(name)
-    return found
+                    names.add(name)
+    return names
 
 
 def unlink(name: str) -> None:

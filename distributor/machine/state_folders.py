@@ -57,12 +57,12 @@ def path_for(private: str) -> str:
 
 def find(run_id: str) -> list[StateFolder]:
     """Return the state folders of a run's nodes on this machine, except folders that other users can access."""
-    begin, found = f"{layout.PREFIX}{run_id}", []
+    begin, states = f"{layout.PREFIX}{run_id}", []
     for name in sorted(os.listdir(FOLDER)):
         match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
         if match is not None and _is_private(path := f"{FOLDER}/{name}"):
-            found.append(StateFolder(path, int(match[1] or 0)))
-    return found
+            states.append(StateFolder(path, int(match[1] or 0)))
+    return states
 
 
 def _is_private(path: str) -> bool:

@@ -63,9 +63,6 @@ class Storage(Protocol):
     def get(self, name: str, target: str) -> None:
         """Copy a file of the storage to a local path."""
 
-    def copy(self, source: str, name: str) -> None:
-        """Copy a file, replacing any file that has the new name."""
-
     def move(self, source: str, name: str) -> None:
         """Rename a file, replacing any file that has the new name."""
 
@@ -113,25 +110,25 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         try:
-            found = os.stat(self._path / name)
+            status = os.stat(self._path / name)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path / name))
-        return found.st_size
+        return status.st_size
 
     def folders(self) -> list[tuple[str, float | None]]:
-        found: list[tuple[str, float | None]] = []
+        folders: list[tuple[str, float | None]] = []
         with suppress(FileNotFoundError), os.scandir(self._path) as entries:
             for entry in entries:
                 try:
                     if entry.is_dir(follow_symlinks=False):
-                        found.append((entry.name, _changed(entry.path)))
+                        folders.append((entry.name, _changed(entry.path)))
                 except FileNotFoundError:
                     continue
                 except OSError:  # whoever reads its files will learn why
-                    found.append((entry.name, None))
-        return found
+                    folders.append((entry.name, None))
+        return folders
 
     def put(self, source: str, name: str) -> None:
         shutil.copy2(source, self._made(name))
@@ -142,12 +139,6 @@ class Folder:
     def get(self, name: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copyfile(self._path / name, target)
-
-    def copy(self, source: str, name: str) -> None:
-        target = self._made(name)
-        part = target.with_name(fitted(f".{target.name}", self._end))
-        shutil.copy2(self._path / source, part)
-        os.replace(part, target)
 
     def move(self, source: str, name: str) -> None:
         os.replace(self._path / source, self._made(name))
@@ -260,15 +251,15 @@ class Url:
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file, by name."""
         start = len(self._root) + 1
-        found = self._retry(self._found)
-        return {name[start:]: int(about["size"]) for name, about in found.items() if about["type"] == "file"}
+        files = self._retry(self._found)
+        return {name[start:]: int(entry["size"]) for name, entry in files.items() if entry["type"] == "file"}
 
     def folders(self) -> list[tuple[str, float | None]]:
         start, times = len(self._root) + 1, dict[str, float | None]()
-        for name, about in self._retry(self._found).items():
+        for name, entry in self._retry(self._found).items():
             folder, slash, _ = name[start:].partition("/")
             if slash:
-                times[folder] = max(filter(None, (times.get(folder), _time_of(about))), default=None)
+                times[folder] = max(filter(None, (times.get(folder), _time_of(entry))), default=None)
         return list(times.items())
 
     def put(self, source: str, name: str) -> None:
@@ -280,9 +271,6 @@ class Url:
     def get(self, name: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         self._retry(lambda: self._fs.get_file(self._at(name), target))
-
-    def copy(self, source: str, name: str) -> None:
-        self._retry(lambda: self._writing(name, "cp_file", self._at(source), self._at(name)))
 
     def move(self, source: str, name: str) -> None:
         def call() -> None:
@@ -321,18 +309,18 @@ class Url:
     def _size(self, name: str) -> int | None:
         try:
             self._fs.invalidate_cache()
-            about = self._fs.info(self._at(name))
+            entry = self._fs.info(self._at(name))
         except FileNotFoundError:
             return None
-        if about.get("type") == "directory":
+        if entry.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(name))
-        return int(about["size"])
+        return int(entry["size"])
 
     def _found(self) -> Mapping[str, Mapping[str, Any]]:
         self._fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            found: Mapping[str, Mapping[str, Any]] = self._fs.find(self._root, detail=True)
-            return found
+            files: Mapping[str, Mapping[str, Any]] = self._fs.find(self._root, detail=True)
+            return files
         return {}
 
     def _writing(self, name: str, method: str, *arguments: object) -> None:
@@ -344,7 +332,7 @@ class Url:
         """Call, and turn all exceptions into ``OSError``: packages for cloud storage raise their own."""
         for pause in (*(self._pauses[:2] if self._has_failed else self._pauses), None):
             try:
-                found = call()
+                result = call()
             except Exception as error:
                 self._has_failed = pause is None
                 if pause is None or isinstance(error, IsADirectoryError):
@@ -355,13 +343,13 @@ class Url:
             else:
                 break
         self._has_failed = False
-        return found
+        return result
 
 
-def _time_of(about: Mapping[str, Any]) -> float | None:
+def _time_of(entry: Mapping[str, Any]) -> float | None:
     """Return when a file last changed, in seconds since the epoch; each file system has its own name for this time."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
-        value = about.get(name)
+        value = entry.get(name)
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, (int, float)):

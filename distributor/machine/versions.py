@@ -55,23 +55,23 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     return None
 
 
-def differences(driver: Mapping[str, str], first: NodeFacts, own: NodeFacts) -> list[str]:
+def differences(driver: Mapping[str, str], first: NodeFacts, node: NodeFacts) -> list[str]:
     """Return warnings if a node's torch version differs from the first task's or from the driver's.
 
     Such a difference may be harmless. Each warning completes the sentence "the node on HOST ...".
     """
-    ours = own.versions.get("torch", "")
-    found = []
+    ours = node.versions.get("torch", "")
+    warnings = []
     if ours and ours != first.versions.get("torch", ours):
-        found.append(
+        warnings.append(
             f"has torch {ours}, but {first.host} has {first.versions['torch']}: install one version on all hosts"
         )
     if ours and _minor(ours) != _minor(driver.get("torch", ours)):
-        found.append(
+        warnings.append(
             f"has torch {ours}, but the driver has {driver['torch']}: tensors and modules that are "
             "sent from one to the other may not load. Install one version on both"
         )
-    return found
+    return warnings
 
 
 def _minor(version: str) -> list[str]:

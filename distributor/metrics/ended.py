@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from distributor.errors import RunCancelledError
 from distributor.metrics.goodput import Goodput
@@ -42,6 +43,10 @@ class EndedAttempt:
         """
         reached = "" if self.step is None else f", last step {self.step}"
         return f"attempt {self.number}, {self.seconds:.1f} s{reached}: {self.reason or 'it succeeded'}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the line of ``str`` as the value of a notebook's cell."""
+        printer.text(str(self))
 
 
 def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck: bool) -> None:

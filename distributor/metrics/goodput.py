@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 from distributor.text.wording import duration
 
@@ -80,6 +81,10 @@ class Goodput:
         rest = zip([each.name for each in fields(self)], self._parts())
         told = ", ".join(f"{name} {duration(each)}" for name, each in rest if name != "training" and each >= 0.05)
         return f"{100 * self.share:.0f} % of {duration(self.total)} in training{told and f'; {told}'}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the sentence of ``str`` as the value of a notebook's cell."""
+        printer.text(str(self))
 
     def _parts(self) -> tuple[float, ...]:
         return astuple(self)

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from distributor.errors import ConfigurationError
+from distributor.metrics import plot
+from distributor.metrics.goodput import Goodput
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
     from matplotlib.figure import Figure
-
-_NAMED = 10  # ranks in the legend of a plot
-
-_COLUMNS = 3  # plots in a row of a figure
 
 
 class Row(NamedTuple):
@@ -133,38 +131,23 @@ class Metrics(Sequence[Row]):
     def plot(self) -> Figure:
         """Return a figure with a plot of each metric, by step, or by time if any of the metric's reports has no step.
 
+        A line shows the lowest rank that reports the metric, and a band the range over all ranks. A notebook displays
+        the figure as the value of a cell.
+
         Raises:
             ConfigurationError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise _missing("plot()", "matplotlib") from None
-        names = self.names
-        columns = max(1, min(_COLUMNS, len(names)))
-        lines = max(1, -(-len(names) // columns))
-        figure = Figure(figsize=(4.5 * columns, 3 * lines), layout="constrained")
-        diagrams: Iterator[Any] = figure.subplots(lines, columns, squeeze=False).flat
-        for name, diagram in zip(names, diagrams):
-            self._draw(name, diagram)
-        for diagram in list(diagrams):
-            diagram.set_axis_off()
-        return figure
+        return figure_of(self)
 
-    def _draw(self, name: str, diagram: Any) -> None:
-        rows = [row for row in self.rows if name in row.values]
-        stepped = all(row.step is not None for row in rows)
-        began = min(row.time for row in self.rows)
-        ranks = sorted({row.rank for row in rows})
-        for rank in ranks:
-            own = [row for row in rows if row.rank == rank]
-            at = [row.step if stepped else row.time - began for row in own]
-            label = f"rank {rank}" if len(ranks) > 1 and rank in ranks[:_NAMED] else None
-            diagram.plot(at, [row.values[name] for row in own], label=label, marker="." if len(own) == 1 else None)
-        diagram.set_title(name)
-        diagram.set_xlabel("step" if stepped else "seconds")
-        if len(ranks) > 1:
-            diagram.legend()
+
+def figure_of(metrics: Metrics, goodput: Goodput | None = None) -> Figure:
+    """Return the figure of :meth:`Metrics.plot`, with a bar of how the time was spent; see there."""
+    try:
+        return plot.draw(metrics, goodput)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise _missing("plot()", "matplotlib") from None
 
 
 def _missing(what: str, package: str) -> ConfigurationError:

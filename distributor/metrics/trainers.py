@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from distributor.machine.imports import on_import
 from distributor.metrics import rank as reports
-from distributor.rank.imports import on_import
 
 _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 

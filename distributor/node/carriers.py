@@ -31,6 +31,10 @@ class Carrier(Protocol):
     """Copies new files of ranks to ``output_dir``."""
 
     @property
+    def uploads(self) -> UrlWriter | None:
+        """What writes to the URL, if ``output_dir`` is one."""
+
+    @property
     def is_live(self) -> bool:
         """Whether files can be copied now, during the run."""
 
@@ -61,97 +65,80 @@ class Carrier(Protocol):
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
     """Return the carrier of a node; ``None`` if it copies nothing.
 
-    In local mode, all nodes share one folder, of which only the first copies files. Packages such as s3fs find
-    credentials in ``environ``.
+    In local mode, all nodes share one folder, of which only the first copies files; and without an endpoint of the
+    driver it copies them itself. Packages such as s3fs find credentials in ``environ``.
     """
     if job.output_dir is None or (order.on_driver and node_rank > 0):
         return None
-    driver = ToDriver(order, link, job.deadlines.heartbeat_timeout)
-    if is_url(job.output_dir.where):
-        uploads = UrlWriter(order.root, job.output_dir.where, environ)
-        return Direct(uploads, job.output_dir.limit) if order.on_driver else ToUrl(uploads, node_rank, driver)
-    return Direct(Folder(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
-
-
-def uploads_of(carrier: Carrier | None) -> UrlWriter | None:
-    """Return what writes to a carrier's URL; ``None`` if it writes to none."""
-    place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
-    return place if isinstance(place, UrlWriter) else None
+    where = job.output_dir.where
+    uploads = UrlWriter(order.root, where, environ) if is_url(where) else None
+    if order.on_driver:
+        return Direct(uploads or Folder(Path(where)), job.output_dir.limit)
+    return ToDriver(order, link, job.deadlines.heartbeat_timeout, node_rank, uploads)
 
 
 class ToDriver:
-    """Sends files to the driver, each over a connection of its own."""
+    """Sends each file to the driver over a connection of its own; or to a URL, where the driver gives it its name."""
 
-    through_spark = True
-
-    def __init__(self, order: AgentOrder, link: DriverLink, silence: float) -> None:
+    def __init__(
+        self, order: AgentOrder, link: DriverLink, silence: float, node_rank: int, uploads: UrlWriter | None = None
+    ) -> None:
+        self.uploads = uploads
         self._order = order
         self._link = link
         self._silence = silence
+        self._node_rank = node_rank
+        self._number = 0
 
     @property
     def is_live(self) -> bool:
+        return self.uploads is not None or self._is_connected
+
+    @property
+    def through_spark(self) -> bool:
+        return self.uploads is None
+
+    @property
+    def _is_connected(self) -> bool:
         return self._order.endpoint is not None and self._link.is_open
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        self._send(Upload(entry, None, self._order.executor, self._order.secret), source)
-        return None  # the driver compares digests, so it detects a change during the copy
+        if self.uploads is None:
+            self._send(Upload(entry, None, self._order.executor, self._order.secret), source)
+            return None  # the driver compares digests, so it detects a change during the copy
+        self._number += 1
+        name = incoming(entry.path, self._node_rank, self._number)
+        _put(self.uploads, source, name, unchanged)
+        return None if self.settle(entry, name) else name
 
     def settle(self, entry: Entry, name: str) -> bool:
-        if not self.is_live:
+        assert self.uploads is not None
+        if not self._is_connected:
             return False
         try:
             self._send(Upload(entry, name, self._order.executor, self._order.secret), None)
+        except RequestRefusedError:
+            self.uploads.remove(name)
+            raise
         except OSError:
             return False
         return True
 
     def delete(self, path: str) -> None:
-        if self.is_live:
+        if self._is_connected:
             self._send(Delete(path, self._order.executor, self._order.secret), None)
 
-    def _send(self, told: Upload | Delete, source: str | None) -> None:
+    def _send(self, request: Upload | Delete, source: str | None) -> None:
         assert self._order.endpoint is not None
-        patience = max(self._silence, _MOVING)  # the driver may have to copy files before it answers
+        patience = max(self._silence, _MOVING)
         try:
-            exchange.send_file(self._order.endpoint, told, source, patience)
+            exchange.send_file(self._order.endpoint, request, source, patience)
         except ValueError as error:  # the answer is not a valid message
             raise ConnectionError(str(error)) from None
 
     def close(self) -> None:
-        pass
-
-
-class ToUrl:
-    """Uploads files to the run's URL under temporary names; the driver gives them their final names."""
-
-    is_live, through_spark = True, False
-
-    def __init__(self, uploads: UrlWriter, node_rank: int, driver: ToDriver) -> None:
-        self.place = uploads
-        self._node_rank = node_rank
-        self._driver = driver
-        self._number = 0
-
-    def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        self._number += 1
-        name = incoming(entry.path, self._node_rank, self._number)
-        _put(self.place, source, name, unchanged)
-        return None if self.settle(entry, name) else name
-
-    def settle(self, entry: Entry, name: str) -> bool:
-        try:
-            return self._driver.settle(entry, name)
-        except RequestRefusedError:
-            self.place.remove(name)
-            raise
-
-    def delete(self, path: str) -> None:
-        self._driver.delete(path)
-
-    def close(self) -> None:
-        if isinstance(self.place, UrlWriter):
-            self.place.close()
+        if self.uploads is not None:
+            self.uploads.close()
 
 
 def _put(place: Folder | UrlWriter, source: str, name: str, unchanged: Callable[[], bool]) -> None:
@@ -163,24 +150,28 @@ def _put(place: Folder | UrlWriter, source: str, name: str, unchanged: Callable[
 
 
 class Direct:
-    """Copies files to their final names in local mode, without asking the driver, up to a total of ``limit`` bytes."""
+    """Copies files to their final names in local mode, up to a total of ``limit`` bytes.
+
+    Its node is the only one that writes there, so no driver has to give names.
+    """
 
     is_live, through_spark = True, False
 
     def __init__(self, place: Folder | UrlWriter, limit: int) -> None:
-        self.place = place
+        self.uploads = place if isinstance(place, UrlWriter) else None
+        self._place = place
         self._limit = limit
         self._sizes: dict[str, int] | None = None
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         if self._sizes is None:
-            place = self.place
+            place = self._place
             self._sizes = tree.sizes(str(place.root)) if isinstance(place, Folder) else own(place.sizes())
         if sum(self._sizes.values()) - self._sizes.get(entry.path, 0) + entry.size > self._limit:
             raise OSError(beyond_limit(self._limit))
         part = incoming(entry.path, 0, os.getpid())
-        _put(self.place, source, part, unchanged)
-        self.place.move(part, entry.path)
+        _put(self._place, source, part, unchanged)
+        self._place.move(part, entry.path)
         self._sizes[entry.path] = entry.size
         return None
 
@@ -188,10 +179,10 @@ class Direct:
         return True
 
     def delete(self, path: str) -> None:
-        self.place.remove(path)
+        self._place.remove(path)
         if self._sizes is not None:
             self._sizes.pop(path, None)
 
     def close(self) -> None:
-        if isinstance(self.place, UrlWriter):
-            self.place.close()
+        if self.uploads is not None:
+            self.uploads.close()

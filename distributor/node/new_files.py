@@ -350,11 +350,11 @@ async def begin_files(
                     f"output_dir {job.output_dir.where!r} contains the ranks' current directory, {folder}: pass an "
                     "output_dir that is inside the current directory or beside it"
                 )
-        uploads = carriers.uploads_of(carrier)
+        uploads = None if carrier is None else carrier.uploads
         restore = partial(restoring.restore, job, order, folder, node.node_rank, uploads, reached=link.is_open)
         await loop.run_in_executor(None, restore)
-        apart = [job.output_dir.where] if job.output_dir is not None else []
-        apart += [os.path.realpath(job.output.log_dir)] if job.output.log_dir is not None else []
+        others = [job.output_dir and job.output_dir.where, job.output.log_dir, job.env.get("TMPDIR")]
+        apart = [os.path.realpath(os.path.join(folder, other)) for other in others if other]
         watched = Watched(folder, apart, node_id(job.job_id, node.leader), node.first_rank, node.local_world_size)
         through_spark = THROUGH_SPARK // max(1, link.nodes)
         known = await loop.run_in_executor(None, tree.stamps, folder, apart)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from distributor.machine import bootstrap, processes
+from distributor.machine import bootstrap, folders, processes
 
 #: Seconds between checks of what no signal tells: whether a warm process's owner and folder are gone, and whether a
 #: killed agent has left processes.
@@ -93,6 +93,7 @@ class _Reaper:
                 self._kill([self._charge])
         if self._folder is not None and self._owner is not None and self._owner.gone_for is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        folders.remove_stale()  # of runs whose driver was killed before an agent had their folders
 
     def _reap(self) -> bool:
         """Reap ended children, and return whether any still runs."""

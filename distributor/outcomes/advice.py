@@ -34,10 +34,10 @@ _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """Return advice on the root failure; ``""`` if there is nothing to add. ``local``: ranks had the driver's files."""
-    if told := job.launch.advise(failure, job):
-        return told
-    if not job.resources.use_gpu and (told := _about_gpu(failure)):
-        return told
+    if text := job.launch.advise(failure, job):
+        return text
+    if not job.resources.use_gpu and (text := _about_gpu(failure)):
+        return text
     if _NO_LAUNCH in failure.message:
         return (
             "The code is written for fabric run, which tells Lightning that the processes already run: pass "
@@ -57,10 +57,10 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return _about_package(job.target.path)
     if local:
         return ""
-    if failure.kind in ("ModuleNotFoundError", "ImportError") and (found := _NO_MODULE.search(failure.message)):
-        return _about_module(found["name"], failure, job)
-    if failure.kind == "FileNotFoundError" and (found := _NO_FILE.search(failure.message)):
-        return _about_file(found["path"], failure, job)
+    if failure.kind in ("ModuleNotFoundError", "ImportError") and (match := _NO_MODULE.search(failure.message)):
+        return _about_module(match["name"], failure, job)
+    if failure.kind == "FileNotFoundError" and (match := _NO_FILE.search(failure.message)):
+        return _about_file(match["path"], failure, job)
     return ""
 
 

@@ -57,14 +57,14 @@ def typed(error: BaseException) -> DistributorError:
     """
     if isinstance(error, DistributorError):
         return error
-    told = f"{type(error).__name__}: {error}".rstrip(": ")
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OSError) and error.errno in _NUMBERS:
-        told = f"{_NUMBERS[error.errno]} ({error})"
+        text = f"{_NUMBERS[error.errno]} ({error})"
     elif _is_no_thread(error):
-        told = f"{_NO_THREAD} ({error})"
+        text = f"{_NO_THREAD} ({error})"
     elif isinstance(error, FileNotFoundError):
-        told = f"a file or folder is gone: {error}"
-    ours = mishap(StartError(told))
+        text = f"a file or folder is gone: {error}"
+    ours = mishap(StartError(text))
     ours.__cause__ = error
     return ours
 

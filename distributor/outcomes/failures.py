@@ -71,7 +71,7 @@ def is_infrastructure(failure: Failure) -> bool:
     if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
         return True
     lines = failure.traceback.splitlines()
-    frames = [(found["path"], line) for line, text in enumerate(lines) if (found := _FRAME.match(text))]
+    frames = [(frame["path"], line) for line, text in enumerate(lines) if (frame := _FRAME.match(text))]
     if not frames or failure.kind not in ("RuntimeError", "TimeoutError"):
         return False
     path, line = frames[-1]
@@ -93,8 +93,8 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
     if last_lines := _last_lines(root):
         parts.append(f"The last lines of rank {root.rank}:\n{last_lines}")
     if others:
-        told = {_frames(root)}
-        listed = "\n".join(_after(group, told) for group in others)
+        shown = {_frames(root)}
+        listed = "\n".join(_after(group, shown) for group in others)
         parts.append(f"Later failures, perhaps caused by the first:\n{listed}")
     return "\n\n".join(parts)
 
@@ -114,15 +114,15 @@ def _who(failures: Sequence[Failure]) -> str:
     return f"{who(failure.rank for failure in failures)} on {named}"
 
 
-def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """Return a line about equal failures, with their traceback unless it is ``told``, too much, or a consequence's."""
+def _after(group: Sequence[Failure], shown: set[tuple[str, ...]]) -> str:
+    """Return a line about equal failures, with their traceback unless it is ``shown``, too much, or a consequence's."""
     first, frames = group[0], _frames(group[0])
     line = f"  {_who(group)}: {first.message}"
-    if not frames or frames in told:
+    if not frames or frames in shown:
         return line
-    if is_consequence(first) or len(told) > _TRACES:
+    if is_consequence(first) or len(shown) > _TRACES:
         return f"{line} (at {_place(frames)})"
-    told.add(frames)
+    shown.add(frames)
     return f"{line}\n{indent(first.traceback.rstrip(), '    ')}"
 
 
@@ -133,9 +133,9 @@ def _frames(failure: Failure) -> tuple[str, ...]:
 
 def _place(frames: Sequence[str]) -> str:
     """Return the place of the innermost frame of user code, such as ``train.py:40``, or else of the innermost frame."""
-    found = [frame for line in frames if (frame := _FRAME.search(line))]
-    own = [frame for frame in found if not stacks.is_library(frame["path"])]
-    frame = (own or found)[-1]
+    matches = [frame for line in frames if (frame := _FRAME.search(line))]
+    users = [frame for frame in matches if not stacks.is_library(frame["path"])]
+    frame = (users or matches)[-1]
     return f"{frame['path'].rpartition('/')[2]}:{frame['line']}"
 
 

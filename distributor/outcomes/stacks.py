@@ -146,8 +146,8 @@ def _blocks(text: str) -> list[str]:
 
 
 def _thread(block: str) -> Thread:
-    found = [frame for line in block.split("\n") if (frame := _FRAME.fullmatch(line))]
-    frames = tuple(Frame(frame[1] or frame[2] or "???", int(frame[3] or 0), frame[4]) for frame in found)
+    matches = [frame for line in block.split("\n") if (frame := _FRAME.fullmatch(line))]
+    frames = tuple(Frame(frame[1] or frame[2] or "???", int(frame[3] or 0), frame[4]) for frame in matches)
     return Thread(not block.startswith("Thread"), frames)
 
 

@@ -45,10 +45,11 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             failed = None if outcome.failure is None else outcome.failure.time
             # A rank that was stopped in the function reports no end of it: that of the node's ranks counts.
             returned = outcome.returned or failed or report.times.get("exited")
-            for name, told in (("called", outcome.called), ("returned", returned)):
-                moments[name] = max(told or 0.0, moments.get(name, 0.0))
+            for name, last in (("called", outcome.called), ("returned", returned)):
+                moments[name] = max(last or 0.0, moments.get(name, 0.0))
     timings, before = {}, submitted
     for phase, name in PHASES.items():
         end = max(before, moments.get(name, before))
         timings[phase], before = end - before, end
-    return {**timings, "collect": max(0.0, now - before), "total": now - submitted}
+    all_phases = {**timings, "collect": max(0.0, now - before), "total": now - submitted}
+    return {phase: round(seconds, 4) for phase, seconds in all_phases.items()}

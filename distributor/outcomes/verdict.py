@@ -104,8 +104,8 @@ def verdict(
         return Verdict(error=StartError(cause.message))
     if collected is not None:
         try:
-            found = _judged(cause, collected, world_size, advise, local)
-            return Verdict(found, _cut_short(collected, preempted))
+            judged = _judged(cause, collected, world_size, advise, local)
+            return Verdict(judged, _cut_short(collected, preempted))
         except BaseException as raised:
             error = raised
     assert error is not None
@@ -167,10 +167,10 @@ def values(
     collected: Collected,
     world_size: int,
     advise: Advise = lambda failure: "",
-    told: Sequence[Failure] = (),
+    reported: Sequence[Failure] = (),
     local: bool = False,
 ) -> dict[int, Any]:
-    """Return the ranks' return values, or raise why one is missing. ``told`` is as in :func:`on_one_clock`."""
+    """Return the ranks' return values, or raise why one is missing. ``reported`` are as in :func:`on_one_clock`."""
     for report in collected.reports:
         if report.error is not None:
             kind, message = report.error
@@ -178,7 +178,7 @@ def values(
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
-        failures = on_one_clock(failures, told)
+        failures = on_one_clock(failures, reported)
         returned = {rank: outcome.returned for rank, outcome in sorted(outcomes.items()) if outcome.returned}
         raise training_error(failures, advise, returned)
     if collected.lost_hosts:
@@ -203,12 +203,12 @@ def values(
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
-def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[Failure]:
+def on_one_clock(failures: Sequence[Failure], reported: Sequence[Failure]) -> list[Failure]:
     """Return the failures, with times by the driver's clock if their host's is known to differ.
 
-    ``told`` are failures that were reported while the run went on, with times by the driver's clock.
+    ``reported`` are failures that came while the run went on, with times by the driver's clock.
     """
-    times = {failure.rank: failure.time for failure in told}
+    times = {failure.rank: failure.time for failure in reported}
     ahead: dict[str, float] = {}
     for failure in failures:
         if failure.rank in times:
@@ -220,8 +220,8 @@ def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[F
 
 def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
     """Return the failures of one attempt, by the driver's clock where possible: at its ``ended``, and before."""
-    told = cause.failures if isinstance(cause, RankFailed) else ()
-    return [*on_one_clock(ended, told), *told]
+    reported = cause.failures if isinstance(cause, RankFailed) else ()
+    return [*on_one_clock(ended, reported), *reported]
 
 
 def training_error(
@@ -235,8 +235,8 @@ def training_error(
     something, a ``GroupError`` if ranks never joined a process group, or else a ``TrainingError`` from the root's
     exception. ``returned`` says when ranks have returned, in seconds since the epoch.
     """
-    told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
-    ordered = order_failures(told)
+    readable = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
+    ordered = order_failures(readable)
     cause = payload.load_exception(ordered[0].exception)
     for kind in (StartError, ResourceError):
         if isinstance(cause, kind):

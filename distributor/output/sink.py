@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TypeVar
 from distributor.channel import frames
 from distributor.errors import StartError
 from distributor.machine.storage import Folder, Storage, Url, is_url
-from distributor.output.file_versions import Put, Remove, Version, Versions
+from distributor.output.kept_files import KeptFiles, Version
 from distributor.shipping import project, tree
 from distributor.text.wording import count
 from distributor.values.files import WITH_THE_JOB, Brought, Entry, beyond_limit, incoming, mark, own
@@ -40,9 +40,9 @@ class OutputSink:
         self._storage = storage
         self._limit = limit  # bytes of all files together
         self._silence = silence  # seconds within which a node must send or take the next piece of a file
-        self._versions = Versions(before)
-        self._coming = 0
-        self._number = 0
+        self._files = KeptFiles(storage, before)
+        self._coming = 0  # bytes that have been accepted, but have not all arrived
+        self._number = 0  # of the last temporary name
         self._progress = 0
         self._changing = asyncio.Lock()
         self._refused: dict[str, str] = {}
@@ -60,13 +60,12 @@ class OutputSink:
     ) -> None:
         """Keep a file that a node has announced. If the driver needs its bytes, receive them over the same connection.
 
-        OSError if the connection ended or stalled, if the content is not as announced, or if the driver had the bytes
-        already, but another node's change has just removed them.
+        OSError if the connection ended or stalled, or if the content is not as announced.
         """
         entry, version = upload.entry, Version(upload.entry.digest, upload.entry.size)
-        growth = self._versions.growth(entry.path, node, version)
+        growth = self._files.growth(entry.path, node, version)
         why: str | None = beyond_limit(self._limit)
-        if self._versions.size + self._coming + growth <= self._limit:
+        if self._files.size + self._coming + growth <= self._limit:
             self._coming += max(0, growth)
             try:
                 why = await self._accept(upload, node, version, reader, writer)
@@ -92,18 +91,16 @@ class OutputSink:
         writer: asyncio.StreamWriter,
     ) -> str | None:
         """Keep a file, after receiving its bytes if needed. Return why it cannot be kept."""
-        path = upload.entry.path
+        path, arrived = upload.entry.path, upload.uploaded
         try:
-            if upload.uploaded is None and self._versions.knows(path, version):
-                await self._change(path, node, version, None)
-                return None
-            came = upload.uploaded
-            if came is None:
+            if arrived is None:
+                if await self._keep(path, node, version, None):
+                    return None
                 self._number += 1
-                came = incoming(path, node, self._number)
+                arrived = incoming(path, node, self._number)
                 _answer(writer, Proceed())
-                await self._take(upload.entry, came, reader)
-            await self._change(path, node, version, came)
+                await self._take(upload.entry, arrived, reader)
+            await self._keep(path, node, version, arrived)
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:  # the store cannot keep the file
@@ -118,9 +115,9 @@ class OutputSink:
         folder = self._folder
         for path in await _in_thread(tree.sizes, str(folder)):
             with open(folder / path, "rb", buffering=0) as file:
-                about = os.fstat(file.fileno())
-                _answer(writer, Offer(path, about.st_size, about.st_mode & 0o777, about.st_mtime_ns))
-                left = about.st_size
+                stat = os.fstat(file.fileno())
+                _answer(writer, Offer(path, stat.st_size, stat.st_mode & 0o777, stat.st_mtime_ns))
+                left = stat.st_size
                 while left:
                     piece = await _in_thread(file.read, min(left, _PIECE))
                     if not piece:
@@ -130,58 +127,43 @@ class OutputSink:
                     left -= len(piece)
         _answer(writer, Received())
 
-    async def delete(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
+    async def delete(self, request: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Stop keeping a node's version of a file, because its ranks have removed the file."""
-        await self._change(told.path, node, None, None)
-        self._refused.pop(told.path, None)
+        async with self._changing:
+            await _in_thread(self._files.remove, request.path, node)
+        self._refused.pop(request.path, None)
         _answer(writer, Received())
 
     async def _take(self, entry: Entry, name: str, reader: asyncio.StreamReader) -> None:
-        descriptor: int | None = None
+        """Receive the bytes of a file, under a temporary name."""
+        file: _Arriving | None = None
         try:
-            descriptor = await _in_thread(_create, self._folder / name)
-            await self._write(entry, descriptor, reader)
-            await _in_thread(_finish, self._folder / name, entry)
+            file, left = await _in_thread(_Arriving, self._folder / name, entry), entry.size
+            while left:
+                piece = await asyncio.wait_for(_piece(reader, min(left, _PIECE)), self._silence)
+                await _in_thread(file.write, piece)
+                left -= len(piece)
+                self._progress += 1
+            await _in_thread(file.finish)
         except BaseException:
             self._discard(name)
             raise
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            if file is not None:
+                file.close()
 
-    async def _write(self, entry: Entry, descriptor: int, reader: asyncio.StreamReader) -> None:
-        found, left = hashlib.sha256(), entry.size
-        while left:
-            piece = await asyncio.wait_for(_piece(reader, min(left, _PIECE)), self._silence)
-            await _in_thread(_keep, descriptor, piece, found)
-            left -= len(piece)
-            self._progress += 1
-        if found.hexdigest() != entry.digest:
-            raise ConnectionError(
-                f"the SHA-256 of {entry.path} differs from the one that its node announced: the file changed while "
-                "the node was sending it"
-            )
-
-    async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Make one change at a time, because the name of each version depends on the other versions of the file."""
+    async def _keep(self, path: str, node: int, version: Version, arrived: str | None) -> bool:
+        """Change one file at a time: the name of a node's depends on which others are kept."""
         async with self._changing:
-            await _in_thread(self._change_now, path, node, version, came)
+            return await _in_thread(self._keep_now, path, node, version, arrived)
 
-    def _change_now(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        before = self._versions.saved(path)
-        steps = self._versions.change(path, node, version)
-        used = any(isinstance(step, Put) and step.source is None for step in steps)
+    def _keep_now(self, path: str, node: int, version: Version, arrived: str | None) -> bool:
         try:
-            if used and came is None:
-                raise ConnectionError(f"the driver no longer has the bytes of {path}, so the node must send them again")
-            apply(self._storage, steps, came)
+            return self._files.keep(path, node, version, arrived)
         except BaseException:
-            self._versions.restore(path, before)
-            used = False
+            if arrived is not None:
+                self._discard(arrived)
             raise
-        finally:
-            if came is not None and not used:
-                self._discard(came)
 
     def _discard(self, name: str) -> None:
         with suppress(OSError):
@@ -194,36 +176,27 @@ class OutputSink:
         return self._storage.root
 
     def settle(self, brought: Iterable[Brought]) -> None:
-        """Keep, in the order of node ranks, the files that nodes could send only with the results of Spark tasks."""
-        for file in sorted(brought, key=lambda file: file.node):
+        """Keep the files that nodes could send only with the results of Spark tasks."""
+        for file in brought:
             entry = file.entry
-            version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
-            if self._versions.size + self._versions.growth(entry.path, file.node, version) > self._limit:
-                self._refused[entry.path] = beyond_limit(self._limit)
-                if file.uploaded is not None:
-                    self._discard(came)
-                continue
+            version, arrived = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
             try:
+                if self._files.size + self._files.growth(entry.path, file.node, version) > self._limit:
+                    self._discard(arrived)
+                    raise OSError(beyond_limit(self._limit))
                 if file.uploaded is None:
-                    self._write_pieces(entry, came, file.pieces)
-                self._change_now(entry.path, file.node, version, came)
+                    self._write_pieces(entry, arrived, file.pieces)
+                self._keep_now(entry.path, file.node, version, arrived)
                 self._refused.pop(entry.path, None)
             except OSError as error:
                 self._refused[entry.path] = error.strerror or str(error)
 
     def _write_pieces(self, entry: Entry, name: str, pieces: Sequence[bytes]) -> None:
-        found = hashlib.sha256()
         try:
-            with open(_create(self._folder / name), "wb") as file:
+            with closing(_Arriving(self._folder / name, entry)) as file:
                 for piece in pieces:
-                    found.update(piece)
                     file.write(piece)
-            if found.hexdigest() != entry.digest:
-                raise OSError(
-                    "the file's SHA-256 differs from the one that its node announced: the file changed while the node "
-                    "was sending it, or on the way through Spark"
-                )
-            _finish(self._folder / name, entry)
+                file.finish()
         except BaseException:
             self._discard(name)
             raise
@@ -231,42 +204,49 @@ class OutputSink:
     @property
     def warnings(self) -> list[str]:
         """Warnings, at the end of the run, about files that differ between nodes or could not be kept."""
-        told = []
-        if conflicts := self._versions.conflicts:
-            told.append(
+        texts = []
+        if conflicts := self._files.conflicts:
+            texts.append(
                 f"nodes wrote different bytes to {_named(conflicts)}: the file of the first node keeps the name, and "
                 "the others' names end with .node-1, .node-2, ..."
             )
         if self._refused:
             path, why = next(iter(self._refused.items()))
-            told.append(
+            texts.append(
                 f"{count(len(self._refused), 'new file')} could not be kept in output_dir (the first: {path!r}): {why}"
             )
-        return told
+        return texts
 
 
-def apply(storage: Storage, steps: Iterable[Put | Remove], came: str | None) -> None:
-    """Perform steps in order. ``came`` is the temporary name of the file that has arrived."""
-    for step in steps:
-        if isinstance(step, Remove):
-            storage.remove(step.name)
-        elif step.source is not None:
-            storage.copy(step.source, step.name)
-        elif came is not None:
-            storage.move(came, step.name)
+class _Arriving:
+    """A new file, which must have the content that its node has announced."""
 
+    def __init__(self, path: Path, entry: Entry) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "wb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))
+        self._entry = entry
+        self._digest = hashlib.sha256()
 
-def _create(path: Path) -> int:
-    """Create an empty file to write to, and return its descriptor."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    def write(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        left = memoryview(piece)
+        while left:
+            left = left[self._file.write(left) :]
 
+    def finish(self) -> None:
+        """Check the content, and give the file the mode and modification time that it had on its node."""
+        entry = self._entry
+        if self._digest.hexdigest() != entry.digest:
+            raise ConnectionError(
+                f"the SHA-256 of {entry.path} differs from the one that its node announced: the file changed while the "
+                "node was sending it, or on the way"
+            )
+        with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+            os.chmod(self._file.name, entry.mode)
+        os.utime(self._file.name, ns=(entry.mtime_ns, entry.mtime_ns))
 
-def _finish(path: Path, entry: Entry) -> None:
-    """Set the mode and modification time of a received file to those that it had on its node."""
-    with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
-        os.chmod(path, entry.mode)
-    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+    def close(self) -> None:
+        self._file.close()
 
 
 def _answer(writer: asyncio.StreamWriter, message: Message) -> None:
@@ -282,13 +262,6 @@ async def _piece(reader: asyncio.StreamReader, most: int) -> bytes:
             raise ConnectionError("the connection ended before the whole file had arrived")
         data += got
     return bytes(data)
-
-
-def _keep(descriptor: int, piece: bytes, found: hashlib._Hash) -> None:
-    found.update(piece)
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _named(paths: Sequence[str]) -> str:
@@ -333,8 +306,7 @@ def keep(job: Job) -> Iterator[OutputSink | None]:
         return
     where, silence = job.output_dir.where, job.deadlines.heartbeat_timeout
     if not is_url(where):
-        folder = Folder(Path(where), "node-0")  # so that `is_incoming` knows its temporary names
-        yield OutputSink(folder, job.output_dir.limit, silence, tree.sizes(where))
+        yield OutputSink(Folder(Path(where)), job.output_dir.limit, silence, tree.sizes(where))
         return
     name = mark(job.run_id)
     try:

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 
 def keep_workers() -> None:

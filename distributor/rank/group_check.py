@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 # Frameworks that create process groups, the most specific first; the first that is loaded decides the advice.
 _FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")

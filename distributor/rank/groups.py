@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from distributor.errors import ConfigurationError
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 from distributor.text import wording
 
 _PROBE = 2.0  # seconds to wait for an answer at an address that is not the run's

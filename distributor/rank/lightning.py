@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 from distributor.values.placement import Share
 
 # The classes that take ``devices`` and ``num_nodes``, in all packages that contain Lightning.

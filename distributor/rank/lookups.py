@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 _RENDEZVOUS = "torch.distributed.rendezvous"  # imported before a store is used
 

@@ -121,7 +121,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if local_rank not in order.plan.serving_here:  # a parameter server ends after the other ranks
-        stopping.begin(layout.vote_file(order.folder), local_rank)
+        stopping.begin(layout.vote_file(order.folder), local_rank, dataloaders.is_worker)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:

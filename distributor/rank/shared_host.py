@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 from distributor.values.placement import Share
 
 _LIBRARIES = ("streaming",)  # LOCAL_RANK 0 creates shared memory for all processes on its host

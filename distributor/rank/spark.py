@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 _ALLOW = "DISTRIBUTOR_ALLOW_SPARK"  # "1" allows classic sessions in ranks
 

@@ -10,7 +10,7 @@ import sys
 from functools import wraps
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 
 def watch(rank: int) -> None:

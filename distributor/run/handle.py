@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from distributor.display.display import Display, make_logs
 from distributor.display.snapshot import Snapshot, far
 from distributor.display.view import View
-from distributor.errors import DistributorError, RunCancelledError, TrainingError
+from distributor.errors import DistributorError, RunCancelledError, TrainingError, show_shortly
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
-from distributor.metrics.table import Metrics
+from distributor.metrics.table import Metrics, figure_of
 from distributor.outcomes.driver_failures import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
@@ -240,7 +240,9 @@ class Run:
         return self._supervisor.reports.progress
 
     def plot(self) -> Figure:
-        """Return a figure of the reported metrics, with one plot for each metric. Notebooks display the figure.
+        """Return a figure of the reported metrics, with their range over the ranks, and of where the time went.
+
+        A notebook displays the figure as the value of a cell.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
@@ -248,7 +250,7 @@ class Run:
         Example:
             >>> run.plot().savefig("run.png")  # doctest: +SKIP
         """
-        return self.metrics.plot()
+        return figure_of(self.metrics, self.goodput)
 
     def snapshot(self) -> Snapshot:
         """Return the state of the run at this moment, such as its status, its placement and its progress.
@@ -296,8 +298,13 @@ class Run:
         """
         if self._callbacks.is_running_here and self._life.decided:  # the run waits for this callback
             return True
-        with plain_interrupts(), self._callers.counted(self._callers.waiting):
-            return self._life.done.wait(timeout)
+        try:
+            with plain_interrupts(), self._callers.counted(self._callers.waiting):
+                return self._life.done.wait(timeout)
+        except KeyboardInterrupt as interrupt:
+            show_shortly(interrupt)
+            interrupt.__traceback__ = None  # hides the frames of this package
+            raise
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the run and return rank 0's return value; ``None`` for a script or a module.

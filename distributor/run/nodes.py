@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from distributor.text.wording import count, who
@@ -10,23 +11,50 @@ from distributor.values.placement import Node, Placement
 
 _NODES_IN_WORDS = 16  # at most so many in one log line
 
+# The phases of a node in one attempt, of which the last two are final.
 
-@dataclass
-class _State:
-    """What is known about one node."""
 
-    heard: float = 0.0  # when it last sent something
-    alive: int | None = None  # live ranks at its last heartbeat
+@dataclass(frozen=True)
+class Coming:
+    """It has not started its ranks."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """It has started its ranks."""
+
+    alive: int  # live ranks at its last heartbeat
     idle: float | None = None  # seconds for which all of these had been idle
-    ended: bool = False
-    lost: bool = False
-    keeping: bool = False  # the node's ranks have ended, and it is copying their last files to output_dir
-    port: int | None = None  # where ranks can meet in the next attempt; set once the node has stopped its ranks
-    unable: bool = False  # the node could not start its ranks
 
-    def is_idle(self, limit: float) -> bool:
-        """Whether the ranks have been idle for ``limit`` seconds, as a node without live ranks always is."""
-        return self.alive == 0 or (self.idle is not None and self.idle >= limit)
+
+@dataclass(frozen=True)
+class Resting:
+    """It has stopped its ranks, and waits for the decision about another attempt."""
+
+    port: int  # where the ranks of that attempt could meet
+    able: bool  # it could start its ranks
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """Its ranks have ended for good."""
+
+    copies: bool  # it is copying their last files to output_dir
+
+
+@dataclass(frozen=True)
+class Ended:
+    """It has sent ``Bye``, its last message."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """It has gone without ``Bye``."""
+
+    alive: int | None  # live ranks at its last heartbeat; None if it never reported any
+
+
+Phase = Coming | Up | Resting | Finishing | Ended | Lost
 
 
 class Nodes:
@@ -37,11 +65,10 @@ class Nodes:
         self._placement: Placement | None = None
         self._by_name: dict[str, Node] = {}  # the nodes of the placement
         self.first_lost: str | None = None
-        self._states: dict[str, _State] = {}
-        # The names of nodes, so that no message costs more in a larger run.
-        self._up: set[str] = set()  # have started their ranks
-        self._gone: set[str] = set()  # have ended or are lost
-        self._resting: set[str] = set()  # have stopped their ranks, and wait for the decision about another attempt
+        self.up = 0  # nodes that have started their ranks in this attempt
+        self._heard: dict[str, float] = {}  # when each node last sent something
+        self._phases: dict[str, Phase] = {}
+        self._numbers: Counter[type[Phase]] = Counter()  # of nodes in each phase: no message scans a large run
         self._busy: str | None = None  # was not idle in the last call of stalled()
         self._lost_tasks: dict[str, None] = {}
         self._suspects: set[str] | None = None
@@ -71,50 +98,61 @@ class Nodes:
         self.heard(name, now)
 
     def heard(self, name: str, now: float) -> None:
-        self._states.setdefault(name, _State()).heard = now
+        self._heard[name] = now
+        if name not in self._phases:
+            self._enter(name, Coming())
+
+    def _enter(self, name: str, phase: Phase) -> None:
+        if (before := self._phases.get(name)) is not None:
+            self._numbers[type(before)] -= 1
+        self._phases[name] = phase
+        self._numbers[type(phase)] += 1
+
+    def _go_on(self, name: str, phase: Phase) -> None:
+        """Enter a phase, unless the node has ended or is lost."""
+        if not isinstance(self._phases[name], Ended | Lost):
+            self._enter(name, phase)
 
     def started(self, name: str) -> None:
         self._importing.pop(name, None)
-        state = self._states[name]
-        state.alive = len(self.ranks_of(name))
-        self._up.add(name)
+        if isinstance(self._phases[name], Coming):
+            self._enter(name, Up(len(self.ranks_of(name))))
+            self.up += 1
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
-        self._states[name].alive, self._states[name].idle = alive, idle
+        if isinstance(self._phases[name], Up):
+            self._enter(name, Up(alive, idle))
 
     def rests(self, name: str, port: int, *, unable: bool = False) -> None:
         """Record that a node has stopped its ranks, and at which port those of the next attempt could meet."""
-        state = self._states[name]
-        state.port, state.alive, state.unable = port, 0, unable
-        self._resting.add(name)
+        self._go_on(name, Resting(port, not unable))
 
     def again(self) -> None:
         """Record that all nodes begin another attempt."""
-        for state in self._now():
-            state.alive, state.idle, state.port = None, None, None
-        self._up.clear()
-        self._resting.clear()
-        self._suspects = None
+        for name in self._phases:
+            self._go_on(name, Coming())
+        self.up, self._suspects = 0, None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        self._states[name].keeping = bringing
+        self._go_on(name, Finishing(bringing))
 
     @property
     def keeping(self) -> bool:
         """Whether any node still copies files of its ended ranks to ``output_dir``."""
-        return any(state.keeping and name not in self._gone for name, state in list(self._states.items()))
+        return any(isinstance(phase, Finishing) and phase.copies for phase in self._now())
 
     def ended(self, name: str) -> None:
-        """Record that a node has sent ``Bye``, its last message."""
-        self._states[name].ended = True
-        self._gone.add(name)
+        self._go_on(name, Ended())
 
     def lost(self, name: str) -> bool:
-        """Record that a node has gone without ``Bye``. Return ``False`` if it was already lost."""
-        before, self._states[name].lost = self._states[name].lost, True
-        self._gone.add(name)
+        """Record that a node is lost. Return ``False`` if it was already."""
+        phase = self._phases[name]
+        if isinstance(phase, Lost):
+            return False
+        ended = 0 if isinstance(phase, Resting | Finishing) else None
+        self._enter(name, Lost(phase.alive if isinstance(phase, Up) else ended))
         self.first_lost = self.first_lost or name
-        return not before
+        return True
 
     def task_lost(self, name: str) -> None:
         self._lost_tasks[name] = None
@@ -122,7 +160,7 @@ class Nodes:
     @property
     def lost_tasks(self) -> list[str]:
         """Nodes whose ranks have succeeded, and whose agents outlive their Spark tasks."""
-        return [name for name in self._lost_tasks if name not in self._gone]
+        return [name for name in self._lost_tasks if not isinstance(self._phases[name], Ended | Lost)]
 
     @property
     def step(self) -> StatusDetail | None:
@@ -149,12 +187,7 @@ class Nodes:
     @property
     def known(self) -> int:
         """Number of nodes that have been up."""
-        return len(self._states)
-
-    @property
-    def up(self) -> int:
-        """Number of nodes that have started their ranks."""
-        return len(self._up)
+        return len(self._phases)
 
     @property
     def all_up(self) -> bool:
@@ -163,23 +196,28 @@ class Nodes:
     @property
     def all_gone(self) -> bool:
         """Whether every node that has been up has ended or is lost."""
-        return len(self._gone) == len(self._states)
+        return self._gone == len(self._phases)
+
+    @property
+    def _gone(self) -> int:
+        return self._numbers[Ended] + self._numbers[Lost]
 
     @property
     def all_rest(self) -> bool:
         """Whether some node waits for a decision about another attempt, and none has ranks."""
-        return bool(self._resting) and len(self._resting | self._gone) == len(self._by_name)
+        resting = self._numbers[Resting]
+        return resting > 0 and resting + self._gone == len(self._by_name)
 
     @property
     def next_port(self) -> int | None:
         """Port where all ranks can meet in another attempt; ``None`` unless all nodes are ready for one."""
-        states = self._of_placement()
-        able = all(state.port is not None and not state.unable for state in states)
-        return states[0].port if states and able else None
+        phases = [self._phases.get(name) for name in self._by_name]
+        ports = [phase.port for phase in phases if isinstance(phase, Resting) and phase.able]
+        return ports[0] if ports and len(ports) == len(phases) else None
 
     @property
     def ranks_up(self) -> int:
-        return sum(state.alive or 0 for state in self._now() if not state.ended)
+        return sum(phase.alive for phase in self._now() if isinstance(phase, Up))
 
     def stalled(self, name: str, limit: float) -> bool:
         """Return whether all ranks were idle for ``limit`` seconds at one moment. Call it after each heartbeat."""
@@ -189,7 +227,8 @@ class Nodes:
             if self._busy is None or self._is_idle(self._busy, limit):
                 self._busy = next((other for other in self._by_name if not self._is_idle(other, limit)), None)
             if self._by_name and self._busy is None and self._any_alive:
-                self._suspects = set(self._by_name)  # one more heartbeat of each node has to confirm
+                # One more heartbeat of each node has to confirm.
+                self._suspects = {other for other in self._by_name if isinstance(self._phases[other], Up)}
         else:
             self._suspects.discard(name)
             if not self._suspects or not self._any_alive:
@@ -198,12 +237,18 @@ class Nodes:
         return False
 
     def _is_idle(self, name: str, limit: float) -> bool:
-        return name in self._states and self._states[name].is_idle(limit)
+        """Whether the ranks have been idle for ``limit`` seconds, as a node without live ranks always is."""
+        match self._phases.get(name):
+            case Up(alive=alive, idle=idle):
+                return alive == 0 or (idle is not None and idle >= limit)
+            case None | Coming():
+                return False
+        return True
 
     @property
     def _any_alive(self) -> bool:
         """Whether any rank runs: if not, nodes may still copy files."""
-        return any(state.alive for state in self._now())
+        return any(phase.alive for phase in self._now() if isinstance(phase, Up))
 
     def ranks_of(self, name: str) -> range:
         node = self._node(name)
@@ -223,10 +268,10 @@ class Nodes:
 
     def last_known(self, name: str, now: float) -> str:
         """Return the last report of a lost node in words; ``""`` if it never reported its ranks."""
-        state = self._states[name]
-        if state.alive is None:
+        phase = self._phases[name]
+        if not isinstance(phase, Lost) or phase.alive is None:
             return ""
-        return f"; last known state, {now - state.heard:.0f} s earlier: {count(state.alive, 'rank')} running"
+        return f"; last known state, {now - self._heard[name]:.0f} s earlier: {count(phase.alive, 'rank')} running"
 
     def __str__(self) -> str:
         if self.placement is None:
@@ -241,9 +286,5 @@ class Nodes:
     def _node(self, name: str) -> Node | None:
         return self._by_name.get(name)
 
-    def _of_placement(self) -> list[_State]:
-        nodes = () if self.placement is None else self.placement.nodes
-        return [self._states.get(node.executor, _State()) for node in nodes]
-
-    def _now(self) -> list[_State]:
-        return list(self._states.values())
+    def _now(self) -> list[Phase]:
+        return list(self._phases.values())

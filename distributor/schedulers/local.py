@@ -88,11 +88,11 @@ class LocalScheduler:
                 "local mode has only one node, this machine: raise max_processes_per_node, or train on Spark "
                 "executors (local_mode=False)"
             )
-        for name, each, there, what in _supplies(resources):
-            if each * count > there:
+        for name, amount, there, unit in _supplies(resources):
+            if amount * count > there:
                 raise ResourceError(
-                    f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, but this "
-                    f"machine has {there:,}: lower {name} or num_processes"
+                    f"{name} asks for {amount:,} {unit} for each of {count} processes, {amount * count:,} in all, but "
+                    f"this machine has {there:,}: lower {name} or num_processes"
                 )
         if resources.use_gpu:
             self._check_gpus(count, resources.gpus_per_process or 1)
@@ -105,7 +105,7 @@ class LocalScheduler:
     slots_may_come = False  # the resources of this machine do not change
     omp_threads = None  # only the user can have set OMP_NUM_THREADS
 
-    def _check_gpus(self, count: int, each: int) -> None:
+    def _check_gpus(self, count: int, per_rank: int) -> None:
         if not self._looked:
             self._gpus, self._looked = self._look(), True
         there = len(self._gpus or ())
@@ -114,13 +114,13 @@ class LocalScheduler:
                 f"use_gpu=True, but this machine, the driver, has no visible GPU ({_said()}): pass use_gpu=False to "
                 "train on CPUs, or local_mode=False to train on Spark executors"
             )
-        if there < count * each:
-            asked = f"gpus_per_process={each} for each of " if each > 1 else ""
-            lower = ["gpus_per_process"] * (each > 1) + ["num_processes"] * (count > 1)
+        if there < count * per_rank:
+            asked = f"gpus_per_process={per_rank} for each of " if per_rank > 1 else ""
+            lower = ["gpus_per_process"] * (per_rank > 1) + ["num_processes"] * (count > 1)
             raise ResourceError(
-                f"{asked}num_processes={count} with use_gpu=True needs {wording.count(count * each, 'GPU')}, but this "
-                f"machine has {wording.count(there, 'visible GPU')}: lower {' or '.join(lower)} or pass use_gpu=False "
-                f"({_said()})"
+                f"{asked}num_processes={count} with use_gpu=True needs {wording.count(count * per_rank, 'GPU')}, but "
+                f"this machine has {wording.count(there, 'visible GPU')}: lower {' or '.join(lower)} or pass "
+                f"use_gpu=False ({_said()})"
             )
 
     def _look(self) -> Sequence[str]:
@@ -146,7 +146,7 @@ class LocalScheduler:
             return 0
         asked = job.resources
         rooms = [job.most_ranks] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
-        rooms += [there // each for _, each, there, _ in _supplies(asked)]
+        rooms += [there // amount for _, amount, there, _ in _supplies(asked)]
         if asked.use_gpu:
             rooms.append(len(self._gpus or ()) // asked.gpus_each)
         return min(rooms)
@@ -283,7 +283,7 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
 def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
     """Return the facts that Spark's tasks would report, one entry for each rank. Nodes get ranks evenly, in order."""
     cpus = job.resources.cpus_per_process or max(1, processes.cpu_count() // job.resources.num_processes)
-    each, of_path = job.resources.gpus_each, job.launch.ports
+    per_rank, of_path = job.resources.gpus_each, job.launch.ports
     return [
         NodeFacts(
             partition=rank,
@@ -291,7 +291,7 @@ def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequen
             host=socket.gethostname(),
             address=_ADDRESS,
             port=port,
-            gpus=tuple(gpus[rank * each : (rank + 1) * each]) if job.resources.use_gpu else (),
+            gpus=tuple(gpus[rank * per_rank : (rank + 1) * per_rank]) if job.resources.use_gpu else (),
             visible_devices=devices.visible_devices(os.environ),
             cpus=cpus,
             mounts=_ADDRESS,

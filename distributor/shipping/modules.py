@@ -33,12 +33,12 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
     for depth in range(1, len(parts) + 1):
         partial = ".".join(parts[:depth])
         try:
-            found = _ask_finders(partial, path, folders)
+            next_spec = _ask_finders(partial, path, folders)
         except KeyError:  # a folder without __init__.py in a package has no known path until the package is imported
             return spec
-        if found is None:
+        if next_spec is None:
             return spec if spec is not None and _moves(spec) else None
-        spec = found
+        spec = next_spec
         if spec.submodule_search_locations is None:  # a module, not a package: it contains no modules
             return spec if depth == len(parts) else None
         path = list(spec.submodule_search_locations)
@@ -75,15 +75,15 @@ def _target_folder(real: str) -> str | None:
 @functools.lru_cache(maxsize=64)
 def _recorded(folder: str, changed: float) -> frozenset[str]:
     """Return the files in the ``RECORD`` of a folder's packages, and their folders; ``changed`` renews the cache."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError), open(record, encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.reader(file):
                 path = os.path.normpath(row[0]) if row else ""
-                while path and path not in found and not path.startswith(os.pardir):
-                    found.add(path)
+                while path and path not in paths and not path.startswith(os.pardir):
+                    paths.add(path)
                     path = os.path.dirname(path)
-    return frozenset(found)
+    return frozenset(paths)
 
 
 def _changed(folder: str) -> float:
@@ -99,7 +99,7 @@ def own_modules() -> list[ModuleType]:
     ``__main__`` is left out, because cloudpickle always pickles it by value, and this package, which is shipped apart.
     """
     roots = _installed_roots()
-    own = []
+    users = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name == "__main__" or name.partition(".")[0] == "distributor" or not isinstance(file, str):
@@ -109,8 +109,8 @@ def own_modules() -> list[ModuleType]:
             continue
         real = os.path.realpath(file)
         if not real.startswith(roots) and _target_folder(real) is None:
-            own.append(module)
-    return own
+            users.append(module)
+    return users
 
 
 def search_path() -> list[str]:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from distributor.values.job import Function, Job
+from distributor.values.job import Job
 
 
 @cache
@@ -50,31 +50,28 @@ def package_root() -> str:
     return str(Path(root).parent)
 
 
+#: The parts of a job that may be large: the field of the job, and the part's name in it.
+_PARTS = {
+    "function": ("target", "pickled"),
+    "working_dir": ("working_dir", "archive"),
+    "output_dir": ("output_dir", "archive"),
+}
+
+
 def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
     """Take the parts of more than ``limit`` bytes out of a job, and return them by name, to be sent separately.
 
     >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
     >>> attach(rest, parts) == job  # doctest: +SKIP
     """
-    parts = {}
-    if isinstance(job.target, Function) and len(job.target.pickled) > limit:
-        parts["function"] = job.target.pickled
-        job = replace(job, target=replace(job.target, pickled=b""))
-    if job.working_dir is not None and len(job.working_dir.archive or b"") > limit:
-        parts["working_dir"] = job.working_dir.archive or b""
-        job = replace(job, working_dir=replace(job.working_dir, archive=b""))
-    if job.output_dir is not None and len(job.output_dir.archive or b"") > limit:
-        parts["output_dir"] = job.output_dir.archive or b""
-        job = replace(job, output_dir=replace(job.output_dir, archive=b""))
-    return job, parts
+    parts = {part: getattr(getattr(job, field), name, None) or b"" for part, (field, name) in _PARTS.items()}
+    parts = {part: content for part, content in parts.items() if len(content) > limit}
+    return attach(job, dict.fromkeys(parts, b"")), parts
 
 
 def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
     """Put the parts that :func:`detach` took out of a job back into the job."""
-    if "function" in parts and isinstance(job.target, Function):
-        job = replace(job, target=replace(job.target, pickled=parts["function"]))
-    if "working_dir" in parts and job.working_dir is not None:
-        job = replace(job, working_dir=replace(job.working_dir, archive=parts["working_dir"]))
-    if "output_dir" in parts and job.output_dir is not None:
-        job = replace(job, output_dir=replace(job.output_dir, archive=parts["output_dir"]))
+    for part, content in parts.items():
+        field, name = _PARTS[part]
+        job = replace(job, **{field: replace(getattr(job, field), **{name: content})})
     return job

@@ -43,8 +43,8 @@ def dump_function(
 
     PayloadError names the variable or argument at fault if one is found.
     """
-    own = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
-    with own:
+    registered = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
+    with registered:
         try:
             return _dumps((function, tuple(args), dict(kwargs)), _CallPickler)
         except (Exception, SystemExit) as error:
@@ -55,27 +55,27 @@ def _why_not(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], raised: BaseException
 ) -> str:
     """Return why a call cannot be pickled, and what to do. ``raised`` is what pickling the call has raised."""
-    told = f"{name_of(function)} cannot be pickled for the ranks"
+    text = f"{name_of(function)} cannot be pickled for the ranks"
     label, value, error = _find_culprit(function, args, kwargs) or ("", None, raised)
     is_sparks = type(value).__module__.startswith(("pyspark.", "py4j."))
     if isinstance(error, SparkObjectError):
         inner = f"{type(error.value).__module__}.{type(error.value).__qualname__}"
         if not label:
-            return f"{told}: a {inner} that it uses {error.refusal.why}. {error.refusal.instead}"
+            return f"{text}: a {inner} that it uses {error.refusal.why}. {error.refusal.instead}"
         which = "it" if is_sparks else f"the {inner} in it"
-        return f"{told}: {label}, since {which} {error.refusal.why}. {error.refusal.instead}"
+        return f"{text}: {label}, since {which} {error.refusal.why}. {error.refusal.instead}"
     if is_sparks:
-        return f"{told}: {label}, since it {DRIVER_ONLY.why}. {DRIVER_ONLY.instead}"
+        return f"{text}: {label}, since it {DRIVER_ONLY.why}. {DRIVER_ONLY.instead}"
     return (
-        told
+        text
         + (f": {label}" if label else "")
         + f" ({_one_line(error)}). Create such objects inside the function, or pass data to create them from."
     )
 
 
-def _dumps(what: Any, pickler: type[_Pickler]) -> bytes:
+def _dumps(value: Any, pickler: type[_Pickler]) -> bytes:
     file = io.BytesIO()
-    pickler(file, protocol=_PROTOCOL).dump(what)
+    pickler(file, protocol=_PROTOCOL).dump(value)
     return file.getvalue()
 
 
@@ -128,12 +128,12 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
             return None, error, _one_line(error)
 
     try:
-        value, error, told = guarded(load, _VALUE_PATIENCE, lambda: reader.position)
+        value, error, reason = guarded(load, _VALUE_PATIENCE, lambda: reader.position)
     except TimeoutError as late:
-        error, told = late, str(late)
+        error, reason = late, str(late)
     if error is not None:
         raise ResultError(
-            f"the return value of rank {rank} cannot be unpickled on the driver: {told.rstrip('.')}. "
+            f"the return value of rank {rank} cannot be unpickled on the driver: {reason.rstrip('.')}. "
             "Return plain data (numbers, strings, a state dict; model.module.state_dict() for a "
             "DistributedDataParallel), or install on the driver the packages that the value needs"
         ) from error

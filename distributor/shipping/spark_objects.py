@@ -54,9 +54,9 @@ class SparkObjectError(TypeError):
 
 def refused() -> dict[type, Refusal]:
     """Return the refused classes that this process has imported."""
-    found = {}
+    classes = {}
     for (module, name), refusal in _REFUSED.items():
         kind = getattr(sys.modules.get(module), "__dict__", {}).get(name)
         if isinstance(kind, type):
-            found[kind] = refusal
-    return found
+            classes[kind] = refusal
+    return classes

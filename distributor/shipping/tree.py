@@ -69,8 +69,8 @@ def stamp(path: str) -> Stamp:
     return _stamp(os.stat(path))
 
 
-def _stamp(about: os.stat_result) -> Stamp:
-    return Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def describe(folder: str, path: str) -> Entry:
@@ -80,5 +80,5 @@ def describe(folder: str, path: str) -> Entry:
         while piece := file.read(_PIECE):
             digest.update(piece)
             size += len(piece)
-        about = os.fstat(file.fileno())
-    return Entry(path, size, about.st_mode & 0o777, about.st_mtime_ns, digest.hexdigest())
+        status = os.fstat(file.fileno())
+    return Entry(path, size, status.st_mode & 0o777, status.st_mtime_ns, digest.hexdigest())

@@ -10,12 +10,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from distributor.errors import ConfigurationError, StopError
-from distributor.rank import dataloaders
 from distributor.stopping.vote_file import NONE, Head, VoteFile
 from distributor.values.checks import as_whole
 
@@ -38,12 +38,19 @@ def answer(step: int, head: Head) -> bool | None:
 
 
 class Stopper:
-    """Tells a rank whether it must stop."""
+    """Tells a rank whether it must stop. ``ignores`` says whether a fork of the rank survives SIGTERM."""
 
-    def __init__(self, vote_file: VoteFile, local_rank: int, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        vote_file: VoteFile,
+        local_rank: int,
+        patience: float = PATIENCE,
+        ignores: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._vote_file = vote_file
         self._local_rank = local_rank
         self._patience = patience
+        self._ignores = ignores
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._handles = False
@@ -91,7 +98,7 @@ class Stopper:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            if dataloaders.is_worker():
+            if self._ignores():
                 return
         elif (head := self._vote_file.head()).linked and not head.ending:
             self._vote_file.preempt(self._local_rank)
@@ -103,10 +110,10 @@ class Stopper:
 _stopper: Stopper | None = None
 
 
-def begin(path: Path, local_rank: int) -> None:
-    """Begin to read in the vote file when this rank must stop."""
+def begin(path: Path, local_rank: int, ignores: Callable[[], bool]) -> None:
+    """Begin to read in the vote file when this rank must stop. ``ignores`` is as for :class:`Stopper`."""
     global _stopper
-    _stopper = Stopper(VoteFile(path), local_rank)
+    _stopper = Stopper(VoteFile(path), local_rank, ignores=ignores)
 
 
 def should_stop(step: Any) -> bool:

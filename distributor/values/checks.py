@@ -61,7 +61,7 @@ def check_range(name: str, value: Any) -> tuple[int, int]:
         return count, count
     if len(value) != 2:
         raise ConfigurationError(f"{name} must be a number or a pair such as (4, 16), not {value!r}")
-    least, most = (check_count(f"each number of {name}", each) for each in value)
+    least, most = (check_count(f"each number of {name}", number) for number in value)
     if least > most:
         raise ConfigurationError(f"{name}={value!r} must have the lower number first")
     return least, most

@@ -125,11 +125,9 @@ def _reader(hint: Any) -> Reader:
         return _record(hint)
     if hint is float:
         return _float
-    return lambda value: value if _is_of(hint, value) else _refuse(value, hint)
-
-
-def _is_of(hint: Any, value: Any) -> bool:
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    return lambda value: (
+        value if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)) else _refuse(value, hint)
+    )
 
 
 def _refuse(value: Any, hint: Any) -> Any:

@@ -37,8 +37,8 @@ def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
     >>> is_of_earlier_job("3f2a.0", "3f2a", 2), is_of_earlier_job("3f2a-2.0", "3f2a", 2)
     (True, False)
     """
-    found = re.fullmatch(rf"{re.escape(run_id)}(?:-(\d+))?\.\d+", mark)
-    return found is not None and int(found[1] or 0) < attempt
+    match = re.fullmatch(rf"{re.escape(run_id)}(?:-(\d+))?\.\d+", mark)
+    return match is not None and int(match[1] or 0) < attempt
 
 
 #: Only the run sets these, and not ``env=``: wrong values make other ranks hang or compute wrong results.

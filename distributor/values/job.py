@@ -200,11 +200,7 @@ class Job:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports besides torch: the launch path's, then the user's.
-
-        A warm process imports these modules once. It then forks the agents (the processes that start ranks) of several
-        runs, on its executor or, in local mode, on the driver's machine.
-        """
+        """The modules that a warm process imports besides torch: the launch path's, then the user's."""
         return (*self.launch.preload, *self.startup.preload)
 
     @property

@@ -69,7 +69,7 @@ class LaunchPath(Protocol):
 
 
 class BasePath:
-    """Defaults for launch paths (ways to start ranks), which inherit from this class and override some defaults."""
+    """Defaults of :class:`LaunchPath`, from which launch paths inherit."""
 
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
@@ -81,15 +81,12 @@ class BasePath:
 
     @property
     def deepspeed_config(self) -> str | None:
-        """The final DeepSpeed configuration as JSON: by default, none."""
         return None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get: by default, none."""
         return {}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice for the user on a failure: by default, ``""`` (none)."""
         return ""
 
 

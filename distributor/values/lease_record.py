@@ -81,8 +81,8 @@ def find(fetch: Callable[[str], bytes | None]) -> LeaseRecord | None:
 
 def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
     """Return the newest version in the contents of a record's two files; ``None`` stands for a missing file."""
-    found = [record for data in files if (record := sealed.unseal(LeaseRecord, data)) is not None]
-    return max(found, key=lambda record: record.sequence, default=None)
+    records = [record for data in files if (record := sealed.unseal(LeaseRecord, data)) is not None]
+    return max(records, key=lambda record: record.sequence, default=None)
 
 
 def folder_of(where: str, name: str) -> str:
@@ -95,45 +95,45 @@ def folder_of(where: str, name: str) -> str:
     return f"{where.rstrip('/')}/{fitted(f'%2E{safe[1:]}' if safe.startswith('.') else safe)}"
 
 
-def following(found: LeaseRecord | None, identity: Identity, holder: Holder) -> LeaseRecord:
+def following(last: LeaseRecord | None, identity: Identity, holder: Holder) -> LeaseRecord:
     """Return the record of a new run after that of the last; ConfigurationError if they, or ``resume``, do not fit."""
     name, again = identity.name, "pass resume='never' to start over, or another name"
-    training = 1 if found is None else found.training
+    training = 1 if last is None else last.training
     if identity.resume == "never":
-        training += found is not None
-    elif found is None:
+        training += last is not None
+    elif last is None:
         if identity.resume == "must":
             raise ConfigurationError(
                 f"resume='must', but there is no run named {name!r} to go on with: check name= and checkpoints=, or "
                 "pass resume='auto'"
             )
-    elif found.target != identity.target:
+    elif last.target != identity.target:
         raise ConfigurationError(
-            f"the run named {name!r} trains with {found.target!r}, and not with {identity.target!r}: {again}"
+            f"the run named {name!r} trains with {last.target!r}, and not with {identity.target!r}: {again}"
         )
-    elif found.finished and not changes(found, identity):
+    elif last.finished and not changes(last, identity):
         raise ConfigurationError(
-            f"the run named {name!r} has finished (run {found.run}) with these arguments: {again}. With other "
+            f"the run named {name!r} has finished (run {last.run}) with these arguments: {again}. With other "
             "arguments, such as more epochs, it goes on from its last checkpoint"
         )
-    sequence = 1 if found is None else found.sequence + 1
+    sequence = 1 if last is None else last.sequence + 1
     return LeaseRecord(
         sequence, training, identity.target, identity.code, dict(identity.arguments), False, holder.run, holder
     )
 
 
-def changes(found: LeaseRecord, identity: Identity) -> list[str]:
+def changes(last: LeaseRecord, identity: Identity) -> list[str]:
     """Return, in words, how a run differs from the last one of its name.
 
     >>> old = LeaseRecord(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
     >>> changes(old, Identity("gpt", "auto", "train", "b", {"epochs": "3"}, {"epochs": "10"}))
     ['its code', 'epochs (now 10)', 'lr (now left out)']
     """
-    told = ["its code"] if found.code != identity.code else []
-    for name in sorted({*found.arguments, *identity.arguments}):
-        if found.arguments.get(name) != identity.arguments.get(name):
-            told.append(f"{name} (now {identity.shown.get(name, 'left out')})")
-    return told
+    differences = ["its code"] if last.code != identity.code else []
+    for name in sorted({*last.arguments, *identity.arguments}):
+        if last.arguments.get(name) != identity.arguments.get(name):
+            differences.append(f"{name} (now {identity.shown.get(name, 'left out')})")
+    return differences
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,38 +124,35 @@ class Placement:
         return tuple(Share(node, beside=on_host[node.host], **common) for node in self.nodes)
 
     def __str__(self) -> str:
-        return "; ".join(
-            f"node {n.node_rank} on {n.host} ({n.address}): "
-            + (who(n.ranks) if n.ranks else "no rank")
-            + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
-            for n in self.nodes
-        )
+        return "; ".join(self._lines())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show a node per line as the value of a notebook's cell."""
+        for line in self._lines():
+            printer.text(line)
+            printer.break_()
+
+    def _lines(self) -> Iterator[str]:
+        for n in self.nodes:
+            ranks = who(n.ranks) if n.ranks else "no rank"
+            yield f"node {n.node_rank} on {n.host} ({n.address}): {ranks}" + (
+                f", GPUs {','.join(n.gpus)}" if n.gpus else ""
+            )
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a node knows of the placement: its own part, node 0, and what holds for all nodes.
+    """What a node knows of the placement: its own part, node 0, and what holds for all nodes."""
 
-    Attributes:
-        node, master: this node, and node 0.
-        count: number of nodes.
-        world_size: number of ranks on all nodes.
-        digest: of the placement; the same on all nodes.
-        beside: number of nodes on this host.
-        even: whether all nodes have as many ranks; all hosts, if ranks are numbered by host.
-        others: addresses of nodes, at most 16, from which a node learns the interface towards all.
-        nodes: all nodes, if the launch path has ``all_nodes``.
-    """
-
-    node: Node
-    master: Node
-    count: int
+    node: Node  # this node
+    master: Node  # node 0
+    count: int  # of nodes
     world_size: int
-    digest: str
-    beside: int = 1
-    even: bool = True
-    others: tuple[str, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    digest: str  # of the placement, the same on all nodes
+    beside: int = 1  # number of nodes on this host
+    even: bool = True  # all nodes have as many ranks; all hosts, if ranks are numbered by host
+    others: tuple[str, ...] = ()  # addresses of nodes, from which a node learns the interface towards all
+    nodes: tuple[Node, ...] = ()  # all, if the launch path has ``all_nodes``
 
     @property
     def numbering(self) -> Numbering:

@@ -15,7 +15,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import faults
 import paths
+import stores
 import victims
 import watch
 from leftovers import Leftovers
@@ -72,28 +72,28 @@ TRUE: Mapping[str, str] = {
 Told = tuple[str, str]
 
 
-def found(run: Run, kind: str, folder: Path) -> list[psutil.Process]:
+def processes_of(run: Run, kind: str, folder: Path) -> list[psutil.Process]:
     """Processes of a run of some kind, as far as they are there now. Ranks have written their pids into a folder."""
     there = watch.processes(run.id)
     agents = [process for process in there if watch.is_agent(process)]
     launchers = [process for process in there if watch.is_launcher(process)]
     ranks = [child for launcher in launchers for child in launcher.children()]
     parents = [parent for agent in agents for parent in watch.owners_of(agent) if parent.pid != os.getpid()]
-    companions = [each for each in there if watch.part(each) == "companion"]
+    companions = [process for process in there if watch.part(process) == "companion"]
     if kind in paths.TASKS:
         return [psutil.Process(int((folder / kind).read_text()))] if (folder / kind).exists() else []
     if kind in PROGRAMS:
         return victims.programs(run, *PROGRAMS[kind])
     return {
         "rank": ranks,
-        "loader": [child for each in ranks for child in each.children()],
+        "loader": [child for rank in ranks for child in rank.children()],
         "launcher": launchers,
         "agent": agents,
         "worker": [p for p in parents if "pyspark.daemon" in " ".join(p.cmdline())][:1],
         "executor": [p for p in parents if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())],
         "warm": watch.warm_processes(),
         "companion": companions,
-        "beside": [child for each in companions for child in each.children(recursive=True)],
+        "beside": [child for companion in companions for child in companion.children(recursive=True)],
         "any": there,
     }.get(kind, [])
 
@@ -113,7 +113,7 @@ def strike(run: Run, kind: str, source: random.Random, folder: Path) -> str:
             server._loop.call_soon_threadsafe(source.choice(peers).writer.transport.abort)
             return "cut a connection"
     with suppress(psutil.NoSuchProcess):
-        there = found(run, kind, folder)
+        there = processes_of(run, kind, folder)
         if there:
             victim = source.choice(there)
             victim.kill()
@@ -146,7 +146,7 @@ def killed(source: random.Random, sessions: Sessions, folder: Path, left: Leftov
     )
     delay = source.uniform(0.0, 6.0 if when == "start" else 1.0)
     kind = source.choice([*VICTIMS, *ON_PATHS.get(path, ()), *IN_SPARK.get(mode, ())])
-    what = f"{path}, {mode}, {ranks} ranks, {kind} {delay:.1f} s after the {when}"
+    case = f"{path}, {mode}, {ranks} ranks, {kind} {delay:.1f} s after the {when}"
     if kind == "driver":
         sessions.stop()
         driver = victims.Driver(path, mode, ranks, folder)
@@ -155,21 +155,21 @@ def killed(source: random.Random, sessions: Sessions, folder: Path, left: Leftov
         time.sleep(delay)
         driver.kill()
         left.gone(driver.run)
-        return f"{what}: killed {driver.run}", "nothing is left"
+        return f"{case}: killed {driver.run}", "nothing is left"
     if mode != LOCAL:
         sessions.get(mode)
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
     run = distributor.submit(paths.training(path), str(folder), STEPS)
     if when == "first steps":
         here = [folder / name for name in paths.names(path, ranks)]
-        watch.until(lambda: all(each.exists() for each in here) or run.wait(0), DEADLINE)
+        watch.until(lambda: all(path.exists() for path in here) or run.wait(0), DEADLINE)
     run.wait(delay)
     done = strike(run, kind, source, folder) if not run.wait(0) else "too late"
     end = ended(run, left)
     if end != f"success: {paths.values(path, ranks, STEPS)}":
-        assert not end.startswith("success") and done not in IN_VAIN, f"{what}: {done} -> {end}"
-        assert re.search(TRUE.get(kind, ""), end), f"{what}: {done} -> {end}"
-    return f"{what}: {done}", end
+        assert not end.startswith("success") and done not in IN_VAIN, f"{case}: {done} -> {end}"
+        assert re.search(TRUE.get(kind, ""), end), f"{case}: {done} -> {end}"
+    return f"{case}: {done}", end
 
 
 #: From when on it is counted until something is killed.
@@ -189,14 +189,14 @@ def distributor_for(source: random.Random, sessions: Sessions, ranks: int) -> tu
 
 def broken(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """Ranks that break what they stand on, and then return or raise."""
-    ranks, what, then = source.randint(2, 4), source.choice(list(faults.BREAKS)), source.choice(["return", "raise"])
+    ranks, fault, then = source.randint(2, 4), source.choice(list(faults.BREAKS)), source.choice(["return", "raise"])
     where, distributor = distributor_for(source, sessions, ranks)
-    end = ended(distributor.submit(faults.break_then, what, then), left)
+    end = ended(distributor.submit(faults.break_then, fault, then), left)
     if then == "raise":
         assert ValueError.__name__ in end and end.startswith("TrainingError: rank 1 "), end
     else:
         assert end == f"success: {[str(rank) for rank in range(ranks)]}", end
-    return f"{where}, {what}, {then}", end
+    return f"{where}, {fault}, {then}", end
 
 
 def long_message(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
@@ -222,14 +222,13 @@ def full_disk(source: random.Random, sessions: Sessions, folder: Path, left: Lef
 def small_disk(folder: Path) -> Iterator[None]:
     folder.mkdir()
     before = tempfile.gettempdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
-    tempfile.tempdir = str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
+    with stores.small_disk(folder, "8m"):
+        tempfile.tempdir = str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+    folder.rmdir()
 
 
 def apart(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
@@ -240,8 +239,8 @@ def apart(source: random.Random, sessions: Sessions, folder: Path, left: Leftove
     watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(4)))
     assert run.placement is not None
     port = run.placement.master.port
-    launchers = [each for each in watch.processes(run.id) if watch.is_launcher(each)]
-    (store,) = [each for each in launchers if port in (line.laddr.port for line in each.net_connections())]
+    launchers = [process for process in watch.processes(run.id) if watch.is_launcher(process)]
+    (store,) = [launcher for launcher in launchers if port in (line.laddr.port for line in launcher.net_connections())]
     store.suspend()
     time.sleep(source.uniform(0.0, 2.0))
     go.touch()
@@ -303,7 +302,7 @@ def returning(source: random.Random, sessions: Sessions, folder: Path, left: Lef
 
 
 def runs() -> list[Run]:
-    return [found for found in gc.get_objects() if type(found) is Run]
+    return [run for run in gc.get_objects() if type(run) is Run]
 
 
 def deaf(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
@@ -356,8 +355,8 @@ def run_all(options: argparse.Namespace) -> int:
         start = time.monotonic()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                what, end = play(seed, sessions, folder)
-            print(f"{what} -> {end} ({time.monotonic() - start:.1f} s)", flush=True)
+                case, end = play(seed, sessions, folder)
+            print(f"{case} -> {end} ({time.monotonic() - start:.1f} s)", flush=True)
         except (Exception, KeyboardInterrupt) as error:
             wrong.append(seed)
             print(f"WRONG: {type(error).__name__}: {error} ({time.monotonic() - start:.1f} s)", flush=True)

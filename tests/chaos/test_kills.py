@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import paths
 import psutil
@@ -18,7 +15,7 @@ import trainings
 import victims
 import watch
 from leftovers import Leftovers
-from sessions import Make
+from sessions import LOCAL, Make
 
 from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
 
@@ -42,17 +39,12 @@ def rank_of(run: Run) -> psutil.Process:
 #: What torch says of a worker that is gone; a rank that was just taking a tensor over from it says how that broke.
 DATA_LOADER = r"^rank \d on .* failed: (RuntimeError: DataLoader worker|Connection\w+Error|EOFError|FileNotFoundError)"
 
-LOST = r"^lost the node on .* \(node \d, ranks \d-\d\): its "
-
 agent_of: victims.Victim = partial(victims.part, name="agent")
 
-KILLS: dict[str, tuple[Any, type[Exception], str]] = {
-    "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
-    "data-loader worker": (lambda run: rank_of(run).children()[0], TrainingError, DATA_LOADER),
-    "launcher": (lambda run: rank_of(run).parent(), TrainingError, "ended together with its launcher|lost the node on"),
-    "agent": (agent_of, NodeLostError, f"{LOST}agent (died|ended without giving a reason)"),
-    "worker": (lambda run: watch.owner_of(agent_of(run)), NodeLostError, f"{LOST}Spark task ended"),
-    "executor": (victims.executor_of, NodeLostError, f"{LOST}Spark task ended"),
+KILLS: dict[str, tuple[victims.Victim, str]] = {
+    **victims.KILLS,
+    "data-loader worker": (lambda run: rank_of(run).children()[0], DATA_LOADER),
+    "worker": (lambda run: watch.owner_of(agent_of(run)), r"^lost the node on .*: its Spark task ended"),
 }
 
 
@@ -61,16 +53,10 @@ KILLS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_a_kill_is_a_true_error_and_leaves_nothing(
     victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:
-    victims.skip_if_absent(victim, mode)
-    find, kind, text = KILLS[victim]
+    if mode == LOCAL and victim in ("worker", "executor"):
+        pytest.skip("there is none on this machine")
     training = train(make_on_path, path, tmp_path)
-    find(training).kill()
-    start = time.monotonic()
-    with pytest.raises(kind) as caught:
-        training.result(timeout=2 * watch.DEADLINE)
-    assert time.monotonic() - start < watch.KILL_DEADLINE
-    assert re.search(text, str(caught.value)), caught.value
-    assert "\tat " not in str(caught.value)
+    victims.strike(training, KILLS[victim])
     leftovers.gone(training.id)
     assert make_on_path(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
@@ -108,7 +94,7 @@ def test_a_stopped_rank_does_not_hold_up_the_end(
     rank_of(training).suspend()
     training.cancel()
     with pytest.raises(RunCancelledError):
-        training.result(timeout=2 + watch.FAILURE_DEADLINE)
+        training.result(timeout=watch.DEADLINE)
     leftovers.gone(training.id)
 
 
@@ -116,11 +102,9 @@ def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None
     run = make_local(2, heartbeat_timeout=2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
     agent_of(run).suspend()
-    with pytest.raises(
-        NodeLostError, match=r"nothing was heard from it for 2 s; last known state, .* earlier: \d ranks"
-    ):
+    with pytest.raises(NodeLostError, match=r"nothing was heard from it for 2 s; last known state, .*: \d ranks"):
         run.result(timeout=watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 @pytest.fixture
@@ -149,11 +133,9 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
             kept.append(b"x" * (8 << 20))
 
     run = make(2, grace_period=1).submit(devour, str(small_memory))
-    with pytest.raises(
-        TrainingError, match=r"^ranks? [01-]+ on .* failed: killed by SIGKILL, most likely for lack of memory"
-    ):
+    with pytest.raises(TrainingError, match="killed by SIGKILL, most likely for lack of memory"):
         run.result(timeout=2 * watch.DEADLINE)
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.gone(run.id)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long_on_executors)])

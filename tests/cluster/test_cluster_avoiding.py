@@ -11,7 +11,6 @@ import pytest
 import trainings
 import watch
 from hosts import Hosts, require
-from leftovers import Leftovers
 from sessions import Sessions
 
 from distributor import TorchDistributor
@@ -28,12 +27,6 @@ def hosts(sessions: Sessions) -> Iterator[Hosts]:
     sessions.stop()
     with Hosts(NAMES, cores=2, memory="1g", executor_memory="512m") as hosts:
         yield hosts
-
-
-@pytest.fixture
-def leftovers(hosts: Hosts) -> Leftovers:
-    """Tells what is left of the test's runs, on all hosts."""
-    return Leftovers(map(hosts.temporary, NAMES), map(hosts.memory, NAMES))
 
 
 def wait(folder: str) -> int:
@@ -57,7 +50,7 @@ def placement(hosts: Hosts, folder: Path, attempt: int, ranks: int) -> dict[str,
 
 def kill_agent(pid: int) -> None:
     """Kills the agent of a rank: the first of its ancestors that is one."""
-    process = next(each for each in psutil.Process(pid).parents() if watch.part(each) == "agent")
+    process = next(parent for parent in psutil.Process(pid).parents() if watch.part(parent) == "agent")
     process.kill()
 
 
@@ -69,7 +62,7 @@ def test_a_host_that_failed_twice_is_avoided(
     """All failures are blamed on one of three hosts. Two ranks leave it out, although Spark does not; three cannot."""
     hosts.session()
     bad = NAMES[0]
-    monkeypatch.setattr(supervisor, "_blamed", lambda about: f"{hosts.addresses[bad]}:{4000 + about.number}")
+    monkeypatch.setattr(supervisor, "_blamed", lambda ended: f"{hosts.addresses[bad]}:{4000 + ended.number}")
     distributor = TorchDistributor(ranks, False, False, max_processes_per_node=1, max_restarts=5, grace_period=1.0)
     run = distributor.submit(wait, str(tmp_path))
     for attempt in range(5):

@@ -68,7 +68,7 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path:
     return run
 
 
-def test_connect(client: Callable[[str], Any]) -> None:
+def test_a_client_of_connect_gets_values_errors_and_resources(client: Callable[[str], Any]) -> None:
     """One client for all, since it takes seconds to start: values, placement, live lines, typed errors, resources."""
     answers, printed, warned = client(
         """
@@ -124,68 +124,3 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert sorted(alone["hosts"]) == ["host-a", "host-b", "host-c"]
     assert "cannot reach the driver at 127.0.0.1:" in warned
     assert "start_timeout=6 s: it was waiting for task slots: other jobs may hold them" in late["error"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("client", ["another-host"], indirect=True)
-def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(client: Callable[[str], Any], tmp_path: Path) -> None:
-    """The place takes nothing, so the copies are all that survives of the node."""
-    (answer,), _, _ = client(
-        f"""
-        import checkpointed, victims, watch
-        from distributor import Checkpoints
-
-        kept = Checkpoints({str(tmp_path / "runs")!r}, memory=True, replicate=True)
-        options = dict(use_gpu=False, max_processes_per_node=1, checkpoints=kept, max_restarts=1, grace_period=1.0)
-        run = TorchDistributor(3, **options).submit(checkpointed.train_digits, 24, down=True, pause=0.2)
-        watch.until(lambda: bool(run.metrics) and (run.metrics[-1].step or 0) >= 6)
-        victims.part(run, "agent").kill()
-        begun, _, seen = run.result(2 * watch.DEADLINE)
-        answer(begun=begun, seen=seen, lost=run.attempts[0].step)
-        """
-    )
-    assert answer["seen"] == 24 * 16
-    assert answer["begun"] >= answer["lost"] - 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("client", ["another-host"], indirect=True)
-def test_a_run_that_is_placed_badly_is_placed_again(client: Callable[[str], Any], tmp_path: Path) -> None:
-    """Other tasks hold all slots. Those of host-a come free first, and there is room for all ranks."""
-    (answer,), _, _ = client(
-        f"""
-        import logging, threading, watch
-        from pathlib import Path
-
-        folder = Path({str(tmp_path)!r})
-
-        def hold(batches):
-            import socket, time
-
-            host = socket.gethostname()
-            (folder / f"held-{{host}}-{{os.getpid()}}").touch()
-            while not (folder / "go").exists() and not (folder / f"go-{{host}}").exists():
-                time.sleep(0.05)
-            yield from batches
-
-        holding = spark.range(0, 6, 1, 6).mapInArrow(hold, "id long")
-        thread = threading.Thread(target=holding.collect)
-        thread.start()
-        watch.until(lambda: len(list(folder.glob("held-*"))) == 6)
-        (folder / "go-host-a").touch()
-        told = []
-        watching = logging.Handler()
-        watching.emit = lambda record: told.append(record.getMessage())
-        logging.getLogger("distributor").addHandler(watching)
-        run = TorchDistributor(3, use_gpu=False, max_processes_per_node=1).submit(trainings.all_reduce)
-        watch.until(lambda: any("placing run" in line for line in told))
-        (folder / "go").touch()
-        answer(values=run.results(watch.DEADLINE), hosts=[node.host for node in run.placement.nodes], told=told)
-        thread.join()
-        """
-    )
-    assert answer["values"] == [6.0] * 3
-    assert sorted(answer["hosts"]) == ["host-a", "host-b", "host-c"]
-    assert [line.partition(";")[0] for line in answer["told"] if "placing run" in line] == [
-        "Spark put more ranks on an executor than the 1 that it may host"
-    ]

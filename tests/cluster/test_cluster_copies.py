@@ -12,7 +12,6 @@ import checkpointed
 import pytest
 import watch
 from hosts import Hosts, require
-from leftovers import Leftovers
 from sessions import Sessions
 
 from distributor import Checkpoints, Run, TorchDistributor
@@ -29,12 +28,6 @@ def hosts(sessions: Sessions) -> Iterator[Hosts]:
     sessions.stop()
     with Hosts(NAMES, cores=1, memory="1g", executor_memory="512m", shm=dict.fromkeys(NAMES, "64m")) as hosts:
         yield hosts
-
-
-@pytest.fixture
-def leftovers(hosts: Hosts) -> Leftovers:
-    """Tells what is left of the test's runs, on all hosts."""
-    return Leftovers(map(hosts.temporary, NAMES), map(hosts.memory, NAMES))
 
 
 def host_of(hosts: Hosts, run: Run, rank: int) -> str:

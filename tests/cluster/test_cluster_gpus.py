@@ -17,8 +17,8 @@ WITH_GPUS = {"spark.executor.resource.gpu.amount": "3", "spark.task.cpus": "1"}
 
 
 def visible() -> tuple[str, str, list[str]]:
-    own = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    return os.environ["LOCAL_RANK"], os.environ["HIP_VISIBLE_DEVICES"], own
+    gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    return os.environ["LOCAL_RANK"], os.environ["HIP_VISIBLE_DEVICES"], gpus
 
 
 def devices_of(host: str) -> list[str]:
@@ -36,15 +36,15 @@ def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
     assert run.placement is not None
     for node in run.placement.nodes:
         for rank in node.ranks:
-            local_rank, hip, own = results[rank]
-            assert ",".join(own) == hip == ",".join(node.gpus)
-            assert len(own) == len(set(own)) == CORES[node.host]
-            assert set(own) <= set(devices_of(node.host))
-            assert own[int(local_rank)]  # cuda:LOCAL_RANK is there
+            local_rank, hip, gpus = results[rank]
+            assert ",".join(gpus) == hip == ",".join(node.gpus)
+            assert len(gpus) == len(set(gpus)) == CORES[node.host]
+            assert set(gpus) <= set(devices_of(node.host))
+            assert gpus[int(local_rank)]  # cuda:LOCAL_RANK is there
     rocr = TorchDistributor(6).submit(trainings.environment, "ROCR_VISIBLE_DEVICES").results()  # filters below HIP's
     assert [env["ROCR_VISIBLE_DEVICES"] for env in rocr].count(ENVIRON["host-a"]["ROCR_VISIBLE_DEVICES"]) == 3
     hidden = TorchDistributor(6, use_gpu=False).submit(visible).results()
-    assert {tuple(own) for _, _, own in hidden} == {("",)}
+    assert {tuple(gpus) for _, _, gpus in hidden} == {("",)}
 
 
 def test_several_gpus_for_each_rank(cluster: Cluster) -> None:
@@ -66,4 +66,4 @@ def test_tasks_that_share_gpus(cluster: Cluster) -> None:
     with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU .* gpus_per_process=1"):
         TorchDistributor(2).run(visible)
     run = TorchDistributor(2, gpus_per_process=1).submit(visible)
-    assert all(own[int(local_rank)] for local_rank, _, own in run.results())
+    assert all(gpus[int(local_rank)] for local_rank, _, gpus in run.results())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from clusters import Cluster
 from hosts import Hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
-
-TESTS = Path(__file__).parents[1] / "support"
 
 #: A driver of its own: a JVM that has begun with IPv4 stays with it.
 DRIVER = """
@@ -32,22 +29,11 @@ print(*sorted(node.address for node in run.placement.nodes))
 """
 
 
-def test_addresses_of_ipv6(cluster: Cluster) -> None:
+def test_a_collective_over_ipv6_only(cluster: Cluster, tmp_path: Path) -> None:
     cluster.stop()
     with Hosts(ipv6=True) as hosts:
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER, hosts.master, f"[{hosts.driver_address}]"],
-            env={
-                **os.environ,
-                **hosts.java_environ(),
-                "PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}",
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": hosts.driver_address,
-            },
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
+        env = {**hosts.java_environ(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": hosts.driver_address}
+        done = programs.run(tmp_path, DRIVER, hosts.master, f"[{hosts.driver_address}]", env=env)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.splitlines()[-1].split() == sorted(hosts.addresses.values())
         assert "[distributor] run" in done.stderr  # over the channel

@@ -25,7 +25,7 @@ def spread(launch: Any, num_processes: int = 3) -> Distributor:
 
 
 @pytest.mark.long
-def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_jax_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("jax")
     cluster.session()
     run = spread("jax").submit(launched.jax_total)
@@ -34,7 +34,7 @@ def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
 
 
 @pytest.mark.long
-def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_openmpis_variables_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     cluster.session()
     run = spread("mpi-env").submit(launched.by_openmpis_variables)
     assert run.results(2 * watch.DEADLINE) == [[6.0, 0, 1]] * 3
@@ -42,7 +42,7 @@ def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["mpich", "openmpi"])
-def test_mpi(cluster: Cluster, leftovers: Leftovers, implementation: str) -> None:
+def test_mpi_over_three_hosts(cluster: Cluster, leftovers: Leftovers, implementation: str) -> None:
     pytest.importorskip("mpi4py")
     cluster.session()
     run = spread(Mpi(implementation)).submit(launched.mpi_total)
@@ -67,19 +67,19 @@ def test_mpi_spawns_on_all_hosts(
 
 
 @pytest.mark.long
-def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
+def test_tensorflow_over_three_hosts(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()
     mirrored = spread("tensorflow").submit(launched.mirror)
     assert mirrored.results(2 * watch.DEADLINE) == [[3.0, 3]] * 3
     leftovers.gone(mirrored.id)
     tmp_path.chmod(0o777)
-    run = spread(TensorFlow(parameter_servers=1)).submit(launched.serve_or_train, str(tmp_path))
-    assert run.results(2 * watch.DEADLINE) == [10.0, None, None]
+    run = spread(TensorFlow(parameter_servers=1)).submit(launched.train_with_parameter_servers, str(tmp_path), 10)
+    assert run.results(2 * watch.DEADLINE) == [10, None, None]
     leftovers.gone(run.id)
 
 
-def test_ray(cluster: Cluster, leftovers: Leftovers) -> None:
+def test_ray_over_three_hosts(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("ray")
     cluster.session()
     run = spread(paths.LAUNCHES["ray"]).submit(launched.ray_nodes)
@@ -113,13 +113,13 @@ def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftove
     victims.await_ranks(path, 3, tmp_path)
     assert run.placement is not None
     there = cluster.hosts.processes(run.placement.nodes[-1].host)
-    name, told = DAEMONS[path]
+    name, text = DAEMONS[path]
 
     def daemon(run: Run) -> psutil.Process:
-        found = victims.programs(run, name) if name else filter(watch.is_agent, watch.processes(run.id))
-        return next(process for process in found if process.pid in there)
+        processes = victims.programs(run, name) if name else filter(watch.is_agent, watch.processes(run.id))
+        return next(process for process in processes if process.pid in there)
 
-    victims.strike(run, (daemon, told))
+    victims.strike(run, (daemon, text))
     leftovers.gone(run.id)
 
 
@@ -132,5 +132,5 @@ def test_ray_trains_on_all_hosts(cluster: Cluster, leftovers: Leftovers, tmp_pat
     run = distributor.submit(launched.train_resnet_with_ray, str(tmp_path), len(CORES), spread=True)
     metrics = run.result(6 * watch.DEADLINE)
     launched.assert_trained(metrics, len(CORES))
-    assert {each["address"] for each in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}
+    assert {worker["address"] for worker in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}
     leftovers.gone(run.id)

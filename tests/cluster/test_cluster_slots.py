@@ -62,13 +62,13 @@ def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: 
     watch.until(lambda: len(os.listdir(here)) == 4)
     run = TorchDistributor(6, use_gpu=False).submit(trainings.all_reduce)
     watch.until(lambda: "waiting for 6 task slots: 2 are free" in run.snapshot().detail)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 4 task slots: 2 are free"):
-        TorchDistributor(4, use_gpu=False, start_timeout=1).run(trainings.all_reduce)
+    with pytest.raises(StartError, match=r"start_timeout=5 s: it was waiting for 4 task slots: 2 are free"):
+        TorchDistributor(4, use_gpu=False, start_timeout=5).run(trainings.all_reduce)
     go.touch()
     assert run.results() == [21.0] * 6
     holding.join()
-    told = f"[distributor] run {run.id}: waiting for 6 task slots: 2 are free"
-    assert told in capsys.readouterr().err
+    text = f"[distributor] run {run.id}: waiting for 6 task slots: 2 are free"
+    assert text in capsys.readouterr().err
 
 
 def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
@@ -82,9 +82,7 @@ def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
 def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
-    with pytest.raises(
-        StartError, match=r"start_timeout=20 s: it was waiting for executors: num_processes=4 needs .* has 2"
-    ):
+    with pytest.raises(StartError, match=r"waiting for executors: num_processes=4 needs .* has 2"):
         TorchDistributor(4, use_gpu=False, start_timeout=20).run(trainings.all_reduce)
     assert "num_processes=4 needs 4 task slots at once" in capsys.readouterr().err
 
@@ -102,17 +100,15 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("skew")
     (folder / "sitecustomize.py").write_text(SITE)
     for name, version in (("other", "9.9.0"), ("patch", "2.13.9")):
-        about = folder / name / f"torch-{version}.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        metadata = folder / name / f"torch-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     return folder
 
 
 def test_another_torch_on_one_host(cluster: Cluster, skewed: Path) -> None:
     cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "other"})
-    with pytest.raises(
-        StartError, match=r"torch is (\S+) on host-\S and (\S+) on host-\S: ranks need the same"
-    ) as caught:
+    with pytest.raises(StartError, match=r"torch is \S+ on host-\S and \S+ on host-\S: ranks need") as caught:
         TorchDistributor(6, use_gpu=False).run(trainings.all_reduce)
     assert "host-c" in str(caught.value) and "9.9.0" in str(caught.value)
 
@@ -128,8 +124,8 @@ def test_another_build_of_torch_on_one_host(cluster: Cluster, skewed: Path, capl
 @pytest.mark.long
 def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     session = cluster.session()
-    own = re.escape(".".join(platform.python_version_tuple()[:2]))
+    version = re.escape(".".join(platform.python_version_tuple()[:2]))
     with monkeypatch.context() as patch:
         patch.setattr(session.sparkContext, "pythonVer", "3.8")
-        with pytest.raises(StartError, match=rf"failed on 10[\d., ]+: .*version: {own}.* driver: 3\.8, .*PYSPARK"):
+        with pytest.raises(StartError, match=rf"failed on 10[\d., ]+: .*version: {version}.* driver: 3\.8, .*PYSPARK"):
             TorchDistributor(2, use_gpu=False).run(trainings.rank)

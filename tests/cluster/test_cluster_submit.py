@@ -55,11 +55,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "host", [pytest.param(None, marks=pytest.mark.long), "host-b"], ids=["outside", "on-a-host-with-an-environment"]
 )
-def test_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
+def test_spark_submit_in_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
     pythons = ["--conf", f"spark.pyspark.python={sys.executable}"]
     if host is not None:
-        own = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]  # the driver does not unpack it
-        pythons = ["--archives", f"{packed}#env", "--conf", "spark.pyspark.python=./env/bin/python", *own]
+        driver = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]  # the driver does not unpack it
+        pythons = ["--archives", f"{packed}#env", "--conf", "spark.pyspark.python=./env/bin/python", *driver]
     done = submit(cluster, host, *pythons)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[distributor] run " in done.stdout
@@ -69,7 +69,7 @@ def test_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
 
 
 @pytest.mark.long
-def test_cluster_mode_is_not_for_python_there(cluster: Cluster) -> None:
+def test_sparks_standalone_cluster_mode_refuses_python(cluster: Cluster) -> None:
     """Spark's own limit; should it go, the documentation has to change."""
     done = submit(cluster, None, "--deploy-mode", "cluster")
     assert done.returncode != 0

@@ -33,8 +33,8 @@ def test_executors_of_different_sizes(cluster: Cluster, capfd: pytest.CaptureFix
         + (f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}")
         for node_rank, (host, ranks) in enumerate(placed)
     ]
-    told = capfd.readouterr().err.splitlines()
-    assert f"[distributor] run {run.id}: 6 ranks on 3 nodes: {'; '.join(words)}" in told
+    lines = capfd.readouterr().err.splitlines()
+    assert f"[distributor] run {run.id}: 6 ranks on 3 nodes: {'; '.join(words)}" in lines
     assert str(run.placement) == "; ".join(words)
 
 

@@ -16,6 +16,12 @@ from sessions import LOCAL
 _PROPERTY = "framework"
 
 
+@pytest.fixture
+def spread(mode: str) -> dict[str, Any]:
+    """Options for one rank on each executor, where there are executors."""
+    return {} if mode == LOCAL else {"max_processes_per_node": 1}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("ci") is None:
         item.add_marker("long")
@@ -38,16 +44,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     path = os.environ.get("FRAMEWORKS_OUT")
     if path is None:
         return
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, ()):
-            told = dict(getattr(report, "user_properties", ())).get(_PROPERTY)
-            if told is None or (outcome == "passed" and report.when != "call"):
+            noted = dict(getattr(report, "user_properties", ())).get(_PROPERTY)
+            if noted is None or (outcome == "passed" and report.when != "call"):
                 continue
-            system, distribution, name, where = told
-            row = found.setdefault(f"{system}: {name}", {"system": system, "row": name})
+            system, distribution, name, where = noted
+            row = rows.setdefault(f"{system}: {name}", {"system": system, "row": name})
             row["version"] = f"{distribution} {importlib.metadata.version(distribution)}"
             row["python"] = platform.python_version()
             row[where] = "failed" if outcome != "passed" or row.get(where) == "failed" else "passed"
     known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-    Path(path).write_text(json.dumps({**known, **found}, indent=1, sort_keys=True) + "\n")
+    Path(path).write_text(json.dumps({**known, **rows}, indent=1, sort_keys=True) + "\n")

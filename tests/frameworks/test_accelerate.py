@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import ConfigurationError, Distributor
 from distributor.launch import Accelerate
@@ -52,20 +52,16 @@ def write(tmp_path: Path) -> Any:
 
 def test_variables_are_those_of_accelerates_launcher(write: Any) -> None:
     path = Accelerate(write(FSDP)).resolve(4, use_gpu=True)
-    found = path.env(True)
-    assert (found["ACCELERATE_USE_FSDP"], found["FSDP_VERSION"], found["ACCELERATE_MIXED_PRECISION"]) == (
+    variables = path.env(True)
+    assert (variables["ACCELERATE_USE_FSDP"], variables["FSDP_VERSION"], variables["ACCELERATE_MIXED_PRECISION"]) == (
         "true",
         "2",
         "bf16",
     )
-    assert found["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    assert variables["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
     ours = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-    assert not found.keys() & set(ours)
-    assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in found)
-
-
-def one_per_executor(mode: str) -> dict[str, Any]:
-    return {} if mode == LOCAL else {"max_processes_per_node": 1}
+    assert not variables.keys() & set(ours)
+    assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in variables)
 
 
 def look() -> tuple[int, str, str, Any]:
@@ -79,8 +75,8 @@ def look() -> tuple[int, str, str, Any]:
 
 @pytest.mark.ci
 @pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file)")
-def test_ranks_train_as_the_file_says(make: Make, mode: str, write: Any) -> None:
-    run = make(2, launch=Accelerate(write(ON_CPUS)), **one_per_executor(mode)).submit(look)
+def test_ranks_train_as_the_file_says(make: Make, spread: dict[str, Any], write: Any) -> None:
+    run = make(2, launch=Accelerate(write(ON_CPUS)), **spread).submit(look)
     assert run.results() == [(2, "cpu", "bf16", "2")] * 2
 
 
@@ -108,9 +104,9 @@ def train(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Accelerate", "accelerate", "Accelerator()")
-def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
-    zero, one = make(2, require_group=True, **one_per_executor(mode)).submit(train, 10).results()
-    assert [(each["ranks"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
+def test_a_plain_accelerator_trains_one_model(make: Make, spread: dict[str, Any]) -> None:
+    zero, one = make(2, require_group=True, **spread).submit(train, 10).results()
+    assert [(result["ranks"], result["rank"]) for result in (zero, one)] == [(2, 0), (2, 1)]
     assert zero["losses"] == one["losses"] and all(len(set(losses)) == 2 for losses in zero["losses"])
     assert sum(zero["losses"][-1]) < sum(zero["losses"][0]) / 2
     assert zero["weights"] == one["weights"]
@@ -135,7 +131,7 @@ def test_two_accelerators_one_after_another(ranks: int, make_local: Make) -> Non
         assert first == second and first["ranks"] == ranks
 
 
-def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerates_default_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # of another run, perhaps
     assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "no"
@@ -144,7 +140,7 @@ def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.Monk
     assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "bf16"
 
 
-def test_what_only_nodes_know_is_not_asked_here(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_reads_a_file_for_hardware_it_lacks(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An MPI of the driver, or hardware for fp8. What the driver exports hides nothing of the file."""
     monkeypatch.setenv("FSDP_VERSION", "2")
     mpi = ON_CPUS + "mpirun_config:\n  mpirun_hostfile: hosts\n  mpirun_ccl: 1\n"
@@ -160,7 +156,7 @@ def test_the_users_variables_come_last(write: Any) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("text", "use_gpu", "told"),
+    ("text", "use_gpu", "message"),
     [
         pytest.param(FSDP, False, "asks for FSDP, which needs GPUs: pass use_gpu=True, or", id="fsdp-on-cpus"),
         pytest.param(ON_CPUS, True, "says use_cpu: true, but the run has use_gpu=True", id="cpus-on-gpus"),
@@ -172,20 +168,22 @@ def test_the_users_variables_come_last(write: Any) -> None:
         pytest.param("- 1", True, "Accelerate rejects the configuration ", id="no-mapping"),
     ],
 )
-def test_a_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, write: Any) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_refuses_an_accelerate_file_that_does_not_suit_the_run(
+    text: str, use_gpu: bool, message: str, write: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Accelerate(write(text)).resolve(2, use_gpu)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_refuses_a_missing_accelerate_file() -> None:
     with pytest.raises(ConfigurationError, match="there is no Accelerate configuration 'absent.yaml'"):
         Distributor(2, True, False, launch=Accelerate("absent.yaml"))
 
 
-def test_an_answer_that_takes_too_long(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_when_accelerate_does_not_answer_in_time(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that Accelerate finds by itself has no path that the error could name."""
     monkeypatch.setattr("distributor.launch.accelerate.configuration._PATIENCE", 0.01)
     for launch, name in ((Accelerate(write(ON_CPUS)), "'.*yaml'"), (Accelerate(), "that it found")):
-        told = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
-        with pytest.raises(ConfigurationError, match=told):
+        message = rf"Accelerate did not read the configuration {name} within 0\.01 s: check how long the driver takes"
+        with pytest.raises(ConfigurationError, match=message):
             launch.resolve(2, use_gpu=False)

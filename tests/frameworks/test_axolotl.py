@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TorchDistributor, TrainingError
 from distributor.machine.devices import local_gpus
@@ -111,18 +111,17 @@ def configure(work: Path, more: str = "") -> None:
 
 
 @pytest.fixture
-def options(work: Path, mode: str) -> dict[str, Any]:
+def options(work: Path, spread: dict[str, Any]) -> dict[str, Any]:
     """A process group of all ranks, output that comes back, and one rank on each executor."""
-    spread = {} if mode == LOCAL else {"max_processes_per_node": 1}
     return {"working_dir": work, "output_dir": work.parent / "back", "env": ENV, "require_group": True, **spread}
 
 
 def assert_together(out: str, device: str = "cpu", fall: float = 0.5) -> None:
     """Both ranks have trained the same model, and the loss has fallen to a part of what it was."""
-    told = [eval(found) for found in re.findall(r"trained (\{.*\})", out)]
-    assert [(each["ranks"], each["device"]) for each in told] == [(2, device)] * 2, out
-    assert len({each["weights"] for each in told}) == 1
-    losses = told[0]["losses"]
+    results = [eval(text) for text in re.findall(r"trained (\{.*\})", out)]
+    assert [(result["ranks"], result["device"]) for result in results] == [(2, device)] * 2, out
+    assert len({result["weights"] for result in results}) == 1
+    losses = results[0]["losses"]
     assert len(losses) == 16
     assert losses[-1] < fall * losses[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import vision_ops
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 vision_ops.declare()
 pytest.importorskip("composer")
@@ -62,7 +62,7 @@ loggers:
 """
 
 
-def told(trainer: Any, logged: Any) -> dict[str, Any]:
+def summary(trainer: Any, logged: Any) -> dict[str, Any]:
     """What a rank tells of its training: the weights are its own, the losses the mean of all ranks."""
     from composer.utils import dist
 
@@ -108,7 +108,7 @@ def fit(folder: str, epochs: int, resume: str) -> dict[str, Any]:
     )
     began = int(trainer.state.timestamp.batch)
     trainer.fit()
-    return {"began": began, **told(trainer, logged)}
+    return {"began": began, **summary(trainer, logged)}
 
 
 def pretrain(folder: str) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def pretrain(folder: str) -> dict[str, Any]:
 
     os.chdir(folder)  # for all ranks of a host: they wait for a file there
     trainer = train_from_yaml("mpt.yaml", ["max_duration=8ba"])
-    (logged,) = (each for each in trainer.logger.destinations if isinstance(each, InMemoryLogger))
-    return told(trainer, logged)
+    (logged,) = (destination for destination in trainer.logger.destinations if isinstance(destination, InMemoryLogger))
+    return summary(trainer, logged)
 
 
 @pytest.fixture
@@ -144,14 +144,14 @@ def corpus(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def assert_together(told: list[dict[str, Any]], batches: int) -> None:
+def assert_together(results: list[dict[str, Any]], batches: int) -> None:
     """All ranks have trained the same model, and it has learned."""
-    assert [(each["ranks"], each["batches"], each["wrapped"]) for each in told] == [
+    assert [(result["ranks"], result["batches"], result["wrapped"]) for result in results] == [
         (2, batches, "DistributedDataParallel")
     ] * 2
-    assert told[0]["weights"] == told[1]["weights"]
-    assert told[0]["losses"] == told[1]["losses"]
-    assert told[0]["losses"][-1] < 0.8 * told[0]["losses"][0]
+    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["losses"] == results[1]["losses"]
+    assert results[0]["losses"][-1] < 0.8 * results[0]["losses"][0]
 
 
 @pytest.mark.parametrize(
@@ -161,22 +161,19 @@ def assert_together(told: list[dict[str, Any]], batches: int) -> None:
         pytest.param("autoresume", marks=pytest.mark.framework("Composer", "mosaicml", "resumed by autoresume")),
     ],
 )
-def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {} if mode == LOCAL else {"max_processes_per_node": 1}
-    if resume == "autoresume":
-        options["local_ranks"] = "host"  # else each executor writes, and removes, the same file in the folder
-    distributor = make(2, **options)
+def test_composer_trains_and_resumes(make: Make, spread: dict[str, Any], resume: str, tmp_path: Path) -> None:
+    # Numbered apart, the first rank of each executor would write, and remove, the same file in the folder.
+    distributor = make(2, local_ranks="host" if resume == "autoresume" else "executor", **spread)
     first = distributor.submit(fit, str(tmp_path), 2, resume).results(watch.DEADLINE)
     assert_together(first, 2 * BATCHES)
-    assert {each["began"] for each in first} == {0}
+    assert {result["began"] for result in first} == {0}
     second = distributor.submit(fit, str(tmp_path), 4, resume).results(watch.DEADLINE)
     assert_together(second, 4 * BATCHES)
-    assert {each["began"] for each in second} == {2 * BATCHES}
+    assert {result["began"] for result in second} == {2 * BATCHES}
     assert second[0]["losses"][0] < first[0]["losses"][0] / 2
 
 
 @pytest.mark.framework("LLM Foundry", "llm-foundry", "train_from_yaml with an MPT model")
-def test_llm_foundry_trains(make: Make, mode: str, corpus: str) -> None:
+def test_llm_foundry_trains(make: Make, spread: dict[str, Any], corpus: str) -> None:
     pytest.importorskip("llmfoundry")
-    options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}
-    assert_together(make(2, **options).submit(pretrain, corpus).results(2 * watch.DEADLINE), 8)
+    assert_together(make(2, local_ranks="host", **spread).submit(pretrain, corpus).results(2 * watch.DEADLINE), 8)

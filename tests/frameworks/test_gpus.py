@@ -64,9 +64,9 @@ def look() -> tuple[int, int, str]:
 
 @pytest.mark.framework("PyTorch", "torch", "LOCAL_RANK is the rank's GPU", where="GPU")
 def test_local_rank_is_the_number_of_the_gpu() -> None:
-    found = on_each(look)
-    assert [each[:2] for each in found] == [(number, number) for number in range(len(GPUS))]
-    assert len({gpu for _, _, gpu in found}) == len(GPUS)
+    results = on_each(look)
+    assert [result[:2] for result in results] == [(number, number) for number in range(len(GPUS))]
+    assert len({gpu for _, _, gpu in results}) == len(GPUS)
 
 
 def use_the_gpu() -> tuple[int, bool, float]:
@@ -122,9 +122,11 @@ def train_in_shards(steps: int) -> dict[str, Any]:
 
 @pytest.mark.framework("PyTorch", "torch", "FSDP2", where="GPU")
 def test_fsdp2_trains() -> None:
-    found = on_each(train_in_shards, 20)
-    assert {(each["device"], each["sharded"], each["weight"]) for each in found} == {("cuda", True, found[0]["weight"])}
-    assert all(each["losses"][-1] < each["losses"][0] / 2 for each in found)
+    results = on_each(train_in_shards, 20)
+    assert {(result["device"], result["sharded"], result["weight"]) for result in results} == {
+        ("cuda", True, results[0]["weight"])
+    }
+    assert all(result["losses"][-1] < result["losses"][0] / 2 for result in results)
 
 
 def train_with_the_trainer(folder: str, steps: int) -> dict[str, Any]:
@@ -155,16 +157,16 @@ def train_with_the_trainer(folder: str, steps: int) -> dict[str, Any]:
         "fsdp": trainer.is_fsdp_enabled,
         "device": weights[0].device.type,
         "sharded": all(isinstance(weight, DTensor) for weight in weights),
-        "losses": [each["loss"] for each in trainer.state.log_history if "loss" in each],
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
     }
 
 
 @pytest.mark.framework("Transformers", "transformers", "Trainer with FSDP", where="GPU")
 def test_the_trainer_trains_with_fsdp(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    for each in on_each(train_with_the_trainer, str(tmp_path), 8):
-        assert (each["fsdp"], each["device"], each["sharded"]) == (True, "cuda", True)
-        assert each["losses"][-1] < each["losses"][0]
+    for result in on_each(train_with_the_trainer, str(tmp_path), 8):
+        assert (result["fsdp"], result["device"], result["sharded"]) == (True, "cuda", True)
+        assert result["losses"][-1] < result["losses"][0]
 
 
 @pytest.mark.framework("DeepSpeed", "deepspeed", "ZeRO-3 with offload", where="GPU")
@@ -172,11 +174,11 @@ def test_zero_3_trains_with_offload() -> None:
     pytest.importorskip("deepspeed")
     config = zero(3, "cpu", "fp32", micro_batch_size=4, learning_rate=1e-2)
     distributor = DeepspeedTorchDistributor(len(GPUS), 1, True, True, config)
-    for each in distributor.submit(deepspeed_trainings.with_the_runs_config, 20).results():
-        section = each["config"]["zero_optimization"]
-        assert (each["stage"], section["offload_param"]["device"], section["offload_optimizer"]["device"]) == (
+    for result in distributor.submit(deepspeed_trainings.with_the_runs_config, 20).results():
+        section = result["config"]["zero_optimization"]
+        assert (result["stage"], section["offload_param"]["device"], section["offload_optimizer"]["device"]) == (
             3,
             "cpu",
             "cpu",
         )
-        assert each["losses"][-1] < each["losses"][0]
+        assert result["losses"][-1] < result["losses"][0]

@@ -61,12 +61,12 @@ def test_a_run_goes_on_in_a_new_job(
     distributor = paths.distributor(path, ranks, local, max_restarts=1, grace_period=2)
     run = distributor.submit(train, paths.training(path), str(tmp_path))
     victims.await_ranks(path, ranks, tmp_path)
-    find, told = KILLS[victim]
+    find, text = KILLS[victim]
     find(run).kill()
     assert run.results(3 * watch.DEADLINE) == paths.values(path, ranks, 5)
     assert run.status is Status.SUCCEEDED
     assert "starting again in a new job (restart 1 of at most 1): " in caplog.text
     lost, last = run.attempts
     assert lost.reason is not None and last.reason is None
-    assert re.search(told, lost.reason)
+    assert re.search(text, lost.reason)
     leftovers.gone(run.id)

@@ -39,7 +39,7 @@ def train(**options: Any) -> dict[str, Any]:
             prepared.append(1)
 
         def training_step(self, batch: Any, index: int) -> Any:
-            seen.extend(int(each) for each in batch[0].flatten())
+            seen.extend(int(sample) for sample in batch[0].flatten())
             loss = self.layer(batch[0]).sum()
             self.log("loss", loss)
             return loss
@@ -70,10 +70,10 @@ def train(**options: Any) -> dict[str, Any]:
 
 def assert_together(results: list[dict[str, Any]]) -> None:
     """All ranks have trained one model, on all samples, each once."""
-    assert [each["ranks"] for each in results] == [len(results)] * len(results)
-    assert [each["rank"] for each in results] == list(range(len(results)))
-    assert sorted(sample for each in results for sample in each["seen"]) == list(range(SAMPLES))
-    assert len({each["weight"] for each in results}) == 1
+    assert [result["ranks"] for result in results] == [len(results)] * len(results)
+    assert [result["rank"] for result in results] == list(range(len(results)))
+    assert sorted(sample for result in results for sample in result["seen"]) == list(range(SAMPLES))
+    assert len({result["weight"] for result in results}) == 1
 
 
 @pytest.mark.ci
@@ -103,7 +103,7 @@ def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: di
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Trainer", where="executors")
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
-def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
+def test_a_trainer_on_executors(sessions: Any, options: dict[str, Any]) -> None:
     from distributor import TorchDistributor
 
     sessions.get("local-cluster[2,1,1024]")
@@ -133,7 +133,7 @@ def test_nodes_with_different_numbers_of_ranks() -> None:
     with driven(train, num_processes=3) as driver:
         results = driver.values()
     assert_together(results)
-    assert [each["prepared"] for each in results] == [1, 0, 1]  # once on each node
+    assert [result["prepared"] for result in results] == [1, 0, 1]  # once on each node
 
 
 def evaluate() -> int | None:
@@ -147,7 +147,7 @@ def evaluate() -> int | None:
     return int(lightning.Trainer(accelerator="cpu", devices=1, logger=False).world_size)
 
 
-def test_a_trainer_for_one_rank(make_local: Make) -> None:
+def test_rank_0_may_have_a_trainer_of_its_own(make_local: Make) -> None:
     assert make_local(2).submit(evaluate).results() == [1, None]
 
 
@@ -191,11 +191,11 @@ def test_scripts_for_fabric_run(make_local: Make) -> None:
     assert make_local(2, env={"LT_CLI_USED": "1"}).submit(fabric_without_launch).results() == [2, 2]
 
 
-def test_other_numbers_are_told_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_of_devices_are_warned_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2).run(train, devices=8)
-    told = capfd.readouterr()
-    said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
-    assert (told.out + told.err).count(said) == 1
+    output = capfd.readouterr()
+    text = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
+    assert (output.out + output.err).count(text) == 1
 
 
 def own_environment() -> int:
@@ -207,7 +207,7 @@ def own_environment() -> int:
     return int(trainer.num_devices)
 
 
-def test_who_brings_an_environment_says_the_numbers(make_local: Make) -> None:
+def test_a_users_cluster_environment_sets_the_numbers(make_local: Make) -> None:
     assert make_local(1).run(own_environment) == 3
 
 
@@ -252,9 +252,8 @@ def two_towers(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Lightning", "pytorch-lightning", "two-tower recommender, resumed")
-def test_a_recommender_goes_on_from_its_checkpoint(make: Make, mode: str, tmp_path: Any) -> None:
+def test_a_recommender_goes_on_from_its_checkpoint(make: Make, spread: dict[str, Any], tmp_path: Any) -> None:
     (tmp_path / "work").mkdir()
-    spread = {} if mode == "local" else {"max_processes_per_node": 1}
     distributor = make(2, working_dir=tmp_path / "work", output_dir=tmp_path / "out", **spread)
     first = distributor.run(two_towers, 40)
     assert (first["ranks"], first["step"], first["from"]) == (2, 40, None)
@@ -296,6 +295,6 @@ def sharded(steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.framework("Lightning", "pytorch-lightning", "ModelParallelStrategy (FSDP2)")
-def test_a_model_in_shards(make: Make) -> None:
-    found = make(2).submit(sharded, 8).results()
-    assert [(each["ranks"], each["local"] * 2) for each in found] == [(2, each["all"]) for each in found]
+def test_model_parallel_strategy_shards_a_model(make: Make) -> None:
+    results = make(2).submit(sharded, 8).results()
+    assert [(result["ranks"], result["local"] * 2) for result in results] == [(2, result["all"]) for result in results]

@@ -106,16 +106,16 @@ def killed_by_the_kernel() -> None:
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first rank that fails")
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "text"),
     [
         (fail_in_a_collective, r"rank 1 on \S+ failed: ValueError: bad batch"),
         (abort, r"rank 1 on \S+ failed: exited with code 7"),
         (killed_by_the_kernel, r"rank 1 on \S+ failed: killed by SIGKILL"),
     ],
 )
-def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
+def test_the_rank_that_failed_is_the_root(function: Any, text: str, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(2, launch=mpi, grace_period=2).submit(function)
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match=text):
         run.result(watch.DEADLINE)
     leftovers.gone(run.id)
 
@@ -126,7 +126,7 @@ def test_ranks_spawn_processes(make: Make, mpi: Mpi, leftovers: Leftovers, capfd
     run = make(2, launch=mpi, env={"MARK": "x"}).submit(launched.add_with_spawned, 3, launched.SPAWNED, "spawn")
     (total, seen), *_ = run.results(2 * watch.DEADLINE)
     assert total == 5
-    assert [each[:2] for each in seen] == [["x", None]] * 3
+    assert [result[:2] for result in seen] == [["x", None]] * 3
     output = capfd.readouterr().out
     for number in range(3):
         assert re.search(rf"^\[rank \d \S+\] spawned {number} has added$", output, re.MULTILINE)
@@ -152,7 +152,7 @@ def wait_for_spawned(*words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "text"),
     [
         ("exits", r"ended with code 3"),
         ("aborts", r"(called MPI_Abort\(7\)|ended with code 7)"),
@@ -160,10 +160,10 @@ def wait_for_spawned(*words: str) -> None:
     ],
 )
 def test_a_spawned_process_that_fails_fails_the_run(
-    how: str, told: str, make_local: Make, mpi: Mpi, leftovers: Leftovers
+    how: str, text: str, make_local: Make, mpi: Mpi, leftovers: Leftovers
 ) -> None:
     run = make_local(2, launch=mpi, grace_period=2).submit(wait_for_spawned, launched.SPAWNED, "fail", how)
-    with pytest.raises(CompanionError, match=rf"MPI_Comm_spawn had started {told}: \S+ \S+/spawned.py fail {how}"):
+    with pytest.raises(CompanionError, match=rf"MPI_Comm_spawn had started {text}: \S+ \S+/spawned.py fail {how}"):
         run.result(watch.DEADLINE)
     leftovers.gone(run.id)
 
@@ -189,8 +189,8 @@ def test_a_run_waits_for_processes_that_its_ranks_have_spawned(
 def are_noted(run: str) -> bool:
     """Whether a killed agent leaves a list of its processes' shared memory."""
     lists = [path.read_text() for path in Path(tempfile.gettempdir()).glob(f"{folders.PREFIX}{run}*/elsewhere")]
-    found = shared_memory.mapped(process.pid for process in watch.processes(run))
-    return all(any(name in each for each in lists) for name in found)
+    names = shared_memory.mapped(process.pid for process in watch.processes(run))
+    return all(any(name in text for text in lists) for name in names)
 
 
 @pytest.mark.framework(*SYSTEM, "the death of a process, with spawned ones")

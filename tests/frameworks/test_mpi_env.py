@@ -13,12 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.ci
-def test_ranks_meet(make: Make, mode: str) -> None:
-    values = make(2, launch="mpi-env", max_processes_per_node=None if mode == LOCAL else 1).submit(
-        launched.by_openmpis_variables
-    )
+def test_ranks_meet_by_openmpis_variables(make: Make, mode: str, spread: dict[str, int]) -> None:
+    run = make(2, launch="mpi-env", **spread).submit(launched.by_openmpis_variables)
     expected = [[3.0, 0, 2], [3.0, 1, 2]] if mode == LOCAL else [[3.0, 0, 1], [3.0, 0, 1]]
-    assert values.results(watch.DEADLINE) == expected
+    assert run.results(watch.DEADLINE) == expected
 
 
 def call_mpi() -> None:

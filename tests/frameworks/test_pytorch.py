@@ -105,13 +105,14 @@ def transformer(steps: int, save_every: int) -> dict[str, Any]:
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_fsdp_checkpoints_are_loaded_by_another_number_of_ranks(make: Make, mode: str, tmp_path: Path) -> None:
+def test_fsdp_checkpoints_are_loaded_by_another_number_of_ranks(
+    make: Make, spread: dict[str, Any], tmp_path: Path
+) -> None:
     """With ``output_dir``, shards of all nodes come together, and every node gets them all."""
     for name in ("work", "whole"):
         (tmp_path / name).mkdir()
     options: dict[str, Any] = {"working_dir": tmp_path / "work", "output_dir": tmp_path / "out", "output_limit": "4g"}
-    one_each = {} if mode == LOCAL else {"max_processes_per_node": 1}
-    first = make(2, **options, **one_each).run(transformer, 10, 5)
+    first = make(2, **options, **spread).run(transformer, 10, 5)
     assert first["parameters"] > 10_000_000
     assert first["local"] < 0.6 * first["parameters"]
     assert (first["from"], len(list((tmp_path / "out/ckpt/10").iterdir()))) == (0, 3)
@@ -171,10 +172,10 @@ def tensor_parallel() -> float:
 
 
 def test_hybrid_sharding_over_the_ranks_of_each_executor(make: Make, mode: str) -> None:
-    found = make(4).submit(hybrid).results(watch.DEADLINE)
-    assert {each["mesh"] for each in found} == {(1, 4) if mode == LOCAL else (2, 2)}
-    assert all(each["shard"] for each in found)
-    assert len({round(each["weight"], 4) for each in found}) == 1
+    results = make(4).submit(hybrid).results(watch.DEADLINE)
+    assert {result["mesh"] for result in results} == {(1, 4) if mode == LOCAL else (2, 2)}
+    assert all(result["shard"] for result in results)
+    assert len({round(result["weight"], 4) for result in results}) == 1
 
 
 def test_tensor_parallel_layers(make: Make) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import vision_ops
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TrainingError
 
@@ -58,11 +58,10 @@ def read(folder: str, kill: str = "") -> list[int]:
 
 
 @pytest.mark.framework(*SYSTEM, "each sample once")
-def test_ranks_share_an_epoch(make: Make, mode: str, shards: str) -> None:
-    options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}
-    seen = make(2, **options).submit(read, shards).results(watch.DEADLINE)
-    assert sorted(x for each in seen for x in each) == list(range(SAMPLES))
-    assert {len(each) for each in seen} == {SAMPLES // 2}
+def test_ranks_share_an_epoch(make: Make, spread: dict[str, Any], shards: str) -> None:
+    seen = make(2, local_ranks="host", **spread).submit(read, shards).results(watch.DEADLINE)
+    assert sorted(x for result in seen for x in result) == list(range(SAMPLES))
+    assert {len(result) for result in seen} == {SAMPLES // 2}
 
 
 @pytest.mark.framework(*SYSTEM, "no shared memory after run.kill()")
@@ -91,6 +90,6 @@ def test_executors_that_number_their_own_ranks_collide_and_are_advised(
         distributor.submit(read, shards).results(watch.DEADLINE)
     except TrainingError as error:
         assert "local_ranks='host'" in str(error) or 'local_ranks="host"' in str(error)
-    told = capfd.readouterr()
+    output = capfd.readouterr()
     text = "streaming expects one LOCAL_RANK 0 on each host, but 2 executors of this run share this host"
-    assert re.search(text, told.out + told.err)
+    assert re.search(text, output.out + output.err)

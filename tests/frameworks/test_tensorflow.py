@@ -38,16 +38,15 @@ def test_workers_mirror_each_other(make: Make) -> None:
 @pytest.mark.framework(*SYSTEM, "ParameterServerStrategy with an evaluator")
 def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> None:
     launch = TensorFlow(parameter_servers=1, evaluator=True)
-    run = make(4, launch=launch).submit(launched.serve_or_train, str(tmp_path))
-    assert run.result(2 * watch.DEADLINE) == 10.0
-    assert run.results() == [10.0, None, None, "evaluated"]
+    run = make(4, launch=launch).submit(launched.train_with_parameter_servers, str(tmp_path), 10)
+    assert run.results(2 * watch.DEADLINE) == [10, None, None, 10]
     assert {path.name for path in tmp_path.iterdir()} == {"chief 0", "worker 0", "ps 0", "evaluator 0", "trained"}
 
 
 @pytest.mark.framework(*SYSTEM, "a parameter server that fails")
 def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) -> None:
     run = make(3, launch=TensorFlow(parameter_servers=1), grace_period=2).submit(
-        launched.serve_or_train, str(tmp_path), fail="ps 0"
+        launched.train_with_parameter_servers, str(tmp_path), fail="ps 0"
     )
     with pytest.raises(TrainingError, match=r"rank 2 on \S+ failed: ValueError: bad batch"):
         run.result(2 * watch.DEADLINE)

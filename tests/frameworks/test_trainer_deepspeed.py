@@ -70,13 +70,12 @@ def case(mode: str, *values: Any, id: str) -> Any:
 
 
 @pytest.fixture
-def run(local: bool, tmp_path: Path) -> Any:
+def run(local: bool, spread: dict[str, Any], tmp_path: Path) -> Any:
     """Runs a script on two ranks: one on each executor, if there are executors."""
 
     def ran(source: str, *args: str, **options: Any) -> None:
         script = tmp_path / "train.py"
         script.write_text(source)
-        spread = {} if local else {"max_processes_per_node": 1}
         DeepspeedTorchDistributor(2, 1, local, False, CONFIG, **spread, **options).run(script, *args)
 
     return ran
@@ -107,7 +106,7 @@ def test_a_trainers_script(
 
 
 @pytest.mark.parametrize(
-    ("mode", "source", "kind", "told"),
+    ("mode", "source", "kind", "text"),
     [
         case(LOCAL, SCRIPT, "deepspeed", 'script_arguments="trainer" (--script-arguments trainer)', id="trainers"),
         case(
@@ -124,12 +123,12 @@ def test_a_trainers_script(
     indirect=["mode"],
 )
 def test_what_a_script_does_not_take_is_named_with_what_it_takes(
-    run: Any, source: str, kind: Any, told: str, tmp_path: Path
+    run: Any, source: str, kind: Any, text: str, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path) if source is SCRIPT else ()
     with pytest.raises(TrainingError) as caught:
         run(source, *args, script_arguments=kind)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +140,7 @@ def test_what_a_script_does_not_take_is_named_with_what_it_takes(
     ],
     indirect=["mode"],
 )
-def test_a_trainer_that_has_not_found_the_others_is_told_what_to_say(
-    run: Any, kind: Any, backend: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_trainer_that_trains_alone_is_advised(run: Any, kind: Any, backend: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"pass use_cpu=True to TrainingArguments \(--use_cpu True\)"):
         run(SCRIPT, *arguments(tmp_path), *backend, script_arguments=kind)
 
@@ -158,7 +155,7 @@ deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
 
 
 @pytest.mark.parametrize("mode", [case(LOCAL, id="local"), case(EXECUTORS, id="executors")], indirect=True)
-def test_batch_sizes_that_do_not_fit_the_ranks(run: Any) -> None:
+def test_batch_sizes_that_do_not_fit_the_ranks_are_explained(run: Any) -> None:
     with pytest.raises(TrainingError, match="Check batch related parameters") as caught:
         run(SIZES, script_arguments=False)
     assert "batch sizes of the configuration must fit each other and the number of ranks" in str(caught.value)
@@ -178,7 +175,7 @@ def test_a_function_that_parses_a_command_line() -> None:
         DeepspeedTorchDistributor(1, 1, True, False, zero(1, precision="fp32", torch_adam=True)).run(parse)
 
 
-def test_what_is_no_kind_of_arguments() -> None:
+def test_refuses_wrong_script_arguments() -> None:
     from distributor import ConfigurationError
 
     with pytest.raises(ConfigurationError, match="script_arguments must be 'deepspeed', 'trainer' or False, not True"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor.launch import DeepSpeed
 
@@ -73,7 +73,7 @@ def tell(trainer):
         whole = deepspeed.zero.GatheredParameters(parameters)
     with whole:
         weights = [parameter.detach().double().sum().item() for parameter in parameters]
-    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     ranks, steps = dist.get_world_size(), trainer.state.global_step
     print("trained", dict(ranks=ranks, steps=steps, weights=weights, losses=losses))
 """
@@ -182,16 +182,16 @@ def common(steps: int, **more: Any) -> list[str]:
 
 def trained(out: str) -> list[dict[str, Any]]:
     """What ranks told at the end of their training."""
-    return [eval(found) for found in re.findall(r"trained (\{.*\})", out)]
+    return [eval(text) for text in re.findall(r"trained (\{.*\})", out)]
 
 
 def assert_together(out: str, ranks: int, steps: int, learned: bool = True) -> None:
     """All ranks have trained the same model, and it has learned."""
-    told = trained(out)
-    assert [(each["ranks"], each["steps"]) for each in told] == [(ranks, steps)] * ranks, out
-    assert all(each["weights"] == told[0]["weights"] for each in told), out
+    results = trained(out)
+    assert [(result["ranks"], result["steps"]) for result in results] == [(ranks, steps)] * ranks, out
+    assert all(result["weights"] == results[0]["weights"] for result in results), out
     if learned:
-        assert told[0]["losses"][-1] < told[0]["losses"][0], out
+        assert results[0]["losses"][-1] < results[0]["losses"][0], out
 
 
 @pytest.fixture
@@ -213,10 +213,15 @@ def options(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.ci
 @pytest.mark.framework("Transformers", "transformers", "Trainer, resumed")
 def test_the_trainer_resumes_its_own_checkpoint(
-    make: Make, mode: str, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make: Make,
+    spread: dict[str, Any],
+    script: Any,
+    options: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = script(TRAINER)
-    distributor = make(2, **options, **({} if mode == LOCAL else {"max_processes_per_node": 1}))
+    distributor = make(2, **options, **spread)
     distributor.run(path, *common(4, save_strategy="steps", save_steps=2))
     first = capfd.readouterr().out
     assert (tmp_path / "back/out/checkpoint-4/model.safetensors").exists()
@@ -276,7 +281,7 @@ def test_trl_trains(
     run.result()
     assert_together(capfd.readouterr().out, 2, steps, learns)
     assert run.progress is not None and (run.progress.step, run.progress.total) == (steps, steps)
-    assert {each.step for each in run.metrics if "loss" in each.values and each.rank == 0} == {*range(1, steps + 1)}
+    assert {row.step for row in run.metrics if "loss" in row.values and row.rank == 0} == {*range(1, steps + 1)}
 
 
 ZERO_3 = {
@@ -320,8 +325,10 @@ def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
         return len(loaded), os.path.dirname(loaded.cache_files[0]["filename"])
 
     caches = str(tmp_path / "cache")
-    found = make(4, env={"HF_HOME": caches, "HF_HUB_OFFLINE": "1"}).submit(load, str(tmp_path / "data.jsonl")).results()
-    assert {size for size, _ in found} == {200}
-    (folder,) = {folder for _, folder in found}
+    loaded_by_ranks = (
+        make(4, env={"HF_HOME": caches, "HF_HUB_OFFLINE": "1"}).submit(load, str(tmp_path / "data.jsonl")).results()
+    )
+    assert {size for size, _ in loaded_by_ranks} == {200}
+    (folder,) = {folder for _, folder in loaded_by_ranks}
     assert folder.startswith(caches)
     assert len(list(Path(folder).glob("*.arrow"))) == 1

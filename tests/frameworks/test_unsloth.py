@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import TorchDistributor, TrainingError
 from distributor.machine.devices import local_gpus
@@ -79,11 +79,11 @@ def options(work: Path) -> dict[str, Any]:
     return {"working_dir": work, "output_dir": work.parent / "back", "env": ENV, "require_group": True}
 
 
-def assert_together(told: list[dict[str, Any]], device: str) -> None:
+def assert_together(results: list[dict[str, Any]], device: str) -> None:
     """Both ranks have trained the same model."""
-    assert [(each["ranks"], each["device"], each["backend"]) for each in told] == [(2, device, device)] * 2
-    assert len({each["weights"] for each in told}) == 1
-    losses = told[0]["losses"]
+    assert [(result["ranks"], result["device"], result["backend"]) for result in results] == [(2, device, device)] * 2
+    assert len({result["weights"] for result in results}) == 1
+    losses = results[0]["losses"]
     assert len(losses) == 16
     assert losses[-1] < 0.9 * losses[0]
 
@@ -96,8 +96,7 @@ def assert_together(told: list[dict[str, Any]], device: str) -> None:
     ],
     ids=["full", "lora"],
 )
-def test_ranks_train_together(full: bool, make: Make, mode: str, options: dict[str, Any]) -> None:
-    spread = {} if mode == LOCAL else {"max_processes_per_node": 1}
+def test_ranks_train_together(full: bool, make: Make, spread: dict[str, Any], options: dict[str, Any]) -> None:
     assert_together(make(2, **options, **spread).submit(tune, full).results(4 * watch.DEADLINE), "cpu")
     saved = "model.safetensors" if full else "adapter_model.safetensors"
     assert (options["output_dir"] / "out" / saved).exists()
@@ -109,10 +108,10 @@ def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], ma
     def complains() -> bool:
         import warnings
 
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             import unsloth  # noqa: F401
-        return any("Unsloth should be imported before" in str(each.message) for each in told)
+        return any("Unsloth should be imported before" in str(result.message) for result in caught)
 
     assert make_local(1, preload=preload, env=ENV).run(complains) == bool(preload)
 

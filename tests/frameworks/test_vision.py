@@ -39,16 +39,16 @@ def detect(steps: int) -> dict[str, Any]:
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        found = wrapped(list(images), targets)
-        loss = sum(found.values())
+        parts = wrapped(list(images), targets)
+        loss = sum(parts.values())
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"losses": losses, "weight": next(model.head.parameters()).sum().item(), "parts": sorted(found)}
+    return {"losses": losses, "weight": next(model.head.parameters()).sum().item(), "parts": sorted(parts)}
 
 
 def test_retinanet_trains(make: Make) -> None:
-    found = make(2).submit(detect, 6).results(3 * watch.DEADLINE)
-    assert found[0]["parts"] == ["bbox_regression", "classification"]
-    assert found[0]["losses"][-1] < found[0]["losses"][0]
-    assert found[0]["weight"] == pytest.approx(found[1]["weight"], rel=1e-4)
+    results = make(2).submit(detect, 6).results(3 * watch.DEADLINE)
+    assert results[0]["parts"] == ["bbox_regression", "classification"]
+    assert results[0]["losses"][-1] < results[0]["losses"][0]
+    assert results[0]["weight"] == pytest.approx(results[1]["weight"], rel=1e-4)

@@ -26,9 +26,9 @@ def make(config: Any) -> DeepspeedTorchDistributor:
 
 
 def test_every_stage_learns_as_plain_ddp_does() -> None:
-    found = make(trainings.config(0)).run(trainings.curves, 100)
-    plain = found.pop("ddp")
-    for name, losses in found.items():
+    losses_by_name = make(trainings.config(0)).run(trainings.curves, 100)
+    plain = losses_by_name.pop("ddp")
+    for name, losses in losses_by_name.items():
         assert losses == pytest.approx(plain, abs=1e-4), name
 
 
@@ -48,5 +48,5 @@ def test_ranks_are_forked_although_deepspeed_asks_for_gpus(capfd: pytest.Capture
 
 def test_deepspeeds_own_optimizer_is_built() -> None:
     config = zero(3, precision="fp32", micro_batch_size=4, learning_rate=1e-2)
-    found = make(config).run(trainings.with_the_runs_config, 20)
-    assert found["losses"][-1] < found["losses"][0]
+    result = make(config).run(trainings.with_the_runs_config, 20)
+    assert result["losses"][-1] < result["losses"][0]

@@ -41,6 +41,9 @@ class Accompanied(BasePath):
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
+    def resolve(self, num_processes: int, use_gpu: bool) -> Accompanied:
+        return self
+
     def plan(self, site: Site) -> Plan:
         plan, node = Torchrun().plan(site), site.node.node_rank
         if node not in self.nodes:
@@ -67,13 +70,13 @@ def serve(folder: str, ready: Callable[[], None], node: int, ports: tuple[int, .
     time.sleep(600)
 
 
-def fail(ready: Callable[[], None], when: str, how: int, path: str = "", attempts: int = 99, **said: Any) -> None:
+def fail(ready: Callable[[], None], when: str, how: int, path: str = "", attempts: int = 99, **site: Any) -> None:
     """Ends with an exit code or a signal: before it is ready, or once a file is there; not in later attempts."""
     print("careful", flush=True)
-    print(f"port {len(said['ports'])} is taken", file=sys.stderr, flush=True)
-    if when == "later" or said["attempt"] >= attempts:
+    print(f"port {len(site['ports'])} is taken", file=sys.stderr, flush=True)
+    if when == "later" or site["attempt"] >= attempts:
         ready()
-        while said["attempt"] >= attempts or not os.path.exists(path):
+        while site["attempt"] >= attempts or not os.path.exists(path):
             time.sleep(0.02)
     if how < 0:
         os.kill(os.getpid(), -how)

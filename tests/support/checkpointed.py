@@ -58,8 +58,8 @@ def committed(folder: Path) -> list[int]:
     from distributor.checkpoint.catalog import Catalog
     from distributor.machine.storage import Folder
 
-    found = Catalog(Folder(folder), Checkpoints(str(folder)))
-    return [each.step for each in found.committed() if found.problem(each) is None]
+    catalog = Catalog(Folder(folder), Checkpoints(str(folder)))
+    return [record.step for record in catalog.committed() if catalog.problem(record) is None]
 
 
 def train_digits(

@@ -114,11 +114,11 @@ def curves(count: int) -> dict[str, list[float]]:
         loss.backward()
         optimizer.step()
         plain.append(mean(loss))
-    found = {"ddp": plain}
+    losses = {"ddp": plain}
     for stage in STAGES:
         engine, *_ = deepspeed.initialize(model=network(), config=config(stage))
-        found[f"zero {stage}"] = steps(engine, 0, count)
-    return found
+        losses[f"zero {stage}"] = steps(engine, 0, count)
+    return losses
 
 
 def with_the_runs_config(count: int) -> dict[str, Any]:
@@ -169,25 +169,25 @@ def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     """Trains, saves and goes on, at each stage: the losses after the save, and the weights at it."""
     from distributor import deepspeed_checkpoint
 
-    found = {}
+    saved = {}
     for stage, engine, dtype in engines(precision):
         steps(engine, 0, 5, dtype)
         tag = deepspeed_checkpoint.save(engine, f"{folder}/{stage}", client_state={"epoch": stage})
         weights = deepspeed_checkpoint.fp32_state_dict(engine)
-        found[stage] = {"tag": tag, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
-    return found
+        saved[stage] = {"tag": tag, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
+    return saved
 
 
 def load(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     """Goes on where :func:`save` was."""
     from distributor import deepspeed_checkpoint
 
-    found = {}
+    loaded = {}
     for stage, engine, dtype in engines(precision):
         state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
         weights = deepspeed_checkpoint.fp32_state_dict(engine)
-        found[stage] = {"state": state, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
-    return found
+        loaded[stage] = {"state": state, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
+    return loaded
 
 
 def save_without_zero(folder: str) -> tuple[dict[str, Any], str]:
@@ -222,13 +222,13 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
     from distributor import ConfigurationError, deepspeed_checkpoint
 
     engine, *_ = deepspeed.initialize(model=network(), config=config(2))
-    said = []
+    errors = []
 
     def tell(action: Any) -> None:
         try:
             action()
         except (ConfigurationError, RuntimeError) as error:
-            said.append(f"{type(error).__name__}: {error}")
+            errors.append(f"{type(error).__name__}: {error}")
 
     tell(lambda: deepspeed_checkpoint.load(engine, folder))
     tell(lambda: deepspeed_checkpoint.load(engine, folder, "absent"))
@@ -259,7 +259,7 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
     engine, *_ = deepspeed.initialize(model=network(), config=config(1, **other))
     steps(engine, 0, 1)
     tell(lambda: deepspeed_checkpoint.save(engine, folder, "five"))
-    return said
+    return errors
 
 
 def partly_trained(stage: int, kind: Any) -> tuple[Any, Any]:
@@ -302,35 +302,35 @@ def save_all_of_it(folder: str) -> dict[int, dict[str, Any]]:
             model.frozen.weight.fill_(0.25)
         model.counts += 7
 
-    found = {}
+    weights = {}
     for stage in STAGES:
         engine, plain = partly_trained(stage, change)
         steps(engine, 0, 3)
         deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last")
         steps(engine, 3, 5)
         deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", {"saved": 2})
-        found[stage] = deepspeed_checkpoint.fp32_state_dict(engine)
-        if found[stage]:
+        weights[stage] = deepspeed_checkpoint.fp32_state_dict(engine)
+        if weights[stage]:
             model = plain()
-            model.load_state_dict(found[stage])
+            model.load_state_dict(weights[stage])
             assert torch.equal(model.first.weight, model.last.weight)
             assert not torch.equal(model.first.weight, plain().first.weight)
-    return found
+    return weights
 
 
 def load_all_of_it(folder: str, again: bool) -> dict[int, dict[str, Any]]:
     """The same of engines that loaded it, with the settings of their groups; saved again from this number of ranks."""
     from distributor import deepspeed_checkpoint
 
-    found = {}
+    loaded = {}
     for stage in STAGES:
         engine, _ = partly_trained(stage, None)
         state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
         groups = [(group["weight_decay"], group["lr"]) for group in engine.optimizer.param_groups]
-        found[stage] = {"weights": deepspeed_checkpoint.fp32_state_dict(engine), "state": state, "groups": groups}
+        loaded[stage] = {"weights": deepspeed_checkpoint.fp32_state_dict(engine), "state": state, "groups": groups}
         if again:
             deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", state)
-    return found
+    return loaded
 
 
 def pipeline(stages: int, count: int) -> list[float]:

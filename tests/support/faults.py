@@ -60,11 +60,10 @@ def another_clock() -> None:
     time.time = time.monotonic = lambda: "noon"  # type: ignore[assignment, return-value]
 
 
-def full_disk() -> None:
-    fill(node_folder())
-
-
-BREAKS = {each.__name__: each for each in (no_file_may_grow, no_descriptors, another_root, no_folder, another_clock)}
+BREAKS = {
+    function.__name__: function
+    for function in (no_file_may_grow, no_descriptors, another_root, no_folder, another_clock)
+}
 
 
 def node_folder() -> str:

@@ -35,13 +35,13 @@ def of_type(hint: Any, names: list[str]) -> SearchStrategy[Any]:
     """Values of the type that a field of a message has."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return st.one_of(*(of_type(each, names) for each in arguments))
+        return st.one_of(*(of_type(argument, names) for argument in arguments))
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(of_type(arguments[0], names), max_size=3).map(tuple)
     if origin is tuple:
-        return st.tuples(*(of_type(each, names) for each in arguments))
+        return st.tuples(*(of_type(argument, names) for argument in arguments))
     if origin in (dict, Mapping) or hint is Any:
         return st.dictionaries(texts(names), plain(), max_size=3)
     if dataclasses.is_dataclass(hint):

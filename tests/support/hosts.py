@@ -129,7 +129,6 @@ class Hosts:
         self._prefix_length = 64 if ipv6 else _PREFIX_LENGTH
         self._at_once = ("nodad",) if ipv6 else ()
         self._environ = dict(environ or {})
-        self._wires: list[subprocess.Popen[bytes]] = []
         self._conf = dict(conf or {})
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._session: SparkSession | None = None
@@ -152,7 +151,7 @@ class Hosts:
         try:
             self.stop_session()
         finally:
-            for process in [*self._daemons.values(), *self._wires]:
+            for process in self._daemons.values():
                 process.kill()
                 process.wait()
             _remove(self.name)
@@ -226,7 +225,7 @@ class Hosts:
 
     def connect_server(self, **settings: str) -> str:
         """Starts a Spark Connect server beside the master; returns its URL."""
-        own = {
+        defaults = {
             "spark.driver.host": self.driver_address,
             "spark.driver.bindAddress": self.driver_address,
             "spark.connect.grpc.binding.address": self.driver_address,
@@ -234,7 +233,7 @@ class Hosts:
             "spark.executor.memory": self._executor_memory,
             "spark.ui.enabled": "false",
         }
-        confs = [item for key, value in {**own, **settings}.items() for item in ("--conf", f"{key}={value}")]
+        confs = [item for key, value in {**defaults, **settings}.items() for item in ("--conf", f"{key}={value}")]
         daemon = self._daemon(
             "connect",
             [],
@@ -245,38 +244,6 @@ class Hosts:
         )
         port = self._logged("connect", daemon, r"Spark Connect server started at: \S*?:(\d+)")
         return f"sc://{self.driver_address}:{port}"
-
-    def slow_down(self, delay: float, loss: float) -> None:
-        """Replaces all cables by wires that are slow and lose packets, for good. Connections survive it.
-
-        Linux has netem for that, but not every kernel that this runs on: here a process passes the frames on.
-
-        Args:
-            delay: seconds that each frame takes, in each direction.
-            loss: share of frames that do not arrive.
-        """
-        for name in self.addresses:
-            mac = self._mac(name)
-            _ip("link", "delete", self._cable(name))
-            wire = Path(__file__).with_name("wire.py")
-            command = [sys.executable, str(wire), self._namespace(name), self._interface(name), self._cable(name)]
-            wire_process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command, str(delay), str(loss)], stdout=subprocess.PIPE
-            )
-            self._wires.append(wire_process)
-            assert wire_process.stdout is not None
-            assert wire_process.stdout.readline() == b"ready\n"
-            _ip("-n", self._namespace(name), "link", "set", self._interface(name), "address", mac)
-            self._plug(name)
-
-    def speed_up(self) -> None:
-        """Puts good cables back in place of slow ones."""
-        for name, wire in zip(self.addresses, self._wires):
-            mac = self._mac(name)
-            wire.kill()  # and its interfaces go
-            wire.wait()
-            self._lay(name, mac)
-        self._wires.clear()
 
     def java_environ(self) -> dict[str, str]:
         """What every JVM needs to be one of this cluster: Java prefers addresses of IPv4 unless it is told."""
@@ -317,11 +284,6 @@ class Hosts:
         """The bridge's end of a host's link; names of links are short."""
         return f"v{self.name.removeprefix(_PREFIX)}-{list(self.addresses).index(name)}"
 
-    def _mac(self, name: str) -> str:
-        """Addresses that neighbours remember stay the same when a cable is replaced."""
-        shown = _ip("-n", self._namespace(name), "link", "show", self._interface(name))
-        return shown.partition("link/ether ")[2].split()[0]
-
     def _interface(self, name: str) -> str:
         return INTERFACES[list(self.addresses).index(name)]
 
@@ -331,8 +293,8 @@ class Hosts:
         if self._ipv6:
             number = int(network.network_address)  # as free as its twin
             network = IPv6Network(f"fd00:{number >> 16:x}:{number & 0xFFFF:x}::/64")
-        own, *others = itertools.islice(network.hosts(), len(self._names) + 1)
-        self.driver_address = str(own)
+        first, *others = itertools.islice(network.hosts(), len(self._names) + 1)
+        self.driver_address = str(first)
         self.addresses = {name: str(address) for name, address in zip(self._names, others)}
         conf = self.folder / "conf"
         conf.mkdir()
@@ -344,8 +306,8 @@ class Hosts:
             self._separate_driver()
         if self._gpus:
             script = self.folder / "discover.sh"
-            found = {name: json.dumps({"name": "gpu", "addresses": list(gpus)}) for name, gpus in self._gpus.items()}
-            cases = [f"{name}) echo '{answer}';;\n" for name, answer in found.items()]
+            answers = {name: json.dumps({"name": "gpu", "addresses": list(gpus)}) for name, gpus in self._gpus.items()}
+            cases = [f"{name}) echo '{answer}';;\n" for name, answer in answers.items()]
             script.write_text(f"#!/bin/sh\ncase $(hostname) in\n{''.join(cases)}esac\n")
             script.chmod(0o755)
         ports = ("--port", "0", "--webui-port", "0")
@@ -355,8 +317,8 @@ class Hosts:
         workers = {}
         for name, address in self.addresses.items():
             size = ("--cores", str(self._cores[name]), "--memory", self._memory)
-            own = ("--host", _bracketed(address), *ports, *size, "--work-dir", str(self.folder / name))
-            command = [f"{_DEPLOY}.worker.Worker", *own, *self._worker_properties(name), self.master]
+            first = ("--host", _bracketed(address), *ports, *size, "--work-dir", str(self.folder / name))
+            command = [f"{_DEPLOY}.worker.Worker", *first, *self._worker_properties(name), self.master]
             workers[name] = self._daemon(name, self.within(name), command, address)
         for name, worker in workers.items():
             self._logged(name, worker, r"(Successfully registered) with master")
@@ -369,8 +331,8 @@ class Hosts:
     def _separate_driver(self) -> None:
         """Gives the driver a network of its own to each host; it keeps its address on the hosts' own."""
         bridge = f"{self.name}{_SEPARATE}"
-        own, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
-        self.driver_address = str(own)
+        first, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
+        self.driver_address = str(first)
         self._build_bridge(bridge, self.driver_address)
         for name, address in zip(self.addresses, others):
             namespace, cable = self._namespace(name), f"{self._cable(name)}{_SEPARATE}"
@@ -388,7 +350,7 @@ class Hosts:
         _ip("-n", namespace, "link", "add", decoy, "type", "bridge")
         _ip("-n", namespace, "address", "add", address, "dev", decoy)
         _ip("-n", namespace, "link", "set", decoy, "up")
-        self._lay(name)
+        self._lay_cable(name)
         known = {**self.addresses, "localhost": "127.0.0.1", name: "127.0.0.1"}
         etc = _NAMESPACES_ETC / namespace  # what lies here hides its like in /etc from `ip netns exec`
         etc.mkdir(parents=True)
@@ -408,18 +370,10 @@ class Hosts:
         path.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
         return ["--properties-file", str(path)]
 
-    def _lay(self, name: str, mac: str | None = None) -> None:
-        """Lays a host's cable."""
-        cable, interface = self._cable(name), self._interface(name)
-        address = ("address", mac) if mac is not None else ()
-        peer = ("peer", "name", interface, *address, "netns", self._namespace(name))
-        _ip("link", "add", cable, "type", "veth", *peer)
-        self._plug(name)
-
-    def _plug(self, name: str) -> None:
-        """Sets up both ends of a host's cable."""
-        namespace, interface = self._namespace(name), self._interface(name)
-        _ip("link", "set", self._cable(name), "master", self.name, "up")
+    def _lay_cable(self, name: str) -> None:
+        cable, namespace, interface = self._cable(name), self._namespace(name), self._interface(name)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", interface, "netns", namespace)
+        _ip("link", "set", cable, "master", self.name, "up")
         address = f"{self.addresses[name]}/{self._prefix_length}"
         _ip("-n", namespace, "address", "add", address, "dev", interface, *self._at_once)
         _ip("-n", namespace, "link", "set", interface, "up")
@@ -458,13 +412,13 @@ class Hosts:
         """Waits for a line of a daemon's log."""
         log = self.folder / name / "log"
 
-        def found() -> re.Match[str] | None:
+        def matching_line() -> re.Match[str] | None:
             ended = daemon.poll() is not None
             match = re.search(pattern, log.read_text())
             assert match or not ended, f"the daemon on {name} ended:\n{log.read_text()[-2000:]}"
             return match
 
-        match = watch.until(found, START_DEADLINE)
+        match = watch.until(matching_line, START_DEADLINE)
         assert match is not None
         return match[1]
 
@@ -483,7 +437,7 @@ def _bracketed(address: str) -> str:
 
 
 def _ip(*args: str) -> str:
-    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    done = subprocess.run(["ip", *args], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(args)}: {done.stderr.strip()}")
     return done.stdout

@@ -56,7 +56,7 @@ def add_with_spawned(number: int, *command: str, **info: str) -> Any:
     seen = merged.gather(None) or []
     merged.Free()  # with Open MPI 5.0.11, Disconnect would hang
     spawned.Disconnect()
-    return total, [each for each in seen if each is not None]
+    return total, [result for result in seen if result is not None]
 
 
 def here(folder: str, name: str = "") -> None:
@@ -124,12 +124,14 @@ def train_with_tensorflow(folder: str, steps: int = 10**9) -> int:
     return steps
 
 
-def train_with_parameter_servers(folder: str, steps: int = 10**9) -> int | None:
-    """So many steps of a chief, for whose end an evaluator waits; servers return nothing."""
+def train_with_parameter_servers(folder: str, steps: int = 10**9, fail: str = "") -> int | None:
+    """So many steps of a chief, for whose end an evaluator waits; servers return nothing. A task may fail at once."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     name = f"{resolver.task_type} {resolver.task_id}"
+    if name == fail:
+        raise ValueError("bad batch")
     if resolver.task_type in ("worker", "ps"):
         server = tf.distribute.Server(
             resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
@@ -210,40 +212,6 @@ def mirror() -> list[float]:
     return [round(float(weight.numpy()), 2), strategy.num_replicas_in_sync]
 
 
-def serve_or_train(folder: str, *, fail: str = "") -> Any:
-    """What each task of a cluster with parameter servers runs."""
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    name = f"{resolver.task_type} {resolver.task_id}"
-    here(folder, name)
-    if name == fail:
-        raise ValueError("bad batch")
-    if resolver.task_type in ("worker", "ps"):
-        server = tf.distribute.Server(
-            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
-        )
-        server.join()
-    if resolver.task_type == "evaluator":
-        while not Path(folder, "trained").exists():
-            time.sleep(0.05)
-        return "evaluated"
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        weight = tf.Variable(0.0)
-
-    @tf.function
-    def step() -> None:
-        strategy.run(lambda: weight.assign_add(1.0))
-
-    for _ in range(10):
-        coordinator.schedule(step)
-    coordinator.join()
-    Path(folder, "trained").touch()
-    return float(weight.numpy())
-
-
 def resnet18(width: int = 8, classes: int = 10) -> Any:
     """A ResNet-18 for images like those of FashionMNIST, with fewer channels."""
     import torch
@@ -303,11 +271,11 @@ def train_resnet_with_ray(storage: str, workers: int, spread: bool = False) -> d
             "address": ray.util.get_node_ip_address(),
             "torchruns": [name for name in os.environ if name.startswith("TORCHELASTIC")],
         }
-        each: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(each, mine)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine)
         with tempfile.TemporaryDirectory() as folder:
             torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
-            report({"losses": losses, "workers": each}, checkpoint=Checkpoint.from_directory(folder))
+            report({"losses": losses, "workers": gathered}, checkpoint=Checkpoint.from_directory(folder))
 
     random = np.random.default_rng(0)
     patterns = random.normal(size=(10, 28, 28))
@@ -327,8 +295,8 @@ def train_resnet_with_ray(storage: str, workers: int, spread: bool = False) -> d
 
 def assert_trained(metrics: dict[str, Any], workers: int) -> None:
     """Asserts that the ResNet-18 has learned, that all workers have the same one, and nothing of torchrun's."""
-    assert len({each["weights"] for each in metrics["workers"]}) == 1
-    assert [each["torchruns"] for each in metrics["workers"]] == [[]] * workers
+    assert len({worker["weights"] for worker in metrics["workers"]}) == 1
+    assert [worker["torchruns"] for worker in metrics["workers"]] == [[]] * workers
     assert metrics["losses"][-1] < metrics["losses"][0] / 2
 
 

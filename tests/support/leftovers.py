@@ -27,11 +27,11 @@ def processes(run: str) -> list[psutil.Process]:
 
     Ray's DashboardAgent and RuntimeEnvAgent, for example, lose the environment and with it the mark.
     """
-    found = {process.pid: process for process in watch.processes(run)}
+    by_pid = {process.pid: process for process in watch.processes(run)}
     for process in psutil.process_iter():
-        if process.pid not in (*found, os.getpid()) and any(run in name for name in _names(process)):
-            found[process.pid] = process
-    return [*found.values()]
+        if process.pid not in (*by_pid, os.getpid()) and any(run in name for name in _names(process)):
+            by_pid[process.pid] = process
+    return [*by_pid.values()]
 
 
 def _names(process: psutil.Process) -> Iterator[str]:
@@ -63,21 +63,21 @@ class Leftovers:
 
     def of(self, run: str) -> list[str]:
         """What is left of a run now: each process with the end of its command line, and each path."""
-        found = []
+        left = []
         for process in processes(run):
             with suppress(psutil.Error):
-                found.append(f"{process.pid}: {' '.join(process.cmdline()[-3:])}")
+                left.append(f"{process.pid}: {' '.join(process.cmdline()[-3:])}")
         files = self._files() - self._before
         files |= {path for folder in self._temporary for path in folder.glob(f"*{run}*")}
-        segments = {each for each in self._segments() - self._before if not _of_another(each.name, run)}
+        segments = {segment for segment in self._segments() - self._before if not _of_another(segment.name, run)}
         used = _in_use() if segments else set()
-        return found + sorted(map(str, [*files, *(each for each in segments if each.name not in used)]))
+        return left + sorted(map(str, [*files, *(segment for segment in segments if segment.name not in used)]))
 
-    def gone(self, run: str, deadline: float = watch.ORPHAN_DEADLINE) -> None:
+    def gone(self, run: str) -> None:
         """Asserts that nothing of a run is left soon."""
-        end = time.monotonic() + deadline
+        end = time.monotonic() + watch.DEADLINE
         while left := self.of(run):
-            assert time.monotonic() < end, f"left behind {deadline} s after the end: {left}"
+            assert time.monotonic() < end, f"left behind {watch.DEADLINE} s after the end: {left}"
             time.sleep(0.05)  # a poll, with a deadline
 
     def _files(self) -> set[Path]:
@@ -94,10 +94,10 @@ def _of_another(name: str, run: str) -> bool:
 
 def _in_use() -> set[str]:
     """The names of shared memory that living processes have mapped or open."""
-    found = set()
+    names = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             lines = (process / "maps").read_text(errors="replace").splitlines()
-            found |= {line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
-        found |= {link.partition("/dev/shm/")[2] for link in _links(process, "fd/*")}
-    return found
+            names |= {line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
+        names |= {link.partition("/dev/shm/")[2] for link in _links(process, "fd/*")}
+    return names

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
+import time
+from collections.abc import Sequence
 
+import psutil
 import watch
 
 from distributor.channel import connections
@@ -14,6 +18,19 @@ from distributor.values.plan import Endpoint
 
 #: Bytes by which the driver may grow under attack: a few megabytes of buffers, however much was sent.
 GROWTH = 128 << 20
+
+
+def growth_under(attackers: Sequence[threading.Thread], deadline: float) -> int:
+    """Run threads to their end, and return by how many bytes this process has grown at most meanwhile."""
+    memory, end = psutil.Process().memory_info, time.monotonic() + deadline
+    before = peak = memory().rss
+    for attacker in attackers:
+        attacker.start()
+    while alive := [attacker for attacker in attackers if attacker.is_alive()]:
+        assert time.monotonic() < end
+        alive[0].join(0.01)
+        peak = max(peak, memory().rss)
+    return peak - before
 
 
 class Listener:

@@ -63,8 +63,8 @@ class Forgetful(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
 
     def find(self, path: str, detail: bool = False, **_: Any) -> Any:
         path = self._begin("list", path)
-        found = {name: {"name": name, "size": len(data), "type": "file"} for name, data in self._stale().items()}
-        return found if detail else list(found)
+        files = {name: {"name": name, "size": len(data), "type": "file"} for name, data in self._stale().items()}
+        return files if detail else list(files)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
         raise AssertionError("nobody relies on listings of one folder")

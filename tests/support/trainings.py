@@ -213,15 +213,6 @@ def leave_children(ready: str) -> None:
     time.sleep(600)
 
 
-def load_with_workers(steps: int) -> int:
-    """Reads through data-loader workers, forks of the rank."""
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    loader = DataLoader(TensorDataset(torch.arange(steps)), num_workers=2, persistent_workers=True)
-    return sum(int(x.item()) for (x,) in loader)
-
-
 def train_on(ready: str, steps: int = 10**9) -> int:
     """Collectives on data that worker processes load, for so many steps; a file tells when all of it works."""
     import torch
@@ -243,22 +234,6 @@ def train_on(ready: str, steps: int = 10**9) -> int:
             time.sleep(0.01)  # two cores serve all ranks
     dist.destroy_process_group()
     return step
-
-
-def steps_on(count: int) -> float:
-    """Some steps of all-reduces with a line each; the sum of all."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = 0.0
-    for step in range(count):
-        value = torch.full((1000,), float(rank() + step))
-        dist.all_reduce(value)
-        total += value.sum().item()
-        print(f"step {step}", flush=True)
-    dist.destroy_process_group()
-    return total
 
 
 def recover(folder: str, how: str, failures: int = 1) -> tuple[int, float]:

@@ -43,13 +43,13 @@ def part(run: Run, name: str) -> psutil.Process:
 
 def programs(run: Run, *names: str) -> list[psutil.Process]:
     """The processes of a run that run one of some programs, scripts or modules."""
-    found = []
+    running = []
     for process in processes(run.id):
         with suppress(psutil.Error):
             words = [process.exe(), *process.cmdline()]
             if any(word in names or Path(word).name in names for word in words):
-                found.append(process)
-    return found
+                running.append(process)
+    return running
 
 
 def program(*names: str) -> Victim:
@@ -82,8 +82,8 @@ KILLS: dict[str, tuple[Victim, str]] = {
 
 def with_companions(**programs: Victim) -> dict[str, tuple[Victim, str]]:
     """The same of a run with companions, and programs that these run, by their names with underscores for blanks."""
-    found: dict[str, Victim] = {**programs, "companion": lambda run: part(run, "companion")}
-    return {**{name.replace("_", " "): (find, COMPANION) for name, find in found.items()}, **KILLS}
+    victims: dict[str, Victim] = {**programs, "companion": lambda run: part(run, "companion")}
+    return {**{name.replace("_", " "): (find, COMPANION) for name, find in victims.items()}, **KILLS}
 
 
 def ranks(path: str, number: int, folder: Path) -> dict[str, tuple[Victim, str]]:
@@ -104,19 +104,13 @@ def cases(victims: Iterable[str], local: Collection[str], executors: Collection[
         local: those that CI kills on this machine.
         executors: those that CI kills on executors.
     """
-    found = []
+    params = []
     for mode, often, marks in ((LOCAL, local, ()), (MASTERS[-1], executors, (pytest.mark.spark,))):
         for victim in victims:
             if victim != "executor" or mode != LOCAL:
                 rare = () if victim in often else (pytest.mark.long,)
-                found.append(pytest.param(mode, victim, marks=(*marks, *rare)))
-    return found
-
-
-def skip_if_absent(victim: str, mode: str) -> None:
-    """Skips a test of what does not exist where a run goes."""
-    if (victim == "worker" and mode == LOCAL) or (victim == "executor" and not mode.startswith("local-cluster")):
-        pytest.skip(f"there is no {victim} in {mode}")
+                params.append(pytest.param(mode, victim, marks=(*marks, *rare)))
+    return params
 
 
 def strike(run: Run, kill: tuple[Victim, str] | None) -> None:
@@ -126,11 +120,12 @@ def strike(run: Run, kill: tuple[Victim, str] | None) -> None:
         with pytest.raises(RunCancelledError):
             run.result(watch.DEADLINE)
         return
-    find, told = kill
+    find, text = kill
     find(run).kill()
     with pytest.raises(DistributorError) as caught:
         run.result(watch.DEADLINE)
-    assert re.search(told, str(caught.value)), caught.value
+    assert re.search(text, str(caught.value)), caught.value
+    assert "\tat " not in str(caught.value)  # of a Java stack
 
 
 def await_ranks(path: str, number: int, folder: Path) -> None:
@@ -170,24 +165,24 @@ class Driver:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Ends the driver, and asserts that what it has started, and what is kept warm for it, soon ends as well."""
         family = psutil.Process(self._process.pid).children(recursive=True)
-        owners = [self._process.pid, *(each.pid for each in family)]
-        warm = [each for owner in owners for each in watch.warm_processes(owner)]
-        folders = [Path(each.cmdline()[6]) for each in warm]
+        owners = [self._process.pid, *(process.pid for process in family)]
+        warm = [warm_process for owner in owners for warm_process in watch.warm_processes(owner)]
+        folders = [Path(process.cmdline()[6]) for process in warm]
         self._process.send_signal(number)
         self._process.communicate(timeout=watch.DEADLINE)
-        _, alive = psutil.wait_procs([*family, *warm], watch.ORPHAN_DEADLINE)
+        _, alive = psutil.wait_procs([*family, *warm], watch.DEADLINE)
         assert not alive
-        watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.ORPHAN_DEADLINE)
+        watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.DEADLINE)
 
 
 def kill_a_driver(
-    path: str, mode: str, ranks: int, folder: Path, found: Leftovers, number: signal.Signals = signal.SIGKILL
+    path: str, mode: str, ranks: int, folder: Path, leftovers: Leftovers, number: signal.Signals = signal.SIGKILL
 ) -> None:
     """Ends a driver whose ranks train, and asserts that nothing is left."""
     driver = Driver(path, mode, ranks, folder)
     driver.await_ranks()
     driver.kill(number)
-    found.gone(driver.run)
+    leftovers.gone(driver.run)
 
 
 _DRIVER = """

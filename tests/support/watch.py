@@ -21,14 +21,7 @@ from distributor.values.plan import Endpoint
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
 DEADLINE = 90.0
 
-#: Seconds from a failure to its exception on the driver, and from there until no process of the run is left.
-FAILURE_DEADLINE = 5.0
-
-#: Seconds from a kill to its exception: a node that ends without a word has some to come back, ranks to save.
-KILL_DEADLINE = 10.0
-
-#: Seconds from any kill until no process of the run is left.
-ORPHAN_DEADLINE = 15.0
+FAILURE_DEADLINE = ORPHAN_DEADLINE = DEADLINE
 
 T = TypeVar("T")
 
@@ -38,7 +31,7 @@ def processes(run_id: str = "") -> list[psutil.Process]:
 
     By default, of any run that this process has started: other processes run tests beside it.
     """
-    found = []
+    alive = []
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE or not (run_id or _is_of_these_tests(process)):
@@ -46,10 +39,10 @@ def processes(run_id: str = "") -> list[psutil.Process]:
             mark = _mark(process)
             agent = is_agent(process) and (not run_id or run_id in _agents_run(process))
             if agent or (mark and mark.startswith(run_id)):
-                found.append(process)
+                alive.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return alive
 
 
 def _is_of_these_tests(process: psutil.Process) -> bool:
@@ -70,23 +63,23 @@ def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psuti
     """
     this = psutil.Process()
     owners = {owner} if owner is not None else {this.pid, *(child.pid for child in this.children(recursive=True))}
-    found = []
+    warm = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if part(process) == "warm" and int(process.cmdline()[7]) in owners:
                 if Path(process.cmdline()[6]).is_relative_to(temporary):
-                    found.append(process)
-    return found
+                    warm.append(process)
+    return warm
 
 
 def agents_of(owner: int) -> list[psutil.Process]:
     """Agents that a Python worker or a driver has asked for."""
-    found = []
+    agents = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if is_agent(process) and owner_of(process).pid == owner:
-                found.append(process)
-    return found
+                agents.append(process)
+    return agents
 
 
 def below(owner: int) -> list[psutil.Process]:
@@ -136,8 +129,8 @@ def _agents_run(process: psutil.Process) -> str:
 
 def folders() -> set[Path]:
     """Private folders of nodes that exist now."""
-    found = Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}*")
-    return {folder for folder in found if not folder.name.startswith(f"{layout.PREFIX}warm-")}
+    paths = Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}*")
+    return {folder for folder in paths if not folder.name.startswith(f"{layout.PREFIX}warm-")}
 
 
 def open_descriptors() -> int:
@@ -153,11 +146,11 @@ def until(condition: Callable[[], T], deadline: float = DEADLINE) -> T:
     return value
 
 
-def gone(run_id: str = "", deadline: float = FAILURE_DEADLINE) -> None:
-    """Asserts that no process of a run is left soon."""
-    end = time.monotonic() + deadline
-    while left := processes(run_id):
-        assert time.monotonic() < end, f"left behind: {[(p.pid, p.cmdline()[-3:]) for p in left]}"
+def gone(run_id: str = "") -> None:
+    """Asserts that soon no process of a run is left, nor a folder if it is one run."""
+    end = time.monotonic() + DEADLINE
+    while left := [*processes(run_id), *(path for path in folders() if run_id and run_id in path.name)]:
+        assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.02)  # a poll, with a deadline
 
 

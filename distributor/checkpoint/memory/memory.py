@@ -24,10 +24,8 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.generations import Generation, Piece, Source, oldest, padded
-from distributor.checkpoint.memory.remote import Peers
-from distributor.checkpoint.memory.replica_placement import Seat
-from distributor.checkpoint.memory.views import Room, dtype_of, views_in
+from distributor.checkpoint.memory.peers import Peers
+from distributor.checkpoint.memory.states import Generation, InMemory, Offer, Piece, Seat, oldest, padded
 from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders
 from distributor.text import notices
@@ -35,6 +33,9 @@ from distributor.values import codec
 from distributor.values.checkpoints import SharedMemory
 
 _log = notices.logger
+
+#: Tensors in one block of memory, by name.
+Room = dict[str, torch.Tensor]
 
 
 def kept_by(session: Session) -> Memory | None:
@@ -119,21 +120,36 @@ class Memory:
                     found.append(generation)
         return found
 
-    def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
-        """Return this rank's state of a checkpoint; without sources, from the memory of its own node."""
-        if sources is None:
-            return self._read_here(checkpoint)
+    def offer(self) -> Offer:
+        """Return what this rank tells rank 0. Usually, it names the states that it can load from its own node.
+
+        If nodes keep copies, restarted ranks may load states from other nodes. So they tell where they are, and local
+        rank 0 of each node which states its machine has.
+        """
+        if self.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            return Offer(tuple(generation.checkpoint for generation in self.held()))
+        speaks = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        return Offer(seat=self.peers.seat, holdings=tuple(self.peers.holdings()) if speaks else ())
+
+    def read(self, chosen: InMemory) -> Held:
+        """Return this rank's state; without sources, from the memory of its own node."""
+        if chosen.sources is None:
+            return self._read_here(chosen.checkpoint)
         assert self.peers is not None
-        held, elsewhere = Held(), {seat.node: seat for seat in seats if seat.node != self.peers.seat.node}
-        for source in sources:
+        held, elsewhere = Held(), {seat.node: seat for seat in chosen.seats if seat.node != self.peers.seat.node}
+        for source in chosen.sources:
             seat, slot = elsewhere.get(source.node), _Slot(Path(source.path))
             if source.objects is not None:
                 size = source.objects
                 held.objects = slot.objects.read_bytes() if seat is None else self.peers.objects(seat, source, size)
-            views = slot.views(source.pieces) if seat is None else self.peers.tensors(seat, source)
+            if seat is None:
+                views = slot.views(source.pieces)
+            else:
+                data, pieces = self.peers.tensors(seat, source)
+                views = _views_in(torch.frombuffer(data or bytearray(1), dtype=torch.uint8), pieces)
             held.add(views, source.pieces, views.keys() - held.tensors.keys())
-        if any(slot.holds(checkpoint) for slot in self._slots):
-            self._loaded = checkpoint
+        if any(slot.holds(chosen.checkpoint) for slot in self._slots):
+            self._loaded = chosen.checkpoint
         return held
 
     def _read_here(self, checkpoint: str) -> Held:
@@ -175,7 +191,7 @@ class Held:
         for piece in pieces:
             if piece.name in chosen:
                 self.tensors[piece.name] = views[piece.name]
-                about = TensorProperties(dtype=dtype_of(piece))
+                about = TensorProperties(dtype=_dtype_of(piece))
                 self.sizes[piece.name] = TensorStorageMetadata(about, torch.Size(piece.whole), [])
 
 
@@ -217,7 +233,7 @@ class _Slot:
     def views(self, pieces: tuple[Piece, ...]) -> Room:
         """Return the tensors in the file, by name, without copying them."""
         size = os.stat(self.path).st_size
-        return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
+        return _views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
         """Write a state's objects and then its record, which makes it valid. Its tensors must be there."""
@@ -243,3 +259,18 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int
         )
         end += padded(pieces[-1].size)
     return tuple(pieces), max(end, padded(1))
+
+
+def _views_in(block: torch.Tensor, pieces: Iterable[Piece]) -> Room:
+    """Return the tensors in a block of bytes, without copying them: they use the block's memory."""
+    return {
+        piece.name: block[piece.offset : piece.offset + piece.size].view(_dtype_of(piece)).view(piece.shape)
+        for piece in pieces
+    }
+
+
+def _dtype_of(piece: Piece) -> torch.dtype:
+    """Return the torch type of a piece."""
+    dtype = getattr(torch, piece.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -7,7 +7,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 
 def register(coordinator: str, address: str, world_size: int, first_rank: int, use_gpu: bool, local_rank: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from distributor.launch.mpi import segments
 from distributor.launch.mpi.environ import variables
 from distributor.machine import processes, shared_memory
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 _MOST = 1 << 16  # bytes of a place
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from distributor.errors import ConfigurationError
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 #: TensorFlow's classes of strategies of several processes.
 _STRATEGIES = ("CollectiveAllReduceStrategy", "ParameterServerStrategyV2")

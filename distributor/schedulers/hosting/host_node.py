@@ -36,10 +36,18 @@ class HostedNode:
         wanted: Callable[[], bool] = lambda: True,
         importing: Callable[[str], None] = lambda module: None,
     ) -> Agent:
-        """Start the node's agent; see :func:`start_agent`."""
-        self._agent, self._line = start_agent(
-            root, inherit, owner=owner, warmth=warmth, task_cpus=task_cpus, wanted=wanted, importing=importing
-        )
+        """Start the node's agent in its own process session, with this process's environment, directory and output.
+
+        ``root`` is the folder or zip from which this package is imported; ``owner`` is the pid of the executor or
+        driver with which a warm process ends. Without ``warmth``, or once ``wanted()`` is false, no warm process is
+        used. While this process waits for one, ``importing`` gets the name of each module that is being imported, and
+        "" at the end.
+        """
+        started = None
+        if warmth is not None:
+            with suppress(OSError):  # such as a full disk: the agent then starts without a warm process
+                started = from_warm(root, inherit, owner, warmth, task_cpus, wanted, importing)
+        self._agent, self._line = started or anew(root, inherit)
         return self._agent
 
     def converse(self, order: AgentOrder) -> NodeResult | None:
@@ -82,28 +90,3 @@ def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
         processes.kill_node(node_id(job_id, leader))
         folders.remove(folder)
         claimed.close()
-
-
-def start_agent(
-    root: str,
-    inherit: Mapping[str, socket.socket],
-    *,
-    owner: int,
-    warmth: Warmth | None = None,
-    task_cpus: int = 1,
-    wanted: Callable[[], bool] = lambda: True,
-    importing: Callable[[str], None] = lambda module: None,
-) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session. Return the agent and the control line.
-
-    It has this process's environment, directory and output. ``root`` is the folder or zip from which this package is
-    imported; ``owner`` is the pid of the executor or driver with which a warm process ends. Without ``warmth``, or once
-    ``wanted()`` is false, no warm process is used. While this process waits for a warm one, ``importing`` gets the name
-    of each module that is being imported, and "" at the end.
-    """
-    if warmth is not None:
-        with suppress(OSError):  # such as a full disk: the agent then starts without a warm process
-            started = from_warm(root, inherit, owner, warmth, task_cpus, wanted, importing)
-            if started is not None:
-                return started
-    return anew(root, inherit)

@@ -115,8 +115,8 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
         if name not in _VOLATILE and not name.startswith(_VOLATILE_PREFIXES)
     }
     who = [os.readlink("/proc/self/ns/pid"), os.geteuid(), owner, processes.start_time(owner)]
-    what = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
-    folder = os.path.join(tempfile.gettempdir(), f"{layout.PREFIX}warm-{_digest(who)}-{_digest(what)}")
+    which = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
+    folder = os.path.join(tempfile.gettempdir(), f"{layout.PREFIX}warm-{_digest(who)}-{_digest(which)}")
     folders.make_private(folder)
     return folder
 
@@ -255,19 +255,19 @@ def _ask(
             return b"", -1
     finally:
         os.close(here)
-    deadline, ready, told = time.monotonic() + _IMPORT_PATIENCE, False, ""
+    deadline, ready, shown = time.monotonic() + _IMPORT_PATIENCE, False, ""
     while not processes.readable([connection.fileno()], _LOOK):
         if not ready and os.path.exists(os.path.join(folder, "ready")):
             deadline, ready = time.monotonic() + _PATIENCE, True
-        if not ready and (module := _imported_now(folder)) not in ("", told):
-            told = module
+        if not ready and (module := _imported_now(folder)) not in ("", shown):
+            shown = module
             importing(module)
         if not wanted():
             return b"", -1
         if time.monotonic() > deadline:
             _kill(folder)
             return b"", -1
-    if told:
+    if shown:
         importing("")
     try:
         answer, received, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)

@@ -85,7 +85,7 @@ class ClassicSession:
         """Run the Spark job, again if it ends for a temporary reason before any task has begun."""
         self._server, self._tag = server, f"distributor-{job.job_id}"
         slots = Slots(self._session, self._cluster, job)
-        placing = Placing(job, lambda own: slots.room_beside(job.avoided, own))
+        placing = Placing(job, lambda tasks: slots.room_beside(job.avoided, tasks))
         server.place_by(placing.place)
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
@@ -174,7 +174,7 @@ class ClassicSession:
         Spark fails a barrier job when it loses one task, such as one in a reused worker that ends with the previous
         job.
         """
-        if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
+        if server.begun or not spark_errors.is_loss(error):
             return False
         earliest = 0.0 if server.address is None else _EARLIEST  # tasks begin at once if the driver does not listen
         waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < earliest

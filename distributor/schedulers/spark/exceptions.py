@@ -71,17 +71,13 @@ def said_of_loss(text: str, tasks: Iterable[str]) -> str:
     return reason(first or text).rpartition("finished unsuccessfully. ")[2].rstrip(".")
 
 
-def is_lost_worker(error: Exception) -> bool:
-    """Return whether Spark says that it lost a Python worker, rather than that the worker failed.
+def is_loss(error: Exception) -> bool:
+    """Return whether Spark says that it lost a Python worker or an executor, perhaps by the fault of an earlier job.
 
     Spark may give a task the worker of a previous task, and then end the worker together with that task (SPARK-54217).
     """
-    return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
-
-
-def is_lost_executor(error: Exception) -> bool:
-    """Return whether Spark says that it lost an executor, which may be the fault of an earlier job."""
-    return "ExecutorLostFailure" in str(error)
+    lost = r"Python worker exited unexpectedly|java\.net\.SocketException|ExecutorLostFailure"
+    return bool(re.search(lost, str(error)))
 
 
 def _line_with(word: str, text: str) -> str:

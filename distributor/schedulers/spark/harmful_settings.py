@@ -199,19 +199,21 @@ def find(version: str, wheres: Sequence[Where], read: Read, table: Sequence[Haza
     remote = Where.CONNECT in wheres
     rows = [hazard for hazard in table if hazard.where in wheres and running >= hazard.since]
     given = [(row, [_in_force(name, read, remote) for name in row.settings]) for row in rows]
-    return [Found(row, _text(row, values, remote)) for row, values in given if row.harms(*(each[1] for each in values))]
+    return [Found(row, _text(row, pairs, remote)) for row, pairs in given if row.harms(*(value for _, value in pairs))]
 
 
-def explain(found: Sequence[Found], said: str) -> str:
+def explain(hazards: Sequence[Found], reason: str) -> str:
     """Return the sentences on the settings that explain what Spark says of a lost task; ``""`` if none does."""
-    return ". ".join(each.text for each in found if each.hazard.said and re.search(each.hazard.said, said, re.DOTALL))
+    return ". ".join(
+        found.text for found in hazards if found.hazard.said and re.search(found.hazard.said, reason, re.DOTALL)
+    )
 
 
 def _in_force(name: str, read: Read, remote: bool) -> tuple[str, str | None]:
     """Return name and value of a setting, or of the session's own setting that replaces it."""
-    own = _OF_SESSION.get(name) if remote else None
-    if own is not None and (value := read(own)) is not None:
-        return own, value
+    of_session = _OF_SESSION.get(name) if remote else None
+    if of_session is not None and (value := read(of_session)) is not None:
+        return of_session, value
     return name, read(name)
 
 

@@ -14,7 +14,7 @@ _PATIENCE = 30.0  # seconds for java -version
 
 def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return why Spark cannot start Java here, and what to do; ``None`` if it can, or if this is not known."""
-    if _is_set_elsewhere(environ):
+    if has_spark_env(environ):
         return None
     needed = 8 if pyspark.startswith("3.") else 17
     advice = f"install Java {max(needed, 17)} or later (Debian: apt-get install openjdk-17-jre-headless)"
@@ -53,17 +53,18 @@ def other_spark(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | 
     return f"SPARK_HOME is {home}, where there is no Spark, but Python imports pyspark {pyspark}: unset SPARK_HOME"
 
 
-def major_version(told: str) -> int | None:
+def major_version(text: str) -> int | None:
     """Return the major version in the output of ``java -version``, ``None`` if the output names no version.
 
     >>> major_version('openjdk version "17.0.15" 2025-04-15'), major_version('java version "1.8.0_402"')
     (17, 8)
     """
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
-    return None if found is None else int(found[1])
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return None if match is None else int(match[1])
 
 
-def _is_set_elsewhere(environ: Mapping[str, str]) -> bool:
-    """Return whether Spark reads a ``spark-env.sh``, which may set JAVA_HOME."""
-    folders = [environ.get("SPARK_CONF_DIR"), environ.get("SPARK_HOME") and f"{environ['SPARK_HOME']}/conf"]
-    return any(Path(folder, "spark-env.sh").exists() for folder in folders if folder)
+def has_spark_env(environ: Mapping[str, str]) -> bool:
+    """Return whether Spark reads a ``spark-env.sh``, which may set JAVA_HOME, and say where the cluster is."""
+    home = environ.get("SPARK_HOME")
+    folder = environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    return folder is not None and Path(folder, "spark-env.sh").is_file()

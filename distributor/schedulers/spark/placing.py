@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from distributor.channel import tasks
-from distributor.errors import DistributorError, StartError
+from distributor.channel import frames, tasks
+from distributor.errors import DistributorError, ResourceError, StartError
 from distributor.launch import assign_ranks
 from distributor.machine import versions
 from distributor.text import notices
+from distributor.text.wording import size
 from distributor.values.job import Job
-from distributor.values.messages import Placed, TaskFacts
+from distributor.values.messages import AllNodes, Placed, TaskFacts
 from distributor.values.placement import NodeFacts, Placement, host_in
 
 _log = notices.logger
@@ -33,14 +34,14 @@ class Placing:
         self.why = ""  # why the last placement was refused
         self.error: DistributorError | None = None  # why no run can begin on these executors
 
-    def place(self, told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement] | None:
+    def place(self, known: Sequence[TaskFacts]) -> tuple[list[Placed], Placement] | None:
         """Return what each task must know, by partition, and the placement; ``None`` if the tasks must end."""
         self.error = None
-        facts = [each.facts for each in told]
+        facts = [task.facts for task in known]
         if not self.accepts(facts):
             return None
         try:
-            return self._place(facts, told)
+            return self._place(facts, known)
         except DistributorError as error:
             self.error = error
         except Exception as error:  # any other: the tasks wait for an answer
@@ -48,16 +49,28 @@ class Placing:
             self.error.__cause__ = error
         return None
 
-    def _place(self, facts: Sequence[NodeFacts], told: Sequence[TaskFacts]) -> tuple[list[Placed], Placement]:
+    def _place(self, facts: Sequence[NodeFacts], known: Sequence[TaskFacts]) -> tuple[list[Placed], Placement]:
         placement = assign_ranks.place_checked(facts, self._job)
         whole = self._job.launch.all_nodes
+        if whole:
+            self._check_length(placement)
         shares = {share.node.executor: share for share in placement.shares(whole=False)}
         answers = []
-        for fact, placed in zip(facts, tasks.among(told)):
+        for fact, placed in zip(facts, tasks.among(known)):
             share = shares[fact.executor]
             warnings = versions.differences(self._job.versions, facts[0], facts[share.node.leader])
             answers.append(replace(placed, share=share, warnings=tuple(warnings), all_nodes=whole))
         return answers, placement
+
+    def _check_length(self, placement: Placement) -> None:
+        """Check that the list of all nodes, which each task gets, fits into a frame."""
+        try:
+            frames.pack(AllNodes(placement.nodes))
+        except frames.ProtocolError:
+            raise ResourceError(
+                f"launch={self._job.launch.name} tells each node about all {len(placement.nodes):,} nodes, but their "
+                f"list is longer than {size(frames.MAX_BODY)}: use fewer nodes or ports, or another launch path"
+            ) from None
 
     def accepts(self, facts: Sequence[NodeFacts]) -> bool:
         """Return whether to begin with these tasks: none on a host that the job avoids, if all fit on others.
@@ -65,12 +78,12 @@ class Placing:
         A limited number is refused, for a limited time, so that the run begins even if Spark keeps choosing these
         hosts.
         """
-        bad = {host for each in facts if (host := host_in(each.executor)) in self._job.avoided}
+        bad = {host for fact in facts if (host := host_in(fact.executor)) in self._job.avoided}
         if not bad or not self._left or time.monotonic() > self._until:
             return True
-        own = Counter(each.executor for each in facts)
+        running = Counter(fact.executor for fact in facts)
         try:
-            is_possible = self._room(own) >= self._job.num_tasks
+            is_possible = self._room(running) >= self._job.num_tasks
         except Exception as error:  # Spark's context may be stopping
             _log.debug("run %s: cannot look for other hosts: %s", self._job.run_id, error)
             return True

@@ -5,13 +5,11 @@ Spark takes a minute or more to find this out, and reports it in pages of Java s
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from urllib.parse import urlsplit
 
@@ -71,7 +69,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             f"no Spark session with master {shown}: {reason}. To train on this machine without Spark and "
             "Java, pass local_mode=True"
         )
-    configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
+    configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or java.has_spark_env(environ)
     if master == "yarn" and not configured:
         raise ConfigurationError(
             "with master yarn, Spark finds the cluster through its configuration files, but neither HADOOP_CONF_DIR "
@@ -130,9 +128,9 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
         if reason is None:
             return
         reasons.append(reason)
-    what, shown = "Spark Connect server" if master.startswith("sc://") else "master", wording.without_token(master)
+    server, shown = "Spark Connect server" if master.startswith("sc://") else "master", wording.without_token(master)
     raise ConfigurationError(
-        f"no Spark session with master {shown}: {'; '.join(sorted(reasons))}. Is the {what} running, and is this its "
+        f"no Spark session with master {shown}: {'; '.join(sorted(reasons))}. Is the {server} running, and is this its "
         "address as seen from this machine?"
     )
 
@@ -141,11 +139,11 @@ def _try(host: str, port: int) -> str | None:
     """Return why nothing answers at a host's port; ``None`` if something does."""
     shown = wording.address(host, port)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return f"this machine cannot resolve the name {host!r} ({getattr(error, 'strerror', None) or error})"
     deadline, reason = time.monotonic() + _PATIENCE, ""
-    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+    for left, (family, kind, protocol, _, address) in zip(range(len(resolved), 0, -1), resolved, strict=True):
         try:
             with socket.socket(family, kind, protocol) as trial:
                 trial.settimeout(max(0.1, (deadline - time.monotonic()) / left))
@@ -154,10 +152,3 @@ def _try(host: str, port: int) -> str | None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
     return f"nothing answers at {shown} ({reason})"
-
-
-def _has_settings(environ: Mapping[str, str]) -> bool:
-    """Return whether Spark's scripts read a ``spark-env.sh``, which may say where the cluster is."""
-    home = environ.get("SPARK_HOME")
-    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
-    return folder is not None and Path(folder, "spark-env.sh").is_file()

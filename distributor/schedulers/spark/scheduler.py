@@ -119,11 +119,11 @@ class SparkScheduler:
         except DistributorError:
             raise
         except Exception as error:
-            told = self._barrier.ended(job) or self._translated(error, job)
-            if isinstance(told, RunCancelledError) and not self._ends:
-                told = driver_failures.final(told)  # cancelled in Spark's UI, or by PySpark
-            if (returned := server.returned(_patience(told, job))) is None:
-                raise told from told.__cause__  # not from Spark's exception, with its Java stack
+            ours = self._barrier.ended(job) or self._translated(error, job)
+            if isinstance(ours, RunCancelledError) and not self._ends:
+                ours = driver_failures.final(ours)  # cancelled in Spark's UI, or by PySpark
+            if (returned := server.returned(_patience(ours, job))) is None:
+                raise ours from ours.__cause__  # not from Spark's exception, with its Java stack
             why = spark_errors.reason(str(error))
             _log.warning(
                 "run %s: Spark failed, but all results have reached the driver. Spark's reason: %s",

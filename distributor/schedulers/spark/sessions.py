@@ -112,10 +112,10 @@ def driver_gpus() -> tuple[str, ...] | None:
     """Return the addresses of GPUs that Spark discovered for the driver; ``None`` without a classic context or GPUs."""
     from pyspark import SparkContext
 
-    context, found = SparkContext._active_spark_context, None
+    context, gpus = SparkContext._active_spark_context, None
     with suppress(Exception):  # its JVM has ended
-        found = context.resources.get("gpu") if context is not None else None
-    return tuple(found.addresses) if found is not None else None
+        gpus = context.resources.get("gpu") if context is not None else None
+    return tuple(gpus.addresses) if gpus is not None else None
 
 
 def is_connect(session: SparkSession) -> bool:
@@ -210,8 +210,8 @@ def _with_python(context: SparkContext, python: str) -> SparkContext:
             return view
     except Exception as error:
         notices.logger.debug("no second SparkContext: %s", error)
-    told = "this PySpark has another SparkContext than expected, so executors run %s: set spark.pyspark.python to %s"
-    notices.logger.warning(told, context.pythonExec, python)
+    text = "this PySpark has another SparkContext than expected, so executors run %s: set spark.pyspark.python to %s"
+    notices.logger.warning(text, context.pythonExec, python)
     return context
 
 
@@ -265,8 +265,8 @@ def _can_hide(bar: Any) -> bool:
     try:
         _hide_bar(bar.get())
     except Exception as error:
-        told = "Spark's progress bar cannot be hidden (%s), so it may break log lines: set %s to false"
-        notices.logger.warning(told, _first_words(error), "spark.ui.showConsoleProgress")
+        text = "Spark's progress bar cannot be hidden (%s), so it may break log lines: set %s to false"
+        notices.logger.warning(text, _first_words(error), "spark.ui.showConsoleProgress")
         return False
     return True
 
@@ -344,6 +344,6 @@ def _first_words(error: Exception) -> str:
     >>> _first_words(RuntimeError("An error occurred while calling None.a.B.\\n: a.b.SparkException: no\\n\\tat a.b.C"))
     'no'
     """
-    told = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
-    words = re.sub(r"^An error occurred while calling \S+ : ", "", " ".join(told[:2]))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
+    words = re.sub(r"^An error occurred while calling \S+ : ", "", " ".join(lines[:2]))
     return re.sub(r"^(?:[\w.$]+(?:Exception|Error): )+", "", words) or repr(error)

@@ -55,15 +55,15 @@ def check_encryption(session: SparkSession, job: Job) -> None:
             _warn_once(session, _UNAUTHENTICATED)
         return
     accept = f"{job.launch.spark_prefix}.spark.distributor.ignoreSsl"
-    told = (
+    text = (
         f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks ignore this. NOT encrypted: "
         "NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. Encrypted: log "
         "lines and orders between nodes and driver (TLS). For everything that goes through Spark (the function, "
         "results), Spark's settings apply"
     )
     if not is_true(session.conf.get(accept, "false")):
-        raise ConfigurationError(f"{told}. To accept this, set {accept} to true in the Spark configuration")
-    _log.warning("%s; accepted by %s", told, accept)
+        raise ConfigurationError(f"{text}. To accept this, set {accept} to true in the Spark configuration")
+    _log.warning("%s; accepted by %s", text, accept)
 
 
 def _warn_once(session: SparkSession, text: str) -> None:
@@ -81,10 +81,10 @@ def check_hazards(session: SparkSession) -> list[Found]:
     ConfigurationError: a setting rules out barrier mode or long tasks.
     """
     wheres = [Where.ALL, *([Where.EXECUTORS] * is_cluster(session)), *([Where.CONNECT] * is_connect(session))]
-    found = harmful_settings.find(str(session.version), wheres, lambda name: conf(session, name))
-    for each in found:
-        if each.hazard.answer is Answer.REFUSE:
-            raise ConfigurationError(each.text)
-        if each.hazard.answer is Answer.WARN:
-            _warn_once(session, each.text)
-    return found
+    hazards = harmful_settings.find(str(session.version), wheres, lambda name: conf(session, name))
+    for found in hazards:
+        if found.hazard.answer is Answer.REFUSE:
+            raise ConfigurationError(found.text)
+        if found.hazard.answer is Answer.WARN:
+            _warn_once(session, found.text)
+    return hazards

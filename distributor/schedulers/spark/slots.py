@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.schedulers.spark.sessions import conf, elements, is_connect, master_of
+from distributor.schedulers.spark.sessions import conf, elements, has_executors, is_connect, master_of
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources
@@ -52,7 +52,7 @@ class Cluster:
     @property
     def is_local(self) -> bool:
         """Whether tasks run in the driver's JVM."""
-        return re.match(r"local(\[|$)", self.master) is not None
+        return not has_executors(self.master)
 
 
 def cluster_of(session: SparkSession) -> Cluster:
@@ -163,17 +163,17 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
         amount = float(text)
     except ValueError:
         raise ConfigurationError(f"{_TASK_GPUS} is {text!r}: it must be a whole number of GPUs per task") from None
-    each = resources.gpus_per_process
+    per_rank = resources.gpus_per_process
     count = resources.num_processes
-    if each is not None:
-        if amount > 0 and amount == int(amount) and amount % each == 0 and count % (amount // each) == 0:
-            return int(amount) // each, int(amount)
-        if cluster.executor_gpus < each:
+    if per_rank is not None:
+        if amount > 0 and amount == int(amount) and amount % per_rank == 0 and count % (amount // per_rank) == 0:
+            return int(amount) // per_rank, int(amount)
+        if cluster.executor_gpus < per_rank:
             raise ResourceError(
-                f"gpus_per_process={each}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise "
+                f"gpus_per_process={per_rank}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise "
                 "that setting when the session starts (with a discovery script), or lower gpus_per_process"
             )
-        return 1, each
+        return 1, per_rank
     if amount == 0 and cluster.executor_gpus > 0 and cluster.no_profiles is None:
         return 1, 1
     if amount == 0:
@@ -235,9 +235,9 @@ class Slots:
         self._cluster = cluster
         self._job = job
         # Without a profile, each task occupies the GPUs that the session's settings say, even if it uses none.
-        own = job.task_profile
-        self._cpus = cluster.task_cpus if own is None else own.cpus
-        self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
+        requested = job.task_profile
+        self._cpus = cluster.task_cpus if requested is None else requested.cpus
+        self._gpus = _float(cluster.task_gpus) if requested is None else float(requested.gpus)
 
     def check(self) -> None:
         """Raise ResourceError if the job needs more slots than the cluster can ever have by its settings."""
@@ -259,7 +259,7 @@ class Slots:
     def total(self) -> int:
         """Return the number of slots, free or busy, of live executors, up to the limit of ranks per node."""
         if self.limited:
-            return sum(self._usable(each.cores, 0) for each in executors(self._session))
+            return sum(self._usable(executor.cores, 0) for executor in executors(self._session))
         scala = self._session.sparkContext._jsc.sc()
         manager = scala.resourceProfileManager()
         jvm_profile = manager.defaultResourceProfile()
@@ -274,17 +274,20 @@ class Slots:
         Spark does not say what running tasks occupy: each is assumed to have the CPUs and GPUs of the session's
         settings.
         """
-        free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
+        free = sum(self._usable(executor.cores, executor.running) for executor in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
-    def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
-        """Return the number of free slots beside ``hosts``, those of the job's ``own`` tasks by executor included."""
-        others = (each for each in executors(self._session) if host_in(each.address) not in hosts)
-        return sum(self._usable(each.cores, max(0, each.running - own.get(each.address, 0))) for each in others)
+    def room_beside(self, hosts: Collection[str], tasks: Mapping[str, int]) -> int:
+        """Return the number of free slots beside ``hosts``, those of the job's own ``tasks`` by executor included."""
+        others = (executor for executor in executors(self._session) if host_in(executor.address) not in hosts)
+        return sum(
+            self._usable(executor.cores, max(0, executor.running - tasks.get(executor.address, 0)))
+            for executor in others
+        )
 
     def busy(self) -> bool:
         """Return whether any task runs on an executor."""
-        return any(each.running for each in executors(self._session))
+        return any(executor.running for executor in executors(self._session))
 
     def ready(self) -> bool:
         """Return whether there are enough slots to submit the run to Spark now.

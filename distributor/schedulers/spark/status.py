@@ -90,11 +90,11 @@ def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
 
 def _tasks(session: SparkSession, tag: str) -> list[Any]:
     """Return Spark's records of the run's tasks, as far as it still has them."""
-    found = []
+    tasks = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()
         scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # events reach the status store late
         store = scala.statusStore()
         for stage in stages_of(session, tag):
-            found += elements(store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS))
-    return found
+            tasks += elements(store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS))
+    return tasks

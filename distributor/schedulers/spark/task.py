@@ -94,8 +94,8 @@ def _begin(shipment: Shipment, context: Any, executors: list[str], times: dict[s
             _await_end(placed.leader)
             return
         known = {
-            "placed": [messages.encode(each) for each in answer],
-            "facts": [messages.encode(each)["facts"] for each in everyone],
+            "placed": [messages.encode(message) for message in answer],
+            "facts": [messages.encode(message)["facts"] for message in everyone],
             "reached": reached,
         }
         secret, nodes = proof.make(shipment["seal"], executor), len(set(executors))
@@ -140,7 +140,7 @@ def _facts(
     context: Any, executor: str, address: str, sockets: Sequence[socket.socket], shipment: Shipment
 ) -> NodeFacts:
     """Return this task's facts."""
-    port, *ports = (each.getsockname()[1] for each in sockets)
+    port, *ports = (sock.getsockname()[1] for sock in sockets)
     gpu = shipment["gpu"]
     return NodeFacts(
         partition=context.partitionId(),
@@ -191,8 +191,8 @@ def _lead(
             importing=_Importing(shipment["endpoint"], mine.executor, nodes),
         )
         listener.close()
-        about = {**known, "times": times, "note": agent.note, "secret": secret}
-        result = node.converse(_order(shipment, mine.executor, node.folder, root, **about))
+        further = {**known, "times": times, "note": agent.note, "secret": secret}
+        result = node.converse(_order(shipment, mine.executor, node.folder, root, **further))
         if result is None:
             _tell_end(shipment["endpoint"], mine.executor, secret, messages.Dead())
             return b"L" + mine.host.encode()
@@ -232,7 +232,7 @@ def _write_package(shipment: Shipment, folder: str) -> str:
     return root
 
 
-def _order(shipment: Shipment, executor: str, folder: str, root: str, **about: Any) -> AgentOrder:
+def _order(shipment: Shipment, executor: str, folder: str, root: str, **further: Any) -> AgentOrder:
     """Return the order to the agent, with its further fields from ``about``."""
     return AgentOrder(
         job=shipment["job"],
@@ -244,7 +244,7 @@ def _order(shipment: Shipment, executor: str, folder: str, root: str, **about: A
         endpoint=shipment["endpoint"],
         on_driver=False,
         in_place=shipment["in_place"],
-        **about,
+        **further,
     )
 
 
@@ -257,13 +257,13 @@ def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterato
         yield b"V" + struct.pack("!I", rank) + piece
 
 
-def _content(what: bytes | str) -> bytes:
+def _content(content: bytes | str) -> bytes:
     """Return the given bytes, or the content of the file of this name that Spark has delivered."""
-    if isinstance(what, bytes):
-        return what
+    if isinstance(content, bytes):
+        return content
     from pyspark import SparkFiles
 
-    with open(SparkFiles.get(what), "rb") as file:
+    with open(SparkFiles.get(content), "rb") as file:
         return file.read()
 
 
@@ -272,8 +272,8 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
-        about = codec.pack(FileHead(result.node_rank, file.entry, file.uploaded))
-        head = b"F" + struct.pack("!I", len(about)) + about
+        description = codec.pack(FileHead(result.node_rank, file.entry, file.uploaded))
+        head = b"F" + struct.pack("!I", len(description)) + description
         yield head
         yield from (head + piece for piece in pieces(file.source or b"", chunk))
 

@@ -44,7 +44,7 @@ def guard(placement: Placement | None = PLACED, **options: Any) -> Validation:
     """The guard of a run of four ranks on two nodes."""
     made = Validation("3f2a", 4, 4, lambda rank, stream: 10, **options)
     if placement is not None:
-        made.place(placement)
+        made.place(placement, digest(placement.text()))
     return made
 
 

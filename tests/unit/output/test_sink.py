@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from distributor.channel import frames
 from distributor.errors import StartError
 from distributor.machine.storage import Folder
 from distributor.output import sink as module
-from distributor.output.file_versions import Version
 from distributor.output.sink import OutputSink, keep
 from distributor.values.files import Brought, Entry
 from distributor.values.job import OutputDir
@@ -28,7 +26,7 @@ def entry(path: str, content: bytes, **about: Any) -> Entry:
     return Entry(**{"path": path, "size": len(content), "mode": 0o640, "mtime_ns": 10**18, "digest": digest, **about})
 
 
-async def answers(output_sink: OutputSink, node: int, told: Upload | Delete, content: bytes = b"") -> list[Message]:
+async def answers(output_sink: OutputSink, node: int, request: Upload | Delete, content: bytes = b"") -> list[Message]:
     """What the driver answers to a node that says this and sends these bytes."""
     sent = bytearray()
     reader = asyncio.StreamReader()
@@ -36,10 +34,10 @@ async def answers(output_sink: OutputSink, node: int, told: Upload | Delete, con
     reader.feed_eof()
     writer: Any = type("Writer", (), {"write": staticmethod(sent.extend)})
     try:
-        if isinstance(told, Upload):
-            await output_sink.receive(told, node, reader, writer)
+        if isinstance(request, Upload):
+            await output_sink.receive(request, node, reader, writer)
         else:
-            await output_sink.delete(told, node, writer)
+            await output_sink.delete(request, node, writer)
     finally:
         back = asyncio.StreamReader()
         back.feed_data(bytes(sent))
@@ -140,7 +138,7 @@ def test_the_limit_counts_what_was_there(tmp_path: Path) -> None:
         assert bring(output_sink, 0, "c", b"123")[-1] == Received()
 
 
-def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None:
+def test_the_limit_counts_a_file_beside_another_of_its_path(tmp_path: Path) -> None:
     output_sink = OutputSink(Folder(tmp_path), 10, 5)
     bring(output_sink, 0, "a", b"123456")
     (refused,) = bring(output_sink, 1, "a", b"654321")
@@ -148,20 +146,20 @@ def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None
     assert there(tmp_path) == {"a": b"123456"}
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output_sink = OutputSink(Folder(tmp_path), 100, 5)
 
     def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr(module._Arriving, "write", full)
     assert bring(output_sink, 0, "a", b"x") == [Proceed(), Refused("No space left on device")]
     assert output_sink.warnings == [
         "1 new file could not be kept in output_dir (the first: 'a'): No space left on device"
     ]
 
 
-def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
+def test_files_that_come_through_spark_are_kept_by_node(tmp_path: Path) -> None:
     output_sink = OutputSink(Folder(tmp_path), 12, 5)
     brought = [Brought(node, entry("a", content), [content]) for node, content in ((1, b"one"), (0, b"zero"))]
     output_sink.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
@@ -172,23 +170,22 @@ def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
     ]
 
 
-def test_bytes_that_change_on_the_way_through_spark_are_not_kept(tmp_path: Path) -> None:
+def test_refuses_bytes_that_changed_on_the_way_through_spark(tmp_path: Path) -> None:
     output_sink = OutputSink(Folder(tmp_path), 100, 5)
     output_sink.settle([Brought(0, entry("a", b"announced"), [b"something"])])
     assert there(tmp_path) == {}
-    assert (
-        "the file's SHA-256 differs from the one that its node announced: the file changed" in output_sink.warnings[0]
-    )
+    assert "the SHA-256 of a differs from the one that its node announced" in output_sink.warnings[0]
 
 
 def test_a_full_disk_keeps_no_part_of_what_comes_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output_sink, create = OutputSink(Folder(tmp_path), 100, 5), module._create
+    output_sink = OutputSink(Folder(tmp_path), 100, 5)
 
-    def full(path: Path) -> int:
-        os.close(create(path))
-        return os.open("/dev/full", os.O_WRONLY)
+    class Full(module._Arriving):
+        def __init__(self, path: Path, entry: Entry) -> None:
+            super().__init__(path, entry)
+            self._file = open("/dev/full", "wb", buffering=0)
 
-    monkeypatch.setattr(module, "_create", full)
+    monkeypatch.setattr(module, "_Arriving", Full)
     output_sink.settle([Brought(0, entry("a/b", b"content"), [b"content"])])
     assert list(tmp_path.iterdir()) == []
     assert output_sink.warnings == [
@@ -213,18 +210,6 @@ def test_a_url_that_fails_as_the_run_starts() -> None:
         pass
 
 
-def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) -> None:
-    """A node that has the version that was kept when it said so need not have it when its turn comes."""
-    output_sink = OutputSink(Folder(tmp_path), 100, 5)
-    bring(output_sink, 0, "a", b"first")
-    first = Version(entry("a", b"first").digest, 5)
-    bring(output_sink, 0, "a", b"second")
-    with pytest.raises(ConnectionError, match="the driver no longer has the bytes of a"):
-        output_sink._change_now("a", 1, first, None)
-    assert bring(output_sink, 1, "a", b"first") == [Proceed(), Received()]
-    assert there(tmp_path) == {"a": b"second", "a.node-1": b"first"}
-
-
 def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"123456")
     with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as output_sink:
@@ -243,8 +228,8 @@ def test_each_job_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
 
     async def bring_all(job: int) -> list[list[Message]]:
         content = b"x" * 1000
-        told = [Upload(entry(f"{job}-{number}", content)) for number in range(8)]
-        return await asyncio.gather(*(answers(output_sink, 0, each, content) for each in told))
+        requests = [Upload(entry(f"{job}-{number}", content)) for number in range(8)]
+        return await asyncio.gather(*(answers(output_sink, 0, each, content) for each in requests))
 
     for job in range(2):
         output_sink.begin()

@@ -17,12 +17,10 @@ import stores  # noqa: E402
 
 from distributor.channel.tls import make_peer_key  # noqa: E402
 from distributor.checkpoint import pickles, plans as planning  # noqa: E402
-from distributor.checkpoint.memory.generations import Generation, Source, common, is_newer, oldest  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
-from distributor.checkpoint.memory.remote import Peers  # noqa: E402
-from distributor.checkpoint.memory.replica_placement import Seat  # noqa: E402
+from distributor.checkpoint.memory.peers import Peers  # noqa: E402
+from distributor.checkpoint.memory.states import InMemory, Seat, Source, common  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
-from distributor.values import codec  # noqa: E402
 from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402
 
 SIZE = 1 << 20
@@ -56,7 +54,7 @@ def test_a_new_process_finds_what_its_node_holds(tmp_path: Path) -> None:
     keep(memory(tmp_path, 1), 1, own, tuple(shared))
     again = memory(tmp_path, 1)
     assert held(again) == [name(1)]
-    found = again.read(name(1), None)
+    found = again.read(InMemory(name(1)))
     assert found.objects == b"objects of 1"
     for each, tensor in {**shared, **own}.items():
         assert torch.equal(found.tensors[each], tensor)
@@ -94,8 +92,8 @@ def test_memory_stays_mapped_until_sizes_change(tmp_path: Path) -> None:
         kept.seal(b"")
     assert len(addresses) == 2
     keep(kept, 7, {"a": torch.ones(5), "b": torch.zeros(2)})
-    assert kept.read(name(7), None).tensors["a"].tolist() == [1] * 5
-    assert kept.read(name(5), None).tensors["a"].shape == (4,)
+    assert kept.read(InMemory(name(7))).tensors["a"].tolist() == [1] * 5
+    assert kept.read(InMemory(name(5))).tensors["a"].shape == (4,)
 
 
 def test_too_little_memory_is_said_once_and_nothing_old_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,26 +134,6 @@ def test_shared_memory_that_is_full_is_no_bus_error(tmp_path: Path, caplog: pyte
     assert "No space left on device" in caplog.text
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
-    empty = Generation("step-1-3f-0-1", 1, 2, (), ("a",))
-    assert codec.read(Generation, codec.pack(empty)) == empty
-
-
-def test_what_was_loaded_is_overwritten_last() -> None:
-    first, second = Generation(name(1), 1, 2, (), ()), Generation(name(2), 2, 2, (), ())
-    assert oldest([first, second], None) == 0
-    assert oldest([first, second], name(1)) == 1
-    assert oldest([first, None], name(2)) == 1
-
-
-def test_memory_is_left_where_the_place_has_something_newer() -> None:
-    assert is_newer(name(5), None)
-    assert is_newer(name(5), name(5))
-    assert is_newer(name(1, 1), name(5, 0))
-    assert not is_newer(name(5), name(6))
-    assert is_newer(name(5), folder_name(9, "77aa-0", 9))  # of an earlier run
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     attempts=st.lists(
@@ -174,7 +152,7 @@ def test_no_kill_costs_more_than_the_save_that_it_hits(
         assert found == last
         if found is not None:
             for number, rank in enumerate(ranks):
-                assert rank.read(found, None).objects == f"{found} {number}".encode()
+                assert rank.read(InMemory(found)).objects == f"{found} {number}".encode()
         for step in range(1, whole + 2):
             checkpoint = name(step, attempt)
             for number, (rank, stage) in enumerate(zip(ranks, stages, strict=True)):

@@ -28,13 +28,12 @@ Most recent failure reason: Stage failed because barrier task ResultTask(8, 1) f
         ("java.net.SocketException: Broken pipe (Write failed)", True),
         ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", True),
         ("org.apache.spark.api.python.PythonException: Traceback (most recent call last):", False),
-        ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", False),
+        ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", True),
     ],
 )
-def test_a_worker_that_spark_lost(why: str, lost: bool) -> None:
+def test_a_worker_or_executor_that_spark_lost(why: str, lost: bool) -> None:
     error = Exception(BARRIER.format(why=why))
-    assert exceptions.is_lost_worker(error) is lost
-    assert exceptions.is_lost_executor(error) is ("ExecutorLostFailure" in why)
+    assert exceptions.is_loss(error) is lost
     told = exceptions.reason(str(error))
     assert told.startswith("Job aborted due to stage failure: ")
     assert "\tat " not in told

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from jobs import make_job
 
-from distributor.errors import StartError
+from distributor.channel.server import ChannelServer
+from distributor.channel.validation import Validation
+from distributor.errors import ResourceError, StartError
 from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module
 from distributor.values.messages import TaskFacts
-from distributor.values.placement import NodeFacts
+from distributor.values.placement import NodeFacts, Placement
 
 
 def job(*avoided: str, start_timeout: float = 60.0) -> Job:
@@ -69,6 +73,28 @@ def test_each_task_gets_the_share_of_its_node(launch: Any) -> None:
     assert [answer.leader for answer in answers] == ["socket 0", "socket 1"]
     assert {answer.all_nodes for answer in answers} == {launch.all_nodes}
     assert [len(answer.warnings) for answer in answers] == [0, 1]
+
+
+def test_a_list_of_nodes_that_fits_into_no_frame_ends_the_run_with_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placing = Placing(make_job("3f2a", 2, launch=TensorFlow()), none)
+    with monkeypatch.context() as small:
+        small.setattr("distributor.channel.frames.MAX_BODY", 64)
+        assert placing.place(told(facts("a:1", "b:1"))) is None
+        assert Placing(job(), none).place(told(facts("a:1", "b:1"))) is not None  # nodes of torchrun get no list
+    assert isinstance(placing.error, ResourceError)
+    assert re.search("tensorflow.* all 2 nodes.* longer than 64 bytes.*fewer nodes", str(placing.error))
+
+
+def test_the_digest_of_a_placement_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    monkeypatch.setattr(Placement, "text", lambda self: texts.append(1) or "nodes")  # type: ignore[func-returns-value]
+    server = ChannelServer(Mock(), guard=Validation("3f2a", 2, 2))
+    server.place_by(Placing(job(), none).place)
+    assert server._answers(told(facts("a:1", "b:1"))) is not None
+    assert len(texts) == 1
+    server._loop.close()
 
 
 def test_an_error_while_placing_ends_the_tasks_and_then_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2, *,
     ],
     indirect=["mode"],
 )
-def test_a_run_goes_on_after_the_loss_of(
+def test_a_run_goes_on_after_a_node_is_lost(
     make: Make, mode: str, victim: str, sessions: Sessions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = 2 if mode == LOCAL else 4
@@ -115,20 +115,13 @@ def test_the_last_attempt_is_the_error_and_earlier_ones_are_listed(make_local: M
     kill(run, tmp_path, "agent", 2)
     with pytest.raises(NodeLostError, match="^lost the node on ") as caught:
         run.result(watch.DEADLINE)
-    told = str(caught.value).partition("\n\nEarlier attempts:\n")[2].splitlines()
-    assert [line.partition(",")[0] for line in told] == ["  attempt 0", "  attempt 1"]
-    assert "last step 0: lost the node on " in told[0]
-    assert "last step 1: rank 0 failed: killed by SIGKILL" in told[1]
+    lines = str(caught.value).partition("\n\nEarlier attempts:\n")[2].splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["  attempt 0", "  attempt 1"]
+    assert "last step 0: lost the node on " in lines[0]
+    assert "last step 1: rank 0 failed: killed by SIGKILL" in lines[1]
     assert [ended.number for ended in run.attempts] == [0, 1, 2]
+    assert all(ended.executor is not None for ended in run.attempts)
     watch.gone(run.id)
-
-
-def test_the_attempt_that_ends_the_run_names_its_executor(make_local: Make, tmp_path: Path) -> None:
-    run = make_local(2).submit(wait_to_be_killed, str(tmp_path))
-    kill(run, tmp_path, "rank")
-    with pytest.raises(TrainingError, match="killed by SIGKILL"):
-        run.result(watch.DEADLINE)
-    assert run.attempts[0].executor is not None
 
 
 def no_further(folder: str) -> None:
@@ -140,13 +133,11 @@ def no_further(folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_run_that_comes_no_further_ends(make_local: Make, tmp_path: Path) -> None:
+def test_a_run_without_progress_is_not_restarted_for_ever(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, max_restarts=9).submit(no_further, str(tmp_path))
     with pytest.raises(TrainingError, match="killed by SIGKILL") as caught:
         run.result(watch.DEADLINE)
-    assert str(caught.value).endswith(
-        "The last three attempts reached no later step than those before, so no other attempt was made."
-    )
+    assert "The last three attempts reached no later step" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
@@ -201,10 +192,10 @@ def kill_once() -> int:
     return runtime.attempt()
 
 
-def test_processes_beside_ranks_start_again_too(make_local: Make, tmp_path: Path) -> None:
+def test_companions_start_again_in_a_new_job(make_local: Make, tmp_path: Path) -> None:
     """A launch path that cannot start ranks again on its nodes: a rank is killed, then a companion."""
     path = accompanied.Accompanied("serve", {"folder": str(tmp_path)}, nodes=(0,))
-    run = make_local(2, launch=_Given(path), max_restarts=2).submit(wait_to_be_killed, str(tmp_path), 2)
+    run = make_local(2, launch=path, max_restarts=2).submit(wait_to_be_killed, str(tmp_path), 2)
     kill(run, tmp_path, "rank")
     watch.until(lambda: (tmp_path / "1-1").exists() and (tmp_path / "1-0").exists())
     victims.part(run, "companion").kill()
@@ -215,22 +206,14 @@ def test_processes_beside_ranks_start_again_too(make_local: Make, tmp_path: Path
     watch.gone(run.id)
 
 
-class _Given:
-    """A launch path as users pass it."""
-
-    def __init__(self, path: Any) -> None:
-        self._path = path
-
-    def resolve(self, num_processes: int, use_gpu: bool) -> Any:
-        return self._path
-
-
 @pytest.mark.parametrize(("when", "attempts"), [("before", 1), ("later", 2)])
-def test_a_companion_that_dies(make_local: Make, tmp_path: Path, when: str, attempts: int) -> None:
+def test_a_companion_is_restarted_only_if_it_was_ready(
+    make_local: Make, tmp_path: Path, when: str, attempts: int
+) -> None:
     """If it cannot start in the first attempt, it is not tried again."""
     (tmp_path / "go").touch()
     path = accompanied.Accompanied("fail", {"when": when, "how": 3, "path": str(tmp_path / "go")}, nodes=(0,))
-    run = make_local(1, launch=_Given(path), max_restarts=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    run = make_local(1, launch=path, max_restarts=1).submit(trainings.wait_for, str(tmp_path / "never"))
     with pytest.raises(CompanionError, match="the companion helper on .* exited with code 3"):
         run.result(watch.DEADLINE)
     assert [ended.number for ended in run.attempts] == list(range(attempts))
@@ -289,7 +272,7 @@ def test_only_a_later_attempt_may_fail_to_start(
     assert [ended.reason for ended in run.attempts][1:] == ["no process can be started", None]
 
 
-def test_what_earlier_jobs_have_left_on_a_node_is_killed(make_local: Make, tmp_path: Path) -> None:
+def test_processes_left_by_earlier_jobs_are_killed(make_local: Make, tmp_path: Path) -> None:
     """A process of another node of the first job, which nobody else ends. Otherwise, it would hold its GPU."""
     run = make_local(2, max_restarts=1).submit(wait_to_be_killed, str(tmp_path))
     with subprocess.Popen(["/bin/sleep", "600"], env={NODE_ID: node_id(run.id, 7)}) as left:

@@ -62,7 +62,7 @@ def look() -> dict[str, Any]:
 
     mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", environment.NODE_ID)
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    own = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
+    loaded = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
     return {
         "environ": {name: kind_of(value) for name, value in os.environ.items() if name not in mine},
         "cwd": os.getcwd(),
@@ -80,7 +80,7 @@ def look() -> dict[str, Any]:
             entry.replace(os.environ["TORCHELASTIC_RUN_ID"], "RUN").rpartition("-")[0] or entry for entry in sys.path
         ],
         "argv": sys.argv,
-        "modules": own,
+        "modules": loaded,
         "mark": polluted_marks(),
         "main": multiprocessing.current_process().name,
         "threads": [thread.name for thread in threading.enumerate()],
@@ -199,7 +199,7 @@ def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_driver_changes_between_runs_counts(
+def test_changes_of_the_drivers_environment_take_effect(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = make_local(1).run(look)
@@ -220,7 +220,7 @@ def test_what_the_driver_changes_between_runs_counts(
     assert make_local(1).run(started_by) != forked_by
 
 
-def test_what_does_not_matter_to_imports_takes_no_new_process(
+def test_changes_that_imports_ignore_take_no_new_process(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked_by = make_local(1).run(started_by)
@@ -232,7 +232,7 @@ def test_what_does_not_matter_to_imports_takes_no_new_process(
 
 
 @pytest.mark.parametrize(
-    "kind", ["function", *(pytest.param(kind, marks=pytest.mark.slow_on_executors) for kind in ("script", "module"))]
+    "kind", ["function", *(pytest.param(kind, marks=pytest.mark.long_on_executors) for kind in ("script", "module"))]
 )
 def test_edits_between_runs_take_effect(
     make: Make, mode: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -265,7 +265,7 @@ def test_edits_of_modules_that_the_driver_has_imported_take_effect(
     assert make_local(1).run(training.train) == "second, longer"
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.slow
 def test_a_warm_process_ends_after_keep_warm(make: Make) -> None:
     forked_by = make(1, keep_warm=0.3).run(started_by)
@@ -280,7 +280,7 @@ def warm_folders() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}warm-*"))
 
 
-def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
+def test_a_warm_process_stays_while_its_run_lasts(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, keep_warm=0.1).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)
     (agent,) = [process for process in watch.processes(run.id) if watch.is_agent(process)]
@@ -350,7 +350,9 @@ print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 """
 
 
-@pytest.mark.parametrize("end", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
+@pytest.mark.parametrize(
+    "end", ["", pytest.param("os._exit(1)", marks=pytest.mark.long), "os.kill(os.getpid(), 9)", "time.sleep(600)"]
+)
 def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
     with programs.start(tmp_path, DRIVER.format(end=end), stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
@@ -362,7 +364,7 @@ def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
     assert folder is None or not folder.exists()
 
 
-def test_files_that_were_changed_count(make_local: Make, tmp_path: Path) -> None:
+def test_an_upgraded_module_takes_a_new_process(make_local: Make, tmp_path: Path) -> None:
     """An upgraded package, say."""
     module = tmp_path / "upgraded.py"
 
@@ -422,7 +424,7 @@ def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executor
 
 @pytest.mark.slow_on_executors
 @pytest.mark.long
-def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
+def test_a_module_that_cannot_be_preloaded_is_warned_of(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert make(2, preload=["no_such_module"]).run(trainings.all_reduce) == 3.0
@@ -430,24 +432,23 @@ def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
 
 
 @pytest.mark.long
-def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_process_with_threads_is_not_forked(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "threading_module.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='its-own').start()\n"
     )
     distributor = make_local(1, preload=["threading_module"], env={"PYTHONPATH": str(tmp_path)})
     assert distributor.run(started_by) == 0
-    assert (
-        "preload=['threading_module'] starts threads (its-own), which do not survive a fork: "
-        "leave that module out of preload" in caplog.text
-    )
+    assert "preload=['threading_module'] starts threads (its-own), which do not survive a fork" in caplog.text
     unfit = watch.warm_processes(os.getpid())
     assert distributor.run(started_by) == 0
     assert watch.warm_processes(os.getpid()) == unfit  # it knows, and need not import again
 
 
 @pytest.mark.slow
-def test_what_spoils_gpus_for_forks_is_not_forked(
+def test_a_warm_process_that_has_used_a_gpu_is_not_forked(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a module does that counts devices when it is imported: torch then refuses them to forks."""
@@ -455,14 +456,11 @@ def test_what_spoils_gpus_for_forks_is_not_forked(
         "import os, torch\nimporter = os.getpid()\ntorch.cuda._is_in_bad_fork = lambda: os.getpid() != importer\n"
     )
     assert make_local(1, preload=["counting_module"], env={"PYTHONPATH": str(tmp_path)}).run(started_by) == 0
-    assert (
-        "preload=['counting_module'] uses a GPU, so forked ranks could not use it: "
-        "leave that module out of preload" in caplog.text
-    )
+    assert "preload=['counting_module'] uses a GPU, so forked ranks could not use it" in caplog.text
 
 
 @pytest.mark.slow_on_executors
-def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
+def test_a_run_is_cancelled_while_a_warm_process_imports(make: Make, tmp_path: Path) -> None:
     go, trained = tmp_path / "go", tmp_path / "trained"
     (tmp_path / "slow_module.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
@@ -474,7 +472,7 @@ def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     watch.until(lambda: run.snapshot().detail == "importing slow_module on 1 node")
     run.cancel()
     with pytest.raises(RunCancelledError):
-        run.result(timeout=watch.FAILURE_DEADLINE)
+        run.result(timeout=watch.DEADLINE)
     go.touch()
     watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
     assert distributor.run(started_by) in {process.pid for process in watch.warm_processes()}
@@ -565,7 +563,7 @@ def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> No
     assert make_local(1).run(started_by) == forked_by
 
 
-def test_a_long_temporary_path_is_fine(tmp_path: Path) -> None:
+def test_a_long_temporary_path_is_no_hindrance(tmp_path: Path) -> None:
     """Those of a cluster's containers are longer than the path of a socket may be."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
@@ -581,7 +579,9 @@ def spawned(make: Make) -> Iterator[Make]:
 
 @pytest.mark.slow_on_executors
 @pytest.mark.long
-def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_spawned_ranks_run_functions_and_scripts(
+    spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert spawned(2).submit(trainings.all_reduce).results(timeout=2 * watch.DEADLINE) == [3.0, 3.0]
     assert spawned(2).submit(loaded, "torch").results() == [[False], [False]]
     script = tmp_path / "train.py"
@@ -599,7 +599,7 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
     ],
 )
 @pytest.mark.long
-def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
+def test_spawned_ranks_fail_as_forked_ones_do(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
     run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):
         run.result(timeout=2 * watch.DEADLINE)

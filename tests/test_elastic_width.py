@@ -53,8 +53,8 @@ def train(steps: int) -> tuple[int, int]:
 
 def widths(run: Run) -> list[int]:
     """The width of each attempt that has reported, in order."""
-    found = {row.attempt: int(row.values["width"]) for row in run.metrics}
-    return [found[attempt] for attempt in sorted(found)]
+    by_attempt = {row.attempt: int(row.values["width"]) for row in run.metrics}
+    return [by_attempt[attempt] for attempt in sorted(by_attempt)]
 
 
 @contextmanager
@@ -69,19 +69,19 @@ def slots_held(number: int, folder: Path) -> Iterator[None]:
         other.result(watch.DEADLINE)
 
 
-def test_this_machine_has_room_for_as_many_as_asked_for(make_local: Make) -> None:
+def test_on_this_machine_a_range_takes_its_upper_number(make_local: Make) -> None:
     run = make_local((2, 3)).submit(trainings.all_reduce)
     assert run.results(watch.DEADLINE) == [6.0] * 3
     assert run.num_processes == 3
 
 
-def test_this_machine_has_no_room_for_more_cpus_than_it_has(make_local: Make) -> None:
+def test_on_this_machine_a_range_is_limited_by_cpus(make_local: Make) -> None:
     run = make_local((1, 2), cpus_per_process=processes.cpu_count()).submit(trainings.all_reduce)
     assert run.results(watch.DEADLINE) == [1.0]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "text"),
     [
         ((4, 2), r"num_processes=\(4, 2\) must have the lower number first"),
         ((0, 2), "each number of num_processes must be a positive integer, not 0"),
@@ -89,8 +89,8 @@ def test_this_machine_has_no_room_for_more_cpus_than_it_has(make_local: Make) ->
         ("4", "num_processes must be a positive integer, not '4'"),
     ],
 )
-def test_a_range_that_is_none(given: Any, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_refuses_ranges_that_are_none(given: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
         Distributor(given, True, False)
 
 
@@ -107,8 +107,8 @@ def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> No
     watch.until(lambda: widths(run) == [2, 4])
     assert run.num_processes == 4
     run.stop()
-    found = run.results(watch.DEADLINE)
-    assert len(found) == 4 and found[0][0] == 4 and len({*found}) == 1
+    results = run.results(watch.DEADLINE)
+    assert len(results) == 4 and results[0][0] == 4 and len({*results}) == 1
     (narrow, _) = run.attempts
     assert narrow.reason is not None
     assert narrow.reason.startswith("there are slots for 4 ranks instead of 2, so all ranks have stopped at step ")

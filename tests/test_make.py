@@ -37,32 +37,22 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
     [
         ((3, 11, 2), "Linux", [], None),
         ((3, 13, 9), "Linux", [], None),
-        (
-            (3, 10, 13),
-            "Linux",
-            [],
-            "Python 3.10.13 (/py) is too old: distributor needs 3.11 or later. Install it, and ",
-        ),
+        ((3, 10, 13), "Linux", [], "Python 3.10.13 (/py) is too old: distributor needs 3.11 or later"),
         ((2, 7, 18), "Linux", [], "Python 2.7.18 (/py) is too old: "),
         ((3, 14, 0), "Linux", [], "Python 3.14.0 (/py) is too new: the pinned versions were tried on 3.11 to 3.13. "),
         ((3, 11, 2), "Darwin", [], "distributor needs Linux, but this is macOS: use a Linux machine or a container"),
         ((3, 11, 2), "Windows", [], "distributor needs Linux, but this is Windows: use a Linux machine or a cont"),
-        (
-            (3, 11, 2),
-            "Linux",
-            ["ensurepip"],
-            "Python 3.11.2 (/py) cannot make virtual environments, it lacks ensurepip",
-        ),
+        ((3, 11, 2), "Linux", ["ensurepip"], "Python 3.11.2 (/py) cannot make virtual environments, it lacks ensure"),
     ],
 )
-def test_an_unfit_python_is_refused_with_the_reason(
+def test_refuses_an_unfit_python_with_the_reason(
     version: Sequence[int], system: str, missing: Sequence[str], says: str | None
 ) -> None:
-    told = preflight.problem(version, system, missing, "/py")
-    assert (told is None) == (says is None)
-    assert told is None or told.startswith(says or "")
-    if told is not None and system == "Linux":
-        assert told.endswith("name another one, such as: make demo PYTHON=python3.13")
+    problem = preflight.problem(version, system, missing, "/py")
+    assert (problem is None) == (says is None)
+    assert problem is None or problem.startswith(says or "")
+    if problem is not None and system == "Linux":
+        assert problem.endswith("name another one, such as: make demo PYTHON=python3.13")
 
 
 @pytest.mark.parametrize(
@@ -70,11 +60,7 @@ def test_an_unfit_python_is_refused_with_the_reason(
     [
         ("sitecustomize", OLD, r"Python 3\.10\.13 \(.*\) is too old"),
         ("sitecustomize", MACOS, "distributor needs Linux, but this is macOS"),
-        (
-            "ensurepip",
-            "raise ImportError",
-            r"cannot make virtual environments, it lacks ensurepip: install them \(Debian",
-        ),
+        ("ensurepip", "raise ImportError", "cannot make virtual environments, it lacks ensurepip: install them"),
     ],
 )
 def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:
@@ -87,7 +73,6 @@ def test_make_prints_the_refusal_and_makes_nothing(module: str, source: str, say
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
     assert ended.returncode == 2
     assert re.search(says, ended.stderr.splitlines()[0])
@@ -122,7 +107,7 @@ def test_each_package_has_one_version_for_each_python(python: str) -> None:
     assert all(re.fullmatch(r"==[\d.]+", str(pin.specifier)) for pin in pins)
 
 
-def test_the_size_is_told_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_printed_before_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     assert environment.announcement("lint", tmp_path, "3.12.1").endswith("installs what lint needs, 0.1 GB")
     both = r"with torch for CPUs, [\d.]+ GB with torch for CUDA, .* \(for CPUs: TORCH_INDEX=URL, see https://.*\)$"
@@ -154,7 +139,7 @@ def test_commands_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, sys; print(*os.environ, sys.argv)"
     command = [sys.executable, str(ROOT / "tools" / "unset.py"), sys.executable, "-c", code, "-m", "a b"]
     env = {**SHELL, "LC_ALL": "C.UTF-8"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "LC_ALL ['-c', '-m', 'a b']\n", ended.stderr
 
 
@@ -169,7 +154,7 @@ def test_tests_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, unset, conftest; print(*unset.foreign(os.environ))"
     env = {**os.environ, **SHELL, "PYTHONPATH": os.pathsep.join(("tests", "tests/support", "tools"))}
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert ended.stdout == "SPARK_CONF_DIR\n", ended.stderr
 
 
@@ -197,13 +182,13 @@ def test_each_version_is_tested_and_differs_from_the_pinned_one_only_where_it_sa
         assert set(pins) - set(constraints.splitlines()) == {f"{name}=={version}" for name, version in others.items()}
 
 
-def test_a_version_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_refuses_an_unknown_version(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"versions\.cfg has no spark-5\.0: it has spark-3\.5, "):
         environment.install(tmp_path / "spark-5.0", "versions")
     assert not any(tmp_path.iterdir())
 
 
-def test_what_is_installed_alone_is_pinned() -> None:
+def test_packages_installed_alone_are_pinned() -> None:
     for purpose in environment.PURPOSES.values():
         lines = (environment.CONSTRAINTS / f"{purpose.constraints}.txt").read_text().splitlines()
         assert set(purpose.alone) <= {line.partition("==")[0] for line in lines}
@@ -230,10 +215,13 @@ def test_an_environment_of_another_python_is_left_alone(script: str | None, says
 
 def test_interpreters_are_found_by_version_and_only_once() -> None:
     minor = ".".join(str(part) for part in sys.version_info[:2])
-    found = pythons.interpreters(minor)
-    assert found
-    assert all(told.startswith(f"{minor}.") and environment.version_of(path) == told for told, path in found.items())
-    assert not any((path.parent.parent / "pyvenv.cfg").exists() for path in found.values())
+    interpreters = pythons.interpreters(minor)
+    assert interpreters
+    assert all(
+        version.startswith(f"{minor}.") and environment.version_of(path) == version
+        for version, path in interpreters.items()
+    )
+    assert not any((path.parent.parent / "pyvenv.cfg").exists() for path in interpreters.values())
     assert pythons.interpreters("3.2") == {}
 
 
@@ -271,7 +259,7 @@ def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: 
     for name in needs:
         assert re.search(rf"installs what {name} needs, .* GB\n", ended.stdout)
         assert re.search(rf"is ready for {name}: \d+ s, [\d.]+ GB\n", ended.stdout)
-    assert subprocess.run([tmp_path / ".venvs/main/bin/python", "-c", "import one, two"], check=False).returncode == 0
+    assert subprocess.run([tmp_path / ".venvs/main/bin/python", "-c", "import one, two"]).returncode == 0
     assert "is up to date" in make(tmp_path, ".venvs/main/lint.ok", ".venvs/main/docs.ok").stdout
 
     (tmp_path / "pyproject.toml").write_text('[dependency-groups]\nlint = ["distributor-has-no-such-package"]\n')
@@ -289,5 +277,4 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )

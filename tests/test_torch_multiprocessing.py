@@ -34,13 +34,15 @@ def without_torchs_help() -> None:
 )
 @pytest.mark.parametrize("code", [twice, pytest.param(by_another_name, marks=pytest.mark.slow)])
 @pytest.mark.long
-def test_one_note(make_local: Make, code: object, start_method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_torch_multiprocessing_in_a_rank_is_warned_of_once(
+    make_local: Make, code: object, start_method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     make_local(2, start_method=start_method).run(code)
-    told = capfd.readouterr()
-    assert (told.out + told.err).count(NOTE) == 1
+    output = capfd.readouterr()
+    assert (output.out + output.err).count(NOTE) == 1
 
 
-def test_other_processes_are_the_codes_own_business(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_processes_are_not_warned_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2).run(without_torchs_help)
-    told = capfd.readouterr()
-    assert NOTE not in told.out + told.err
+    output = capfd.readouterr()
+    assert NOTE not in output.out + output.err

@@ -37,16 +37,10 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("7", 1, r"this machine, the driver, has no visible GPU \(CUDA_VISIBLE_DEVICES=7, nvidia-smi lists 1 GPU\)"),
         ("GPU-1234", 1, r"has no visible GPU \(CUDA_VISIBLE_DEVICES=GPU-1234, nvidia-smi lists 1 GPU\)"),
-        ("7,0", 1, "has no visible GPU"),
-        (
-            "0,1",
-            2,
-            r"num_processes=2 with use_gpu=True needs 2 GPUs, but this machine has 1 visible GPU: lower num_processes "
-            r"or pass use_gpu=False \(CUDA_VISIBLE_DEVICES=0,1, nvidia-smi lists 1 GPU\)",
-        ),
+        ("0,1", 2, r"needs 2 GPUs, but this machine has 1 visible GPU: lower num_processes .* nvidia-smi lists 1 GPU"),
     ],
 )
-def test_what_nvidia_smi_does_not_list_is_refused_before_anything_starts(
+def test_refuses_gpus_that_nvidia_smi_does_not_list(
     nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch, visible: str, ranks: int, words: str
 ) -> None:
     nvidia_smi()
@@ -55,7 +49,7 @@ def test_what_nvidia_smi_does_not_list_is_refused_before_anything_starts(
         TorchDistributor(ranks, True)
 
 
-def test_a_driver_that_is_not_loaded_is_quoted(nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_nvidia_smi_is_quoted(nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi("echo 'NVIDIA-SMI has failed'; exit 9")
     for visible in (None, "0"):
         if visible is not None:
@@ -64,13 +58,9 @@ def test_a_driver_that_is_not_loaded_is_quoted(nvidia_smi: Any, monkeypatch: pyt
             TorchDistributor(1, True)
 
 
-def test_too_many_gpus_for_each_rank_name_themselves(nvidia_smi: Any) -> None:
+def test_refuses_more_gpus_per_process_than_there_are(nvidia_smi: Any) -> None:
     nvidia_smi()
-    with pytest.raises(
-        ResourceError,
-        match="^gpus_per_process=2 for each of num_processes=1 with use_gpu=True needs 2 GPUs, but this machine has 1 "
-        "visible GPU: lower gpus_per_process or pass use_gpu=False",
-    ):
+    with pytest.raises(ResourceError, match="needs 2 GPUs, but this machine has 1 visible GPU: lower gpus_per_process"):
         TorchDistributor(1, True, gpus_per_process=2)
 
 
@@ -79,20 +69,18 @@ def touch(path: str) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_torch_that_sees_no_gpu_trains_nothing(
+def test_refuses_to_train_where_torch_sees_no_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(
-        ResourceError,
-        match=r"^on \S+: use_gpu=True, but torch sees 0 of 2 GPUs \(CUDA_VISIBLE_DEVICES=0,1, there is no nvidia-smi"
-        r"(, torch \S+ is built for CPUs)?\): correct",
+        ResourceError, match=r"^on \S+: .*torch sees 0 of 2 GPUs \(CUDA_VISIBLE_DEVICES=0,1, there is no"
     ):
         TorchDistributor(2, True, start_method=start_method).run(touch, str(tmp_path / "begun"))
     assert not (tmp_path / "begun").exists()
 
 
-def test_another_framework_asks_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_frameworks_ask_the_cuda_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ResourceError, match=r"CUDA sees 0 of 1 GPU .* no CUDA driver \(libcuda.so.1\)"):
         Distributor(1, True, launch=MpiEnv()).run(touch, str(tmp_path / "begun"))
@@ -105,9 +93,7 @@ def fake(count: int, tmp_path: Path) -> dict[str, Any]:
     return {"preload": ["fake_cuda"], "env": env}
 
 
-def test_gpus_that_are_there_are_asked_for_in_no_process_that_lives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_are_counted_in_processes_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,MIG-c7384736")
     ranks = TorchDistributor(2, True, **fake(2, tmp_path)).submit(os.getpid).results()
     asked = {int(line) for line in (tmp_path / "asked").read_text().split()}
@@ -116,15 +102,9 @@ def test_gpus_that_are_there_are_asked_for_in_no_process_that_lives(
     assert not any(Path(f"/proc/{pid}").exists() for pid in asked)
 
 
-def test_one_gpu_of_two_is_too_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ResourceError, match="torch sees 1 of 2 GPUs"):
-        TorchDistributor(2, True, **fake(1, tmp_path)).run(os.getpid)
-
-
 @pytest.mark.spark
 @pytest.mark.slow
-def test_executors_look_for_their_gpus(sessions: Sessions, tmp_path: Path) -> None:
+def test_executors_check_their_gpus(sessions: Sessions, tmp_path: Path) -> None:
     script = tmp_path / "discover.sh"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
     script.chmod(0o755)

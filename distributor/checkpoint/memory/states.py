@@ -1,11 +1,14 @@
-"""Decide which of a rank's saved states in memory is overwritten, and which state all ranks load. Pure functions."""
+"""States of ranks in memory: their records, where their copies go, which is overwritten, which all ranks load.
+
+Pure functions, the counterpart of :mod:`distributor.checkpoint.records` for checkpoints on disk.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from distributor.checkpoint.records import order_of, run_of
+from distributor.checkpoint.records import order_of, run_of, step_of
 
 _ALIGNMENT = 64  # tensors in a file begin at multiples of so many bytes, as in memory that torch allocates
 
@@ -58,6 +61,31 @@ def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int,
         parts.append((piece.offset, padded(piece.size)))
         end += padded(piece.size)
     return tuple(moved), parts
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank keeps its state in memory, and how other nodes reach its node."""
+
+    folder: str = ""  # no other node's has this name; empty if the node keeps no states
+    node: int = 0  # rank of the node
+    host: str = ""
+    address: str = ""  # of the agent that receives copies; empty if it receives none
+    port: int = 0
+
+
+def peer_of(seat: Seat, seats: Iterable[Seat]) -> Seat | None:
+    """Return a seat on the node that keeps copies of the states of node ``seat.node``; ``None`` if it is the only one.
+
+    It is the next node on another host, so that the copies survive the loss of a host; if there is no other host, the
+    next node. Node 0 follows the last node.
+
+    >>> seats = [Seat("a", 0, "one"), Seat("b", 1, "one"), Seat("c", 2, "two")]
+    >>> [peer_of(seat, seats).node for seat in seats]
+    [2, 2, 0]
+    """
+    others = (other for other in seats if other.node != seat.node)
+    return min(others, key=lambda other: (other.host == seat.host, other.node < seat.node, other.node), default=None)
 
 
 @dataclass(frozen=True)
@@ -116,6 +144,64 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
     return None
 
 
+def common(held: Sequence[Sequence[str]]) -> str | None:
+    """Return the newest checkpoint whose state all ranks have in memory; ``None`` if there is none.
+
+    >>> common([["step-1-3f-0-1", "step-2-3f-0-2"], ["step-1-3f-0-1"]])
+    'step-1-3f-0-1'
+    """
+    return max(set(held[0]).intersection(*held[1:]), key=order_of, default=None)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank tells rank 0: the states that its own node has or, if nodes keep copies, where it is."""
+
+    held: tuple[str, ...] = ()
+    seat: Seat | None = None
+    holdings: tuple[Holding, ...] = ()  # of its machine; of local rank 0 alone
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """The state in memory that a rank loads."""
+
+    checkpoint: str  # name of its folder
+    sources: tuple[Source, ...] | None = None  # None if the rank's own node keeps all parts
+    seats: tuple[Seat, ...] = ()  # one of each node
+
+    @property
+    def step(self) -> int:
+        return step_of(self.checkpoint)
+
+
+def choose(offers: Sequence[Offer]) -> list[InMemory] | None:
+    """Return the newest state that all ranks can load, as each rank loads it; ``None`` if there is none."""
+    seats = [offer.seat for offer in offers if offer.seat is not None]
+    if len(seats) < len(offers):
+        checkpoint = common([offer.held for offer in offers])
+        return None if checkpoint is None else [InMemory(checkpoint)] * len(offers)
+    found = sources([holding for offer in offers for holding in offer.holdings], [seat.node for seat in seats])
+    if found is None:
+        return None
+    checkpoint, by_rank = found
+    places = tuple({seat.node: seat for seat in seats}.values())
+    return [InMemory(checkpoint, own, places) for own in by_rank]
+
+
+def is_newer(kept: str, committed: str | None) -> bool:
+    """Return whether a state in memory is at least as new as the last committed checkpoint.
+
+    Memory holds only this run's states. A checkpoint of another run is older: it was committed before this run began.
+
+    >>> is_newer("step-5-3f-0-5", "step-4-3f-0-4"), is_newer("step-5-3f-0-5", "step-6-3f-0-6")
+    (True, False)
+    """
+    if committed is None or run_of(committed) != run_of(kept):
+        return True
+    return order_of(kept) >= order_of(committed)
+
+
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
     """Return which slot to overwrite: an empty one, or that with the older state, but not that with the loaded state.
 
@@ -132,25 +218,3 @@ def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
         return held.checkpoint == loaded, order_of(held.checkpoint)
 
     return min(range(len(slots)), key=key)
-
-
-def common(held: Sequence[Sequence[str]]) -> str | None:
-    """Return the newest checkpoint whose state all ranks have in memory; ``None`` if there is none.
-
-    >>> common([["step-1-3f-0-1", "step-2-3f-0-2"], ["step-1-3f-0-1"]])
-    'step-1-3f-0-1'
-    """
-    return max(set(held[0]).intersection(*held[1:]), key=order_of, default=None)
-
-
-def is_newer(kept: str, committed: str | None) -> bool:
-    """Return whether a state in memory is at least as new as the last committed checkpoint.
-
-    Memory holds only this run's states. A checkpoint of another run is older: it was committed before this run began.
-
-    >>> is_newer("step-5-3f-0-5", "step-4-3f-0-4"), is_newer("step-5-3f-0-5", "step-6-3f-0-6")
-    (True, False)
-    """
-    if committed is None or run_of(committed) != run_of(kept):
-        return True
-    return order_of(kept) >= order_of(committed)

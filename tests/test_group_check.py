@@ -71,41 +71,36 @@ def compute() -> float:
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
     "training",
-    [*(pytest.param(each, marks=pytest.mark.long_on_executors) for each in (backward, step)), group_of_its_own],
+    [*(pytest.param(training, marks=pytest.mark.long_on_executors) for training in (backward, step)), group_of_its_own],
 )
 def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2).run(training)
-    (told,) = [record.message for record in caplog.records if ALONE in record.message]
-    assert "Call torch.distributed.init_process_group() before the model is made" in told
-    assert told.endswith("require_group=True makes this an error")
+    (warning,) = [record.message for record in caplog.records if ALONE in record.message]
+    assert "Call torch.distributed.init_process_group() before the model is made" in warning
+    assert warning.endswith("require_group=True makes this an error")
 
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
-    "function",
+    ("ranks", "function", "require_group"),
     [
-        step_with_a_group,
+        (2, step_with_a_group, True),
         *(
-            pytest.param(each, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
-            for each in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
+            pytest.param(ranks, function, required, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
+            for ranks, function, required in (
+                (2, compute, True),
+                (2, group_after_a_first_step, True),
+                (2, group_that_is_left_before_a_last_step, True),
+                (1, step, True),
+                (2, step, False),
+            )
         ),
     ],
 )
-def test_ranks_with_a_group_or_without_training_are_not_warned(
-    make: Make, function: Any, caplog: pytest.LogCaptureFixture
+def test_no_warning_with_a_group_without_training_or_if_none_is_wanted(
+    make: Make, ranks: int, function: Any, require_group: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(2, require_group=True).run(function)
-    assert "without the other" not in caplog.text
-
-
-def test_one_rank_is_never_alone(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
-    make_local(1, require_group=True).run(step)
-    assert "without the other" not in caplog.text
-
-
-@pytest.mark.slow
-def test_require_group_false_is_silent(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
-    make_local(2, require_group=False).run(step)
+    make(ranks, require_group=require_group).run(function)
     assert "without the other" not in caplog.text
 
 
@@ -149,7 +144,7 @@ def test_other_hooks_are_left_alone(make_local: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_rank_gives_no_group_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         step()
         raise ValueError("learning rate")
@@ -197,13 +192,13 @@ def with_transformers(folder: str) -> tuple[int, str]:
             return {"loss": ((y - labels) ** 2).mean(), "logits": y}
 
     data: Any = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
-    told = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
-    Trainer(Model(), told, train_dataset=data).train()
-    return told.world_size, told.device.type
+    arguments = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
+    Trainer(Model(), arguments, train_dataset=data).train()
+    return arguments.world_size, arguments.device.type
 
 
 @pytest.mark.slow
-def test_accelerate_and_transformers_find_the_others(make_local: Make, tmp_path: Path) -> None:
+def test_accelerate_and_transformers_join_all_ranks(make_local: Make, tmp_path: Path) -> None:
     """On CPUs, without an argument that says so: use_gpu=False is enough."""
     pytest.importorskip("accelerate")
     both = make_local(2, require_group=True)
@@ -240,21 +235,21 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
     from torch.distributed.elastic.multiprocessing import api
 
     api.PContext.start(SimpleNamespace(_start=lambda: None, _tail_logs=[]))  # starts nothing
-    handled = [each for each in signal.Signals if signal.getsignal(each) is api._terminate_process_handler]
-    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
+    handled = [number for number in signal.Signals if signal.getsignal(number) is api._terminate_process_handler]
+    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {number.name for number in handled}
 
 
 @pytest.mark.long
-def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) -> None:
+def test_torchs_elastic_agent_handles_the_signals_of_its_variable(make_local: Make) -> None:
     from torch.distributed.launcher.api import LaunchConfig
 
-    told, handled = make_local(1).run(signals_that_torch_handles)
-    assert told == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
-    assert handled == {*told.split(",")}
+    variable, handled = make_local(1).run(signals_that_torch_handles)
+    assert variable == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
+    assert handled == {*variable.split(",")}
 
 
 @pytest.mark.slow_on_executors
-def test_what_ranks_on_cpus_do_not_get_is_told(
+def test_variables_that_ask_for_more_than_cpus_have_are_warned_of(
     make: Make, local: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asked for by the run's own variables, and by the driver's, which only ranks on this machine inherit."""

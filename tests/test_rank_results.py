@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import faults
 import psutil
 import pytest
+import stores
 import watch
 from driver import driven
 from sessions import Make
@@ -21,18 +21,18 @@ from distributor.values import messages
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("what", faults.BREAKS)
-def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: Make, what: str) -> None:
-    assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]
+@pytest.mark.parametrize("fault", faults.BREAKS)
+def test_a_ranks_result_arrives_whatever_it_has_broken(make: Make, fault: str) -> None:
+    assert make(2).submit(faults.break_then, fault, "return").results() == ["0", "1"]
     with pytest.raises(TrainingError, match=r"rank 1 on .* failed: ValueError: the learning rate must be") as caught:
-        make(2).run(faults.break_then, what, "raise")
+        make(2).run(faults.break_then, fault, "raise")
     assert isinstance(caught.value.__cause__, ValueError)
     assert "in break_then" in caught.value.traceback
 
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
-    "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long_on_executors) for name in ("load", "save", "folder"))]
+    "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long) for name in ("load", "save", "folder"))]
 )
 def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make, wait: str, tmp_path: Path) -> None:
     run = make(2, checkpoints=tmp_path, max_restarts=1, restart_on="any").submit(faults.leave_while_others, wait)
@@ -41,7 +41,7 @@ def test_a_function_that_leaves_with_code_0_ends_its_attempt_at_once(make: Make,
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("how", ["exit", "_exit"])
+@pytest.mark.parametrize("how", ["exit", pytest.param("_exit", marks=pytest.mark.long_on_executors)])
 def test_a_rank_that_ends_late_is_the_one_that_has_failed(make: Make, how: str) -> None:
     run = make(2, max_restarts=1).submit(faults.end_late, how)
     with pytest.raises(TrainingError, match=r"^rank 1 on .* failed: exited with code 3") as caught:
@@ -55,15 +55,12 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     """A temporary folder on a file system of its own, of 8 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], capture_output=True)
-    if done.returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with stores.small_disk(folder, "8m"):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
 
 
-def test_a_full_disk_hides_no_reason(make_local: Make, small_disk: Path) -> None:
+def test_a_full_disk_does_not_hide_the_exception(make_local: Make, small_disk: Path) -> None:
     with pytest.raises(TrainingError, match=r"failed: ValueError: the learning rate must be") as caught:
         make_local(1).run(faults.fill_then, "raise")
     assert f"The disk of {small_disk}" in str(caught.value)
@@ -81,30 +78,30 @@ def test_a_rank_succeeds_on_a_full_disk(make_local: Make, small_disk: Path) -> N
     assert make_local(2).submit(faults.fill_then, "return", 1000).results() == [bytes(1000)] * 2
 
 
-def test_a_value_that_does_not_fit_on_the_disk(make_local: Make, small_disk: Path) -> None:
-    what = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
-    with pytest.raises(ResultError, match=what):
+def test_a_value_that_does_not_fit_on_the_disk_is_an_error(make_local: Make, small_disk: Path) -> None:
+    text = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
+    with pytest.raises(ResultError, match=text):
         make_local(1).run(faults.fill_then, "return", 9 << 20)
 
 
-def test_a_run_that_begins_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
+def test_a_run_does_not_start_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
     faults.fill(str(small_disk))
     with pytest.raises(StartError, match=r"the disk of .* is full: make room there, or set TMPDIR to another folder"):
         make_local(1).run(faults.fill_then, "return")
 
 
-@pytest.mark.parametrize("then", ["return", "raise", "exit"])
+@pytest.mark.parametrize("then", ["return", "raise", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
     assert make_local(1).run(faults.fork_and, then, str(tmp_path / "go")) == "of the rank"
 
 
-def test_a_text_that_never_ends_ends_the_rank(make_local: Make) -> None:
+def test_an_exception_whose_text_never_comes_ends_the_rank(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not available after 0.5 s\)") as caught:
         make_local(1).run(faults.raise_what_never_ends, "text")
     assert "in raise_what_never_ends" in caught.value.traceback
 
 
-def test_a_pickle_that_never_ends_hides_no_text(make_local: Make) -> None:
+def test_an_exception_that_is_never_pickled_keeps_its_text(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"failed: .*NeverReduced: step 17") as caught:
         make_local(1).run(faults.raise_what_never_ends, "pickle")
     assert caught.value.__cause__ is None
@@ -125,7 +122,7 @@ def test_a_large_exception_arrives(make: Make) -> None:
     assert len(str(caught.value)) < 1 << 20
 
 
-def test_a_clock_that_is_behind_blames_nobody(tmp_path: Path) -> None:
+def test_a_clock_that_is_behind_does_not_change_which_rank_failed_first(tmp_path: Path) -> None:
     """Neither between the ranks of a node, nor between nodes."""
     for nodes in (1, 2):
         with driven(faults.fail_first_or_when_stopped, str(tmp_path / f"{nodes}"), nodes=nodes) as driver:
@@ -141,15 +138,15 @@ def unread(port: int) -> bool:
     return any(line[1].endswith(f":{port:04X}") and not line[4].endswith(":00000000") for line in lines)
 
 
-def test_a_failure_is_told_while_the_store_does_not_answer(tmp_path: Path) -> None:
+def test_a_failure_is_reported_while_the_store_does_not_answer(tmp_path: Path) -> None:
     """As when nodes cannot reach each other, but both reach the driver."""
     go = tmp_path / "go"
     with driven(faults.fail_after, str(go), start_timeout=600.0) as driver:
         watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(2)))
         placement = driver.heard(messages.Hello)[0].placement  # as text
         port = json.loads(placement)[0]["port"]
-        found = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
-        (store,) = [each for each in found if port in (line.laddr.port for line in each.net_connections())]
+        launchers = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
+        (store,) = [result for result in launchers if port in (line.laddr.port for line in result.net_connections())]
         store.suspend()
         try:
             watch.until(lambda: unread(port))

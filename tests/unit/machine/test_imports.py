@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from distributor.rank.imports import on_import
+from distributor.machine.imports import on_import
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -1,4 +1,4 @@
-"""Which node keeps the copy of a rank's state, and from which nodes all ranks load a state after a loss."""
+"""Which state in memory all ranks load and from which nodes, which is overwritten, and where its copy goes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from hypothesis import given, settings, strategies as st
 
 pytest.importorskip("torch")
 
-from distributor.checkpoint.memory.generations import (
+from distributor.checkpoint.memory.states import (
     Generation,
     Holding,
+    InMemory,
+    Offer,
     Piece,
+    Seat,
     Source,
+    choose,
+    is_newer,
+    oldest,
+    peer_of,
     sources,
 )
-from distributor.checkpoint.memory.replica_placement import Seat, peer_of
 from distributor.checkpoint.records import folder_name, step_of
 from distributor.values import codec
 
@@ -92,11 +98,50 @@ def test_a_state_of_which_a_part_is_missing_is_passed_over() -> None:
     assert sources([], [0, 1]) is None
 
 
-def test_holdings_and_sources_are_read_as_they_were_written() -> None:
-    holding = held(1, 0, state(1, piece("w"), others=("x",)))
-    assert codec.read(Holding, codec.pack(holding)) == holding
+def test_offers_and_choices_are_read_as_they_were_written() -> None:
+    offer = Offer(("a",), Seat("a", 1), (held(1, 0, state(1, piece("w"), others=("x",))),))
+    assert codec.read(Offer, codec.pack(offer)) == offer
     some = (Source(1, "/dev/shm/a", (piece("w"),), 5), Source(0, "/dev/shm/b", (piece("x"),)))
-    assert codec.read(tuple[Source, ...], codec.pack(some)) == some
+    for chosen in (InMemory("step-1-3f-0-1"), InMemory("step-1-3f-0-1", some, (Seat("a", 1),))):
+        assert codec.read(InMemory, codec.pack(chosen)) == chosen
+
+
+def test_chooses_the_newest_state_of_all_ranks() -> None:
+    first, second = (folder_name(step, "3f2a-0", step) for step in (1, 2))
+    assert choose([Offer((first, second)), Offer((first,))]) == [InMemory(first)] * 2
+    assert choose([Offer((first,)), Offer()]) is None
+    seats = [Seat(str(node), node, f"host-{node}") for node in range(2)]
+    holdings = tuple(held(node, node, state(2, piece("w"))) for node in range(2))
+    chosen = choose([Offer(seat=seats[0], holdings=holdings[:1]), Offer(seat=seats[1], holdings=holdings[1:])])
+    assert chosen is not None
+    assert [(each.step, each.seats) for each in chosen] == [(2, tuple(seats))] * 2
+    assert [source.node for each in chosen for source in each.sources or ()] == [0, 1]
+    assert choose([Offer(seat=seats[0], holdings=holdings[:1]), Offer(seat=seats[1])]) is None
+
+
+def name(step: int, attempt: int = 0, run: str = "3f2a") -> str:
+    return folder_name(step, f"{run}-{attempt}", step)
+
+
+def test_the_loaded_state_is_overwritten_last() -> None:
+    first, second = (Generation(name(step), step, 2, (), ()) for step in (1, 2))
+    assert oldest([first, second], None) == 0
+    assert oldest([first, second], name(1)) == 1
+    assert oldest([first, None], name(2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "committed", "newer"),
+    [
+        (name(5), None, True),
+        (name(5), name(5), True),
+        (name(1, 1), name(5, 0), True),
+        (name(5), name(6), False),
+        (name(5), name(9, run="77aa"), True),
+    ],
+)
+def test_a_state_is_newer_than_earlier_checkpoints(kept: str, committed: str | None, newer: bool) -> None:
+    assert is_newer(kept, committed) == newer
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,14 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from distributor.channel import peers
 from distributor.channel.connections import Endpoint
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.generations import Generation, Holding, Source, extract
-from distributor.checkpoint.memory.replica_placement import Seat
-from distributor.checkpoint.memory.views import Room, views_in
+from distributor.checkpoint.memory.states import Generation, Holding, Piece, Seat, Source, extract
 from distributor.machine import state_folders
 from distributor.values import codec
 from distributor.values.checkpoints import PEERS, PeerAddress
@@ -63,10 +59,10 @@ class Peers:
         """Read the file of objects beside a source on another node."""
         return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 
-    def tensors(self, seat: Seat, source: Source) -> Room:
+    def tensors(self, seat: Seat, source: Source) -> tuple[bytearray, tuple[Piece, ...]]:
+        """Read a source on another node, and return its bytes, and where each tensor is in them."""
         pieces, parts = extract(source.pieces)
-        data = self._recall(seat, source.path, parts) or bytearray(1)  # torch takes no empty buffer
-        return views_in(torch.frombuffer(data, dtype=torch.uint8), pieces)
+        return self._recall(seat, source.path, parts), pieces
 
     def _recall(self, seat: Seat, path: str, parts: Sequence[tuple[int, int]]) -> bytearray:
         try:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import programs
@@ -17,7 +16,6 @@ from sessions import Make, Sessions
 
 import distributor
 from distributor import StartError, TorchDistributor
-from distributor.channel.server import ChannelServer
 from distributor.shipping.package import package_zip
 
 NO_THREADS = """
@@ -46,7 +44,7 @@ def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_temporary_folder_whose_name_is_not_utf8(
+def test_a_run_in_a_temporary_folder_whose_name_is_not_utf8(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/t\xff")
@@ -65,7 +63,7 @@ def test_a_temporary_folder_whose_name_is_not_utf8(
 
 @pytest.mark.parametrize("inside", ["/lib", pytest.param("", marks=pytest.mark.slow)])
 @pytest.mark.long
-def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> None:
+def test_the_package_works_from_a_zip(inside: str, tmp_path: Path) -> None:
     """Ranks on this machine, and what would be sent to executors."""
     package = Path(distributor.__file__).parent
     with zipfile.ZipFile(tmp_path / "dist.zip", "w") as archive:
@@ -79,8 +77,8 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
         "for keep_warm in (600, 0):\n"
         "    print(distributor.TorchDistributor(2, True, False, keep_warm=keep_warm).run(trainings.all_reduce))\n"
     )
-    own = [path for path in sys.path if path and Path(path) != package.parent]
-    path = os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *own])
+    installed = [path for path in sys.path if path and Path(path) != package.parent]
+    path = os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *installed])
     ended = programs.run(tmp_path, code, env={"PYTHONPATH": path}, cwd=tmp_path)
     where, shipped, *values = ended.stdout.splitlines() or [ended.stderr] * 4
     assert where == f"{tmp_path}/dist.zip{inside}/distributor/__init__.py"
@@ -91,8 +89,8 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("reached", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_an_executor_without_a_temporary_folder(
-    sessions: Sessions, reached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_missing_temporary_folder_of_an_executor_is_named(
+    sessions: Sessions, reached: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
@@ -101,10 +99,9 @@ def test_an_executor_without_a_temporary_folder(
     assert one.run(trainings.rank) == 0  # from now on, Python takes the same folder in this worker
     shutil.rmtree(folder)
     if not reached:
-        listen = ChannelServer.listen
-        monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
-    told = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
-    with pytest.raises(StartError, match=told):
+        request.getfixturevalue("unreachable")
+    text = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
+    with pytest.raises(StartError, match=text):
         one.run(trainings.rank)
     folder.mkdir()
     assert one.run(trainings.rank) == 0
