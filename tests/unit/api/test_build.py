@@ -58,7 +58,7 @@ def test_without_a_scheduler_what_it_decides_stays_open() -> None:
     assert (job.ranks_per_task, job.task_profile, job.node_limit, job.spark_cpus) == (1, None, None, None)
 
 
-def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
+def test_stall_timeout_is_refused_where_processes_are_no_ranks() -> None:
     with pytest.raises(
         ConfigurationError, match=r"stall_timeout=5 watches ranks, but the processes of launch='ray' are not ranks"
     ):

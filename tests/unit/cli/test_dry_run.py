@@ -222,6 +222,6 @@ def test_a_dry_run_with_a_range_of_ranks(script: str, capsys: pytest.CaptureFixt
     assert "this machine: 2 to 4 ranks, on CPUs" in capsys.readouterr().out
 
 
-def test_what_is_wrong_is_found_by_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_refuses_a_wrong_request(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.call(["run", "--local", "--no-gpu", "--dry-run", "--cpus-per-process", "1000", script]) == 2
     assert "--cpus-per-process asks for 1,000 CPUs" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_defaults_that_are_no_switch_are_shown() -> None:
         ({"grace_period": 3.0, "deepspeed": "ds.json", "conf": ()}, {"grace_period": 3.0}),
     ],
 )
-def test_what_options_say_as_arguments(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_values_of_options_become_arguments(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert arguments(given) == expected
 
 

@@ -119,7 +119,7 @@ def test_arguments_that_ray_does_not_use_are_named(caplog: pytest.LogCaptureFixt
     assert all(told in caplog.text for told in (" port=6379", "include_dashboard=True", "dashboard_port=8265"))
 
 
-def test_an_input_that_is_no_text() -> None:
+def test_an_input_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="input 'data' must be text, a number or an object with a path"):
         command(command="python a.py", inputs={"data": [1]})
 

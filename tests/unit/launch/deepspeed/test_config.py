@@ -113,7 +113,7 @@ def test_mistakes_in_a_configuration_are_refused(config: dict[str, Any], text: s
         ({"learning_rate": 2.0}, "optimizer.params.lr is 1.0, which contradicts auto={'learning_rate': ...}"),
     ],
 )
-def test_auto_that_is_refused(auto: dict[str, Any], text: str) -> None:
+def test_wrong_values_of_auto_are_refused(auto: dict[str, Any], text: str) -> None:
     config = {MICRO: 4, "optimizer": {"type": "Adam", "params": {"lr": 1.0}}}
     with pytest.raises(ConfigurationError) as caught:
         DeepspeedTorchDistributor(2, 1, True, False, config, auto=auto)
@@ -152,7 +152,7 @@ def test_batch_sizes_that_do_not_follow(sizes: Any) -> None:
 
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 8), st.sets(st.sampled_from([TRAIN, MICRO, ACCUMULATION])))
-def test_whatever_is_filled_is_accepted(world_size: int, micro: int, steps: int, unknown: set[str]) -> None:
+def test_every_filled_configuration_is_accepted(world_size: int, micro: int, steps: int, unknown: set[str]) -> None:
     config: dict[str, Any] = {TRAIN: micro * steps * world_size, MICRO: micro, ACCUMULATION: steps}
     config |= dict.fromkeys(unknown, AUTO)
     deepspeed_config.check(config, world_size)
@@ -250,7 +250,7 @@ def test_the_old_name_of_bf16() -> None:
     assert "enables both fp16 and bf16" in refused({"bfloat16": {"enabled": True}, "fp16": {"enabled": True}})
 
 
-def test_what_only_a_library_knows_is_left_to_it() -> None:
+def test_auto_stays_for_values_that_only_a_library_knows() -> None:
     left = deepspeed_config.fill({**FULL, TRAIN: AUTO}, 2, {"learning_rate": 3e-4, "hidden_size": 10}, guess=False)
     assert left["optimizer"]["params"] == {"lr": 3e-4, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
     assert left["zero_optimization"]["reduce_bucket_size"] == 100

@@ -41,7 +41,7 @@ def test_every_choice_is_complete_and_explained(stage: Any, offload: Any, precis
 
 
 @pytest.mark.parametrize(("stage", "offload", "precision"), [c for c in CHOICES if c[1] != "nvme"])
-def test_deepspeed_takes_it(stage: Any, offload: Any, precision: Any) -> None:
+def test_deepspeed_accepts_the_configuration(stage: Any, offload: Any, precision: Any) -> None:
     config_module = pytest.importorskip("deepspeed.runtime.config")
     final = deepspeed_config.fill(zero(stage, offload, precision), 1, {})
     theirs = config_module.DeepSpeedConfig(dict(final))
@@ -64,13 +64,13 @@ def test_deepspeed_takes_it(stage: Any, offload: Any, precision: Any) -> None:
         ({"stage": 3, "offload": "nvme"}, "offload='nvme' needs nvme_path"),
     ],
 )
-def test_choices_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
+def test_wrong_choices_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         zero(**arguments)
     assert text in str(caught.value)
 
 
-def test_values_are_put_where_they_belong() -> None:
+def test_values_are_set_at_their_paths() -> None:
     config = zero(1, micro_batch_size=3, gradient_accumulation_steps=2, learning_rate=0.1, gradient_clipping=0.0)
     final = deepspeed_config.fill(config, 4, {})
     assert (final[TRAIN], final[MICRO], final["gradient_clipping"]) == (24, 3, 0.0)
