@@ -112,8 +112,9 @@ def autotune(
 ) -> Tuning:
     """Train briefly with each configuration of a search space, and compare the configurations by a metric.
 
-    Each experiment (one short run) becomes a row of the result's table. If an experiment runs out of memory, fails,
-    takes too long, or is refused because its configuration is wrong, the row says so, and the next experiment starts.
+    Each experiment is one short run, and becomes a row of the result's table. If an experiment runs out of memory,
+    fails, takes too long, or is refused because its configuration is wrong, the row says so, and the next experiment
+    starts.
 
     Args:
         fn: a short training function. It trains a few steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
