@@ -18,6 +18,7 @@ from distributor.launch.deepspeed import reading
 from distributor.launch.deepspeed.reading import Config
 from distributor.run.handle import Run
 from distributor.text.tables import table
+from distributor.values.checks import one_of, optional
 
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
@@ -147,8 +148,7 @@ def autotune(
         >>> print(tuning)  # doctest: +SKIP
         >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
     """
-    if mode not in (None, "max", "min"):
-        raise ConfigurationError(f"mode must be 'max' or 'min', not {mode!r}")
+    optional(one_of("max", "min"))("mode", mode)
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
     base = reading.read(runner.deepspeed_config or {})

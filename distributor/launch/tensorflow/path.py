@@ -12,7 +12,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import devices
 from distributor.text import wording
-from distributor.values.checks import check_flag
+from distributor.values.checks import check_count, check_flag
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
@@ -63,9 +63,8 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        servers, evaluator = self.parameter_servers, check_flag("evaluator", self.evaluator)
-        if isinstance(servers, bool) or not isinstance(servers, int) or servers < 0:
-            raise ConfigurationError(f"parameter_servers must be a whole number, at least 0, not {servers!r}")
+        servers = check_count("parameter_servers", self.parameter_servers, least=0)
+        evaluator = check_flag("evaluator", self.evaluator)
         least = servers + evaluator + (2 if servers else 1)
         if num_processes < least:
             kinds = ["a chief", "a worker", f"{servers} parameter server{'s' if servers > 1 else ''}"]

@@ -19,8 +19,8 @@ from distributor.values.outcome import Failure
 @pytest.mark.parametrize(
     ("path", "processes", "told"),
     [
-        (TensorFlow(-1), 2, "parameter_servers must be a whole number, at least 0, not -1"),
-        (TensorFlow(True), 2, "parameter_servers must be a whole number, at least 0, not True"),
+        (TensorFlow(-1), 2, "parameter_servers must be an integer of at least 0, not -1"),
+        (TensorFlow(True), 2, "parameter_servers must be an integer of at least 0, not True"),
         (TensorFlow(0, "yes"), 2, "evaluator must be True or False, not 'yes'"),  # type: ignore[arg-type]
         (TensorFlow(2), 3, "num_processes=3 is too few for a chief, a worker, 2 parameter servers: it counts all"),
         (TensorFlow(0, True), 1, "num_processes=1 is too few for a worker, an evaluator: .* raise it to 2 or more"),
