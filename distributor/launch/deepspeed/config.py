@@ -15,7 +15,7 @@ from typing import Any
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.reading import Config, copy_of, plain
 from distributor.text import notices
-from distributor.values.checks import check_count
+from distributor.values.checks import check_count, one_of
 
 AUTO = "auto"
 
@@ -217,9 +217,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     for path, (size, default) in _BUCKETS.items():
         if guess or hidden is not None:
             _fill(final, path, default if hidden is None else size(hidden), False, "hidden_size")
-    precision = auto.get("precision", FILL["precision"])
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise ConfigurationError(f"auto: precision must be 'fp32', 'fp16' or 'bf16', not {precision!r}")
+    precision = one_of("fp32", "fp16", "bf16")("auto: precision", auto.get("precision", FILL["precision"]))
     for name in ("fp16", "bf16"):
         if guess or "precision" in auto:
             _fill(final, f"{name}.enabled", precision == name, "precision" in auto, "precision")

@@ -15,7 +15,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, is_stage
 from distributor.launch.deepspeed.reading import Config
 from distributor.text.tables import table
-from distributor.values.checks import check_count, check_memory
+from distributor.values.checks import check_count, check_memory, one_of
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -128,10 +128,8 @@ def zero(
 def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
     if not is_stage(stage):
         raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
-    if offload not in ("none", "cpu", "nvme"):
-        raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
-    if precision not in ("bf16", "fp16", "fp32"):
-        raise ConfigurationError(f"precision must be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    one_of("none", "cpu", "nvme")("offload", offload)
+    one_of("bf16", "fp16", "fp32")("precision", precision)
     needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
     if stage < needed:
         raise ConfigurationError(

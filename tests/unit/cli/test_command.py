@@ -214,7 +214,7 @@ def test_spark_submit_passes_no_stdin_on(
         ("run --no-gpu -m no_such.module", "there is no module 'no_such.module' in the current directory /"),
         ("run --no-gpu -m --working-dir / no.such", "there is no module 'no.such' in --working-dir /, the current dir"),
         ("run --no-gpu --logs rank1 train.py", "--logs takes all, rank0, none or ranks (0,3), not 'rank1'"),
-        ("run --master yarn --driver-ports 9-8 t.py", "a range of ports with the lower one first, not '9-8'"),
+        ("run --master yarn --driver-ports 9-8 t.py", "--driver-ports must be two ports from 1 to 65535"),
         ("completion", "Missing argument"),
         ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
         ("run --master yarn --driver-ports x train.py", "--driver-ports takes a port or a range such as 4700-4710"),

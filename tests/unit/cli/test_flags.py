@@ -90,7 +90,7 @@ def test_values_of_options_become_arguments(given: dict[str, Any], expected: dic
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [({"env": ("A",)}, "--env takes NAME=VALUE"), ({"driver_ports": "9-8"}, "--driver-ports takes a port")],
+    [({"env": ("A",)}, "--env takes NAME=VALUE"), ({"driver_ports": "9-"}, "--driver-ports takes a port")],
 )
 def test_text_that_an_option_does_not_take(given: dict[str, Any], told: str) -> None:
     with pytest.raises(click.UsageError, match=told):

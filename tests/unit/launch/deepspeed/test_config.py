@@ -108,7 +108,7 @@ def test_mistakes_in_a_configuration_are_refused(config: dict[str, Any], text: s
         ({"lr": 1}, "auto= does not accept the name 'lr': use one of micro_batch_size, "),
         ({"micro_batch_size": 0}, "auto: micro_batch_size must be a positive integer, not 0"),
         ({"hidden_size": "big"}, "auto: hidden_size must be a positive integer, not 'big'"),
-        ({"precision": "fp8"}, "auto: precision must be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
+        ({"precision": "fp8"}, "auto: precision must be 'fp32' or 'fp16' or 'bf16', not 'fp8'"),
         ({"micro_batch_size": 2}, "batch_size_per_gpu is 4, which contradicts auto={'micro_batch_size': ...}"),
         ({"learning_rate": 2.0}, "optimizer.params.lr is 1.0, which contradicts auto={'learning_rate': ...}"),
     ],
