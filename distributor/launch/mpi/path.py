@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
@@ -39,7 +38,6 @@ class Mpi(BasePath):
     """
 
     name: ClassVar[str] = "mpi"
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ports: ClassVar[int] = 1
     all_nodes: ClassVar[bool] = True
 

@@ -120,13 +120,6 @@ class Greeting(BasePath):
     name: str = "greeting"
     preload: ClassVar[tuple[str, ...]] = ("json",)
 
-    @property
-    def needs(self) -> Mapping[str, str]:
-        return {}
-
-    def resolve(self, num_processes: int, use_gpu: bool) -> Greeting:
-        return self
-
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         return {"BEFORE": "torch"}
 
