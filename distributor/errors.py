@@ -101,10 +101,10 @@ class StartError(DistributorError):
 
 
 class CompanionError(DistributorError):
-    """A companion (a process that a launch path, such as Ray's, runs beside the ranks) ended before the ranks.
+    """A companion, a process that a launch path such as Ray's runs beside the ranks, ended before the ranks.
 
-    The error's text says which companion (process beside the ranks) ended, where and how. Then come the last lines that
-    the companion wrote. All ranks were stopped.
+    The error's text says which companion ended, where and how. Then come the last lines that the companion wrote. All
+    ranks were stopped.
     """
 
 

@@ -172,9 +172,9 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     """Save the state of the training as a checkpoint. All ranks must call this function together, with the same step.
 
     The function copies the state and returns. A thread then writes the copies while training goes on. The next save,
-    and the end of the rank, wait for this thread. The checkpoint is committed (counts as complete, and can be loaded)
-    once all ranks have written their parts; see ``docs/checkpoints.md``. If the checkpoint cannot be written, rank 0
-    logs a warning, training goes on, and earlier checkpoints stay.
+    and the end of the rank, wait for this thread. The checkpoint is committed once all ranks have written their parts:
+    from then on it counts as complete, and can be loaded; see ``docs/checkpoints.md``. If the checkpoint cannot be
+    written, rank 0 logs a warning, training goes on, and earlier checkpoints stay.
 
     Args:
         state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
@@ -210,7 +210,7 @@ def load_checkpoint(
     best: tuple[str, Literal["min", "max"]] | None = None,
     weights_only: bool = True,
 ) -> int | None:
-    """Load the last committed (complete) checkpoint into ``state``, and return its step; ``None`` if there is none.
+    """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
 
     There is none either in a run without ``checkpoints=``, which a warning says. With ``folder``, none is an error.
 
@@ -252,7 +252,7 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
     Each rank gets a folder of its own, and may write any files into it, for example with
     ``torch.distributed.checkpoint``. When all ranks have left the ``with`` block, the files of all ranks are put into
-    one folder, and the checkpoint is committed (counts as complete). If a rank fails in the block, nothing is
+    one folder, and the checkpoint is committed. If a rank fails in the block, nothing is
     committed. If the files cannot be stored, rank 0 logs a warning, training goes on, and earlier checkpoints stay.
 
     Args:
@@ -276,7 +276,7 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
 
 def latest_checkpoint() -> Checkpoint | None:
-    """Return the last committed (complete) checkpoint that still has all its files; ``None`` if there is none.
+    """Return the last committed checkpoint that still has all its files; ``None`` if there is none.
 
     Any rank may call this function, without waiting for others. At the beginning of an attempt, all ranks get the same
     checkpoint. If ``checkpoints=`` is a URL, the checkpoint's files are downloaded. If newer checkpoints are skipped, a
@@ -301,7 +301,7 @@ def latest_checkpoint() -> Checkpoint | None:
 
 
 def best_checkpoint() -> Checkpoint | None:
-    """Return the committed (complete) checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
+    """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
     If no checkpoint has a value of the metric that ``Checkpoints(best=...)`` names, return ``None``. In all other
     respects, this function is like ``latest_checkpoint``.

@@ -142,7 +142,7 @@ def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.Monke
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
-def test_what_there_is_where_a_run_would_train(sessions: Sessions) -> None:
+def test_the_gpus_of_the_place_where_a_run_would_train(sessions: Sessions) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
     sessions.get("local[2]")
     assert look(None, gpus) == look(False, gpus) == Place(gpus=3)

@@ -137,7 +137,7 @@ def on_cpu(**options: Any) -> TorchDistributor:
         (("script.py", "--lr", [0.1]), {}, ConfigurationError, "paths or enums, but argument 2 is [0.1] (list)"),
     ],
 )
-def test_what_cannot_be_trained(
+def test_objects_that_cannot_be_trained_are_refused(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     error: type[Exception],
@@ -276,7 +276,7 @@ def test_what_lives_on_the_driver_only_is_told_apart() -> None:
         on_cpu().run(lambda: df)
 
 
-def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_deepspeed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     distributor = DeepspeedTorchDistributor(1, 1, True, False, {"train_batch_size": 1})
     monkeypatch.setattr("distributor.shipping.modules.find", lambda name, folders=(): None)
     with pytest.raises(
@@ -287,7 +287,7 @@ def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_gpus")
-def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ResourceError, match="this machine, the driver, has no visible GPU .*: pass use_gpu=False"):
         TorchDistributor(1, True)
@@ -411,7 +411,7 @@ def test_nothing_was_left_behind() -> None:
     assert dict(os.environ) == environ
 
 
-def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
+def test_a_log_dir_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"log_dir '.*file' cannot be used: .* cannot be created: "):
         on_cpu(log_dir=tmp_path / "file").run(trainings.rank)

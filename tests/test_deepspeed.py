@@ -256,7 +256,7 @@ def test_a_checkpoint_without_zero_replaces_one_with_zero(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
+def test_wrong_checkpoints_are_refused(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
     for none, absent, two, slash, universal, three, stage, early, four, five in run.results(timeout=watch.DEADLINE):
         assert (

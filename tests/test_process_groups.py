@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sessions import Make
 
+from distributor import TrainingError
+
 ROUNDS = 6
 
 
@@ -61,3 +63,18 @@ def some_ranks_between() -> list[float]:
 
 def test_a_group_of_some_ranks_is_apart_from_those_of_all(make_local: Make) -> None:
     assert make_local(3).submit(some_ranks_between).results(timeout=120) == [[3.0, 1.0, 6.0]] * 2 + [[3.0, 6.0]]
+
+
+def join_as_in_a_tutorial() -> None:
+    import os
+
+    import torch.distributed as dist
+
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "1"  # where nobody may listen but root
+    dist.init_process_group("gloo")
+
+
+def test_code_that_sets_its_own_address_is_told_to_leave_it_out(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match="Leave out the lines that set MASTER_ADDR") as caught:
+        make_local(2).run(join_as_in_a_tutorial)
+    assert "c10d::" not in str(caught.value)  # none of torch's C++ frames

@@ -18,7 +18,7 @@ import victims
 import watch
 from sessions import LOCAL, MASTERS, Make
 
-from distributor import ConfigurationError, Distributor, Run, StartError, Status
+from distributor import ConfigurationError, Distributor, Run, StartError, Status, TrainingError
 from distributor.machine.storage import Folder
 from distributor.values import lease_record
 from distributor.values.lease_record import FILES, LeaseRecord
@@ -206,6 +206,25 @@ def test_what_a_name_goes_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "in to (now 6), which had finished, and goes on from its last checkpoint" in caplog.text
     assert named(tmp_path, resume="never").run(count, 3) == (0, 6)
     assert [steps(tmp_path, training)[0] for training in (1, 2)] == [6, 3]
+
+
+def load_another(folder: str) -> tuple[int | None, int]:
+    from distributor import runtime
+
+    state = {"sum": 0}
+    return runtime.load_checkpoint(state, folder=folder), state["sum"]
+
+
+def test_checkpoints_of_another_run_are_loaded_by_its_name_or_folder(tmp_path: Path) -> None:
+    named(tmp_path).run(count, 2)
+    letters = Distributor(2, True, False, name="letters", checkpoints=tmp_path, resume="never")
+    assert letters.run(load_another, "digits") == (2, 3)
+    elsewhere = Distributor(2, True, False)
+    assert elsewhere.run(load_another, str(tmp_path / "digits")) == (2, 3)
+    with pytest.raises(
+        TrainingError, match=r"there is no checkpoint in '.*', which has the folders of named runs: pass"
+    ):
+        elsewhere.run(load_another, str(tmp_path))
 
 
 def test_two_runs_of_one_name_at_once(tmp_path: Path) -> None:

@@ -91,3 +91,19 @@ def test_a_rank_that_prints_has_not_stalled(make_local: Make) -> None:
         return 1
 
     assert make_local(1, stall_timeout=3).run(speak) == 1
+
+
+def leave_a_thread(path: str) -> str:
+    threading.Thread(target=background, args=(path,), name="prefetch").start()
+    return "returned"
+
+
+def test_a_thread_that_outlives_the_function_is_named(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_local(1).submit(leave_a_thread, str(tmp_path / "go"))
+    watch.until(lambda: "its thread 'prefetch' has not, and the run waits for it" in caplog.text)
+    assert "in wait_for_data" in caplog.text
+    watch.until(lambda: "a thread is still in wait_for_data at test_stacks.py" in str(run.dump_stacks()))
+    (tmp_path / "go").touch()
+    assert run.results(watch.DEADLINE) == ["returned"]

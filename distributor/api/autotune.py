@@ -18,6 +18,7 @@ from distributor.launch.deepspeed import reading
 from distributor.launch.deepspeed.reading import Config
 from distributor.run.handle import Run
 from distributor.text.tables import table
+from distributor.values.checks import one_of, optional
 
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
@@ -112,8 +113,9 @@ def autotune(
 ) -> Tuning:
     """Train briefly with each configuration of a search space, and compare the configurations by a metric.
 
-    Each experiment (one short run) becomes a row of the result's table. If an experiment runs out of memory, fails,
-    takes too long, or is refused because its configuration is wrong, the row says so, and the next experiment starts.
+    Each experiment is one short run, and becomes a row of the result's table. If an experiment runs out of memory,
+    fails, takes too long, or is refused because its configuration is wrong, the row says so, and the next experiment
+    starts.
 
     Args:
         fn: a short training function. It trains a few steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
@@ -146,8 +148,7 @@ def autotune(
         >>> print(tuning)  # doctest: +SKIP
         >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
     """
-    if mode not in (None, "max", "min"):
-        raise ConfigurationError(f"mode must be 'max' or 'min', not {mode!r}")
+    optional(one_of("max", "min"))("mode", mode)
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
     base = reading.read(runner.deepspeed_config or {})

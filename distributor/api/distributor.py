@@ -229,7 +229,7 @@ class Distributor:
 
     @property
     def num_processes(self) -> int:
-        """The world size (number of ranks); if a range was given, its upper bound."""
+        """The number of ranks; if a range was given, its upper bound."""
         return self._options.resources.num_processes
 
     @property

@@ -163,7 +163,7 @@ def suggests_names(init: Init) -> Init:
                 close = difflib.get_close_matches(name, names, 1, 0.8) or difflib.get_close_matches(name, others, 1)
                 close = close or difflib.get_close_matches(name, names, 1)
                 hint = f": did you mean {close[0]!r}?" if close else ""
-                raise TypeError(f"{type(self).__name__} has no option {name!r}{hint}")
+                raise TypeError(f"there is no option {name!r}{hint}")
         init(self, *args, **kwargs)
 
     return cast(Init, checked)

@@ -191,6 +191,8 @@ def load_checkpoint(
         if folder is not None:
             place, metric = call.session.settings.checkpoints.dir, f" with the metric {best[0]!r}" if best else ""
             raise ConfigurationError(f"{_WHAT}: there is no checkpoint{metric} in {place!r} that can be loaded")
+        if session.exchange.rank == 0 and not passed and (runs := places.named_runs(session.settings.checkpoints.dir)):
+            reports.warn(f"{_WHAT}: there is no checkpoint in {session.settings.checkpoints.dir!r}{runs}")
         return None
 
 

@@ -26,12 +26,16 @@ def find(folder: str, settings: Settings) -> str:
         if Catalog(open_storage(place), Checkpoints(place)).committed():
             return place
         looked.append(repr(place))
-    names = _names(places[0])
-    text = f"load_checkpoint: there is no checkpoint in {' or '.join(looked)}"
-    if names:
-        runs = ", ".join(repr(f"{places[0].rstrip('/')}/{name}") for name in names)
-        raise ConfigurationError(f"{text}, which has the folders of named runs: pass folder={runs}")
-    raise ConfigurationError(f"{text}: pass the folder or URL that a run had as checkpoints=, or the run's name")
+    instead = named_runs(places[0]) or ": pass the folder or URL that a run had as checkpoints=, or the run's name"
+    raise ConfigurationError(f"load_checkpoint: there is no checkpoint in {' or '.join(looked)}{instead}")
+
+
+def named_runs(place: str) -> str:
+    """Return a hint for the text of an error or a warning if a place has the folders of named runs; else ``""``."""
+    names = (name for name, _ in open_storage(place).folders())
+    runs = (f"{place.rstrip('/')}/{name}" for name in sorted(names))
+    listed = ", ".join(repr(run) for run in runs if lease_record.find(open_storage(run).read) is not None)
+    return f", which has the folders of named runs: pass folder={listed}" if listed else ""
 
 
 def _root(settings: Settings) -> str:
@@ -39,9 +43,3 @@ def _root(settings: Settings) -> str:
     if settings.fence is not None:
         return settings.fence.place.rpartition("/")[0]
     return absolute(settings.checkpoints).dir
-
-
-def _names(place: str) -> list[str]:
-    """Return the folders of named runs in a folder or at a URL."""
-    names = (name for name, _ in open_storage(place).folders())
-    return sorted(name for name in names if lease_record.find(open_storage(f"{place}/{name}").read) is not None)

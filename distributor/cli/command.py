@@ -72,6 +72,7 @@ _OWN = {
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.rich_config({"delimiter_slash": " / "})  # a line may end at a space, but not within a word
 @click.version_option(distributor.__version__, prog_name="distributor")
 def main() -> None:
     """Train deep networks with PyTorch on this machine or on Apache Spark."""

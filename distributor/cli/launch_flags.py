@@ -6,11 +6,13 @@ from typing import Any
 
 import rich_click as click
 
-from distributor.cli.flags import own
+from distributor.cli.flags import own, words
 from distributor.errors import ConfigurationError
 from distributor.launch import by_name
 from distributor.values.launch_path import Launch
 from distributor.values.options import WHAT
+
+_ARGUMENTS = ("deepspeed", "trainer", "none")
 
 #: Options that each belong to one launch path. They follow ``--launch`` in the help.
 OPTIONS = (
@@ -25,7 +27,8 @@ OPTIONS = (
     own(
         WHAT,
         "--script-arguments",
-        type=click.Choice(("deepspeed", "trainer", "none")),
+        metavar=words(_ARGUMENTS),
+        type=click.Choice(_ARGUMENTS),
         help="With DeepSpeed: how the script gets its configuration: --deepspeed --deepspeed_config PATH, as with "
         "DeepSpeed's own launcher (default); --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
     ),

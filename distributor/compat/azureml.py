@@ -32,7 +32,7 @@ from distributor.compat.running import Request, run_first, with_options
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi.env import MpiEnv
 from distributor.launch.ray.path import Ray
-from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.text import notices
 from distributor.values.checks import check_choice, check_count, check_env, check_title

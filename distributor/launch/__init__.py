@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distributor.launch.mpi.env import MpiEnv as MpiEnv
     from distributor.launch.mpi.path import Mpi as Mpi
     from distributor.launch.ray.path import Ray as Ray
-    from distributor.launch.tensorflow import TensorFlow as TensorFlow
+    from distributor.launch.tensorflow.path import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
     from distributor.values.launch_path import Launch
 
@@ -33,7 +33,7 @@ PATHS = {
     "mpi": "distributor.launch.mpi.path:Mpi",
     "mpi-env": "distributor.launch.mpi.env:MpiEnv",
     "ray": "distributor.launch.ray.path:Ray",
-    "tensorflow": "distributor.launch.tensorflow:TensorFlow",
+    "tensorflow": "distributor.launch.tensorflow.path:TensorFlow",
 }
 
 _MODULES = {name: module for module, _, name in (where.partition(":") for where in PATHS.values())}

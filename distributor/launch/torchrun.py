@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.machine import devices
@@ -21,10 +20,6 @@ class Torchrun(BasePath):
     name: ClassVar[str] = "torchrun"
     restarts: ClassVar[bool] = True
     uses_torch: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-    def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
-        return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         # As ``accelerate launch --cpu`` does (``accelerate/utils/launch.py``): without it, Accelerate and Transformers

@@ -1,7 +1,7 @@
 """Report what Transformers' Trainer and Lightning's Trainer log, and the steps that they have reached.
 
-Sources: ``DEFAULT_CALLBACKS`` of ``transformers.trainer``; ``_LoggerConnector.log_metrics`` of pytorch-lightning 2.6,
-which passes to the loggers everything that a module logs.
+Sources: ``DEFAULT_CALLBACKS`` of ``transformers.trainer``; of pytorch-lightning 2.6, ``_LoggerConnector.log_metrics``,
+which passes to the loggers everything that a module logs, and ``_call_callback_hooks`` of ``trainer/call.py``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import Any
 from distributor.machine.imports import on_import
 from distributor.metrics import rank as reports
 
-_LIGHTNING = (
-    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
-    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
-)
+_LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 
-_INTERVAL = 1.0  # seconds between reports of steps for which Transformers' Trainer logs nothing
+_INTERVAL = 1.0  # seconds between reports of steps for which a Trainer logs nothing
 
 
 def watch() -> None:
     """Report what these Trainers log from now on. They need not be imported yet."""
     on_import("transformers.trainer", _watch_transformers)
-    for module in _LIGHTNING:
-        on_import(module, _watch_lightning)
+    for package in _LIGHTNING:
+        on_import(f"{package}.trainer.connectors.logger_connector.logger_connector", _watch_lightning)
+        on_import(f"{package}.trainer.call", _watch_steps)
 
 
 def _watch_transformers(module: Any) -> None:
@@ -66,6 +64,25 @@ def _watch_lightning(module: Any) -> None:
         log(this, metrics, step)
 
     connector.log_metrics = reported
+
+
+def _watch_steps(module: Any) -> None:
+    call: Callable[..., None] | None = getattr(module, "_call_callback_hooks", None)
+    if call is None:
+        return
+    last = 0.0
+
+    @wraps(call)
+    def reported(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        nonlocal last
+        with suppress(Exception):  # a private part of Lightning, which may change
+            is_due = hook_name == "on_train_batch_end" and time.monotonic() - last >= _INTERVAL
+            if trainer.is_global_zero and trainer.global_step and (is_due or hook_name == "on_train_end"):
+                last = time.monotonic()
+                _report({}, trainer.global_step, _total(trainer))
+        call(trainer, hook_name, *args, **kwargs)
+
+    module._call_callback_hooks = reported
 
 
 def _total(trainer: Any) -> int | None:

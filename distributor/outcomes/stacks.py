@@ -161,21 +161,31 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 def _where(text: str) -> tuple[str, str]:
     """Return what a summary says after ``rank 3``: ``" in "`` and a line of code, or ``": "`` and why none is known."""
-    main = main_thread(parse(text))
+    threads = parse(text)
+    main = main_thread(threads)
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
     if not main.current and text.rstrip().endswith("\n..."):  # Python lists 100 threads at most, the main one last
         return ": ", "too many threads to list the main thread"
     if not main.frames:
         return ": ", "no Python frame"
-    frames = _inside(main.frames) or main.frames[:1]
+    if main.frames[0].function == "_shutdown" and main.frames[0].file.endswith("/threading.py"):
+        others = (thread.frames for thread in threads if thread is not main)
+        places = [_place(frames) for frames in others if not all(is_library(frame.file) for frame in frames)]
+        if places:
+            return ": ", f"the training code has ended, but a thread is still in {', '.join(dict.fromkeys(places))}"
+    return " in ", _place(_inside(main.frames) or main.frames[:1])
+
+
+def _place(frames: Sequence[Frame]) -> str:
+    """Return the function that user code has called, and the line of user code that called it."""
     users = [index for index, frame in enumerate(frames) if not is_library(frame.file)]
     index = min(users, key=lambda index: bool(_NO_FILE.match(frames[index].file)), default=0)
     called = [frame.function for frame in frames[:index] if frame.function not in _WRAPPERS]
     name = called[-1] if called else frames[index].function
     if any("/torch/utils/data/" in frame.file for frame in frames[:index]):
         name = "DataLoader"
-    return " in ", f"{name} at {frames[index].file.rpartition('/')[2]}:{frames[index].line}"
+    return f"{name} at {frames[index].file.rpartition('/')[2]}:{frames[index].line}"
 
 
 def _groups(texts: Mapping[int, str]) -> dict[str, list[int]]:

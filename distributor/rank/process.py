@@ -21,7 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import FrameType, TracebackType
@@ -32,7 +32,17 @@ from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
 from distributor.metrics import rank as reports, trainers
-from distributor.rank import dataloaders, exit_barrier, groups, lightning, lookups, shared_host, spark, spawning
+from distributor.rank import (
+    dataloaders,
+    exit_barrier,
+    groups,
+    lasting_threads,
+    lightning,
+    lookups,
+    shared_host,
+    spark,
+    spawning,
+)
 from distributor.rank.group_check import GroupCheck
 from distributor.rank.result import PATIENCE, RankResult, deadline
 from distributor.shipping import modules, payload
@@ -326,7 +336,8 @@ def _finalize(code: int, result: RankResult, last: Call | None, local_rank: int)
     """
     if code != 0 and result.is_mine:
         _end_soon(code)
-    threading._shutdown()  # type: ignore[attr-defined]
+    with deadline(lasting_threads.PATIENCE, lasting_threads.warn) if result.is_mine else nullcontext():
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if code == 0 and result.is_mine:
         _call_ours(last, local_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     from distributor.values.job import Job
@@ -78,6 +78,13 @@ class BasePath:
     restarts: ClassVar[bool] = False
     uses_torch: ClassVar[bool] = False
     spark_prefix: ClassVar[str] = "pytorch"
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> Self:
+        return self
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        return {}
 
     @property
     def deepspeed_config(self) -> str | None:

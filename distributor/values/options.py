@@ -270,7 +270,7 @@ class Recovery(Group):
     resume: Literal["auto", "must", "never"] | None = option(
         None,
         optional(one_of("auto", "must", "never")),
-        "Whether to continue an earlier training of this --name; auto continues an unfinished one.",
+        "Whether to continue an earlier training of this --name; auto does so if there is one.",
         Flag(panel=RANKS, kind=("auto", "must", "never")),
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import watch
 from leftovers import Leftovers
 
 RUN = secrets.token_hex(6)
@@ -28,7 +29,9 @@ def a_process_in_its_folder(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [a_process_with_its_name, a_process_in_its_folder])
-def test_a_process_without_a_mark_is_found(command: Callable[[Path], list[str]], tmp_path: Path) -> None:
+def test_a_process_without_a_mark_is_found(
+    command: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / f"distributor-{RUN}-x"
     folder.mkdir()
     leftovers = Leftovers()
@@ -37,8 +40,10 @@ def test_a_process_without_a_mark_is_found(command: Callable[[Path], list[str]],
         process.stdout.readline()
         found = leftovers.of(RUN)  # other tests may leave something meanwhile
         assert [each for each in found if each.startswith(f"{process.pid}: ")]
+        monkeypatch.setattr(watch, "DEADLINE", 0.1)
         with pytest.raises(AssertionError, match=f"left behind 0.1 s after the end.*{process.pid}: "):
-            leftovers.gone(RUN, 0.1)
+            leftovers.gone(RUN)
+        monkeypatch.undo()
         process.kill()
     leftovers.gone(RUN)
 

@@ -38,7 +38,7 @@ def test_torchruns_variables_decide(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_that_is_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_no_number_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "first")
     with pytest.raises(ConfigurationError, match=f"variable {name} must be a whole number, not 'first'"):
         VARIABLES[name]()
@@ -51,14 +51,14 @@ def test_the_steps_of_a_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("total", "each"), [(100, 32), (0, 32), (-32, 32), (32, 64)])
-def test_a_global_batch_that_cannot_be(total: int, each: int) -> None:
+def test_a_global_batch_that_is_no_multiple_is_refused(total: int, each: int) -> None:
     told = rf"global_batch={total} must be a positive multiple of .* = {each} \* 1"
     with pytest.raises(ConfigurationError, match=told):
         runtime.accumulation_steps(total, each)
 
 
 @pytest.mark.parametrize("each", [0, -32])
-def test_a_batch_of_a_rank_that_cannot_be(each: int) -> None:
+def test_a_batch_of_a_rank_below_1_is_refused(each: int) -> None:
     with pytest.raises(ConfigurationError, match=f"per_rank_batch={each} must be at least 1"):
         runtime.accumulation_steps(256, each)
 

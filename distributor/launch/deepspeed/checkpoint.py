@@ -56,9 +56,9 @@ def save(
     number of ranks can load it, so ``folder/tag`` may be removed afterwards. If the same tag was saved before, the
     earlier universal checkpoint can be loaded until the new one is complete.
 
-    Without ZeRO, no universal checkpoint (DeepSpeed's form for any number of ranks) is made, because none is needed:
-    any number of ranks can load ``folder/tag`` itself. If the same tag was saved with ZeRO before, its universal
-    checkpoint is removed once the new checkpoint is complete.
+    Without ZeRO, no universal checkpoint is made, because none is needed: any number of ranks can load ``folder/tag``
+    itself. If the same tag was saved with ZeRO before, its universal checkpoint is removed once the new checkpoint is
+    complete.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam

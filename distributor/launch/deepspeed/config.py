@@ -15,6 +15,7 @@ from typing import Any
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.reading import Config, copy_of, plain
 from distributor.text import notices
+from distributor.values.checks import check_count, one_of
 
 AUTO = "auto"
 
@@ -212,13 +213,11 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
             _fill(final, path, auto.get(name, FILL[name]), name in auto, name)
     hidden = auto.get("hidden_size")
     if hidden is not None:
-        positive("auto: hidden_size", hidden)
+        check_count("auto: hidden_size", hidden)
     for path, (size, default) in _BUCKETS.items():
         if guess or hidden is not None:
             _fill(final, path, default if hidden is None else size(hidden), False, "hidden_size")
-    precision = auto.get("precision", FILL["precision"])
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise ConfigurationError(f"auto: precision must be 'fp32', 'fp16' or 'bf16', not {precision!r}")
+    precision = one_of("fp32", "fp16", "bf16")("auto: precision", auto.get("precision", FILL["precision"]))
     for name in ("fp16", "bf16"):
         if guess or "precision" in auto:
             _fill(final, f"{name}.enabled", precision == name, "precision" in auto, "precision")
@@ -240,13 +239,6 @@ def unfilled(config: Config) -> list[str]:
         for path, value in _leaves(config)
         if value == AUTO and ("." not in path or path.startswith(("optimizer.params.", "scheduler.params.")))
     ]
-
-
-def positive(name: str, value: Any) -> int:
-    """Return a value if it is a positive integer; ConfigurationError with ``name`` if not."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
-    return value
 
 
 def zero_stage(config: Config) -> int:
@@ -380,7 +372,7 @@ def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
     }
     size, words = world_size, f"{world_size} ranks"
     for name, count in parts.items():
-        positive(f"deepspeedConfig: {name}", count)
+        check_count(f"deepspeedConfig: {name}", count)
         if size % count:
             raise ConfigurationError(f"deepspeedConfig: {name} is {count}, which does not divide {words}")
         if count > 1:
@@ -392,7 +384,7 @@ def _batches(config: Config) -> tuple[Any, Any, Any]:
     sizes = (config.get(TRAIN), config.get(MICRO), config.get(ACCUMULATION))
     for name, size in zip((TRAIN, MICRO, ACCUMULATION), sizes):
         if size not in (None, AUTO):
-            positive(f"deepspeedConfig: {name}", size)
+            check_count(f"deepspeedConfig: {name}", size)
     return sizes
 
 
@@ -419,7 +411,7 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:
-            _fill(final, path, positive(f"auto: {name}", auto[name]), True, name)
+            _fill(final, path, check_count(f"auto: {name}", auto[name]), True, name)
     train, micro, accumulation = _batches(final)
     if not guess:
         return

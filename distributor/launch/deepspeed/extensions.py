@@ -19,11 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 from distributor.errors import StartError
-from distributor.machine import devices, folders
+from distributor.machine import devices, folders, versions
 
 _LOOK = 0.05  # seconds between looks whether another process has finished its build
 _PATIENCE = 2.0  # seconds until a rank says that it is waiting
@@ -166,13 +165,10 @@ def cache_folder(gpus: str = "") -> str:
     environment: a second one would find torch's headers elsewhere, and compile again while ranks of the first use it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    versions = [
-        *_packages(),
-        _processor(),
-        gpus,
-        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
-    ]
-    digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+    specs = (importlib.util.find_spec(name) for name in ("torch", "deepspeed"))
+    places = [str(spec.origin) for spec in specs if spec is not None]
+    kinds = [*places, str(versions.here(["deepspeed"])), _processor(), gpus, os.environ.get("TORCH_CUDA_ARCH_LIST", "")]
+    digest = hashlib.sha256("\n".join(kinds).encode()).hexdigest()[:12]
     name = f"py{sys.version_info.major}{sys.version_info.minor}-{digest}"
     parents: tuple[Callable[[], str], ...] = (lambda: os.path.join(home, "distributor"), _private_parent)
     for parent in parents:
@@ -195,22 +191,6 @@ def _private_parent() -> str:
     except PermissionError as error:
         raise StartError(f"{error}: remove this folder, or set TORCH_EXTENSIONS_DIR to another one") from error
     return folder
-
-
-def _packages() -> list[str]:
-    """Return the versions of torch and DeepSpeed, and where they are installed."""
-    packages = []
-    for name in ("torch", "deepspeed"):
-        spec = importlib.util.find_spec(name)
-        packages += [_version(name), "" if spec is None else str(spec.origin)]
-    return packages
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def _processor() -> str:

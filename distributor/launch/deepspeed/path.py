@@ -37,7 +37,7 @@ _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (
 
 @dataclass(frozen=True)
 class DeepSpeed(BasePath):
-    """The launch path (way to start ranks) that trains with DeepSpeed.
+    """The launch path that trains with DeepSpeed.
 
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;

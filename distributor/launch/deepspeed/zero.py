@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, is_stage, positive
+from distributor.launch.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, is_stage
 from distributor.launch.deepspeed.reading import Config
 from distributor.text.tables import table
-from distributor.text.wording import parse_memory
+from distributor.values.checks import check_count, check_memory, one_of
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -104,7 +104,7 @@ def zero(
         ("gradient_accumulation_steps", gradient_accumulation_steps),
     ):
         if size != AUTO:
-            positive(name, size)
+            check_count(name, size)
     optimizer: Config = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
     if torch_adam:
         optimizer["torch_adam"] = True
@@ -128,10 +128,8 @@ def zero(
 def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
     if not is_stage(stage):
         raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
-    if offload not in ("none", "cpu", "nvme"):
-        raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
-    if precision not in ("bf16", "fp16", "fp32"):
-        raise ConfigurationError(f"precision must be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    one_of("none", "cpu", "nvme")("offload", offload)
+    one_of("bf16", "fp16", "fp32")("precision", precision)
     needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
     if stage < needed:
         raise ConfigurationError(
@@ -297,10 +295,10 @@ def suggest_zero(
     """
     parameters, largest = _count(model_or_parameter_count)
     if largest_layer_parameters is not None:
-        largest = positive("largest_layer_parameters", largest_layer_parameters)
-    per_node, nodes = positive("num_gpus_per_node", num_gpus_per_node), positive("nnodes", nnodes)
-    gpu = None if gpu_memory is None else _bytes("gpu_memory", gpu_memory)
-    host = None if host_memory is None else _bytes("host_memory", host_memory)
+        largest = check_count("largest_layer_parameters", largest_layer_parameters)
+    per_node, nodes = check_count("num_gpus_per_node", num_gpus_per_node), check_count("nnodes", nnodes)
+    gpu = None if gpu_memory is None else check_memory("gpu_memory", gpu_memory)
+    host = None if host_memory is None else check_memory("host_memory", host_memory)
     if not 0 <= activation_share < 1:
         raise ConfigurationError(f"activation_share must be at least 0 and less than 1, not {activation_share!r}")
     estimates = []
@@ -348,19 +346,8 @@ def _count(model: Any) -> tuple[int, int]:
         return parameters, largest
     if isinstance(model, float) and model.is_integer():  # 7e9
         model = int(model)
-    parameters = positive("the number of parameters", model)
+    parameters = check_count("the number of parameters", model)
     return parameters, max(1, parameters // 40)
-
-
-def _bytes(name: str, value: Any) -> int:
-    if not isinstance(value, str):
-        if positive(name, value) < 1 << 20:
-            raise ConfigurationError(f"{name} is {value} bytes: write '{value}g' for gigabytes")
-        return int(value)
-    try:
-        return parse_memory(value)
-    except ValueError:
-        raise ConfigurationError(f"{name} must be a number of bytes or a size such as '80g', not {value!r}") from None
 
 
 def _size(size: int) -> str:

@@ -33,9 +33,6 @@ class Jax(BasePath):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"jax": "launch=Jax()"})
     ports: ClassVar[int] = 1
 
-    def resolve(self, num_processes: int, use_gpu: bool) -> Jax:
-        return self
-
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         # The preemption service would catch SIGTERM, which would then not end ranks (``jax/_src/distributed.py``).
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}

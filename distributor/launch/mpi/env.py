@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
@@ -29,10 +28,6 @@ class MpiEnv(BasePath):
     """
 
     name: ClassVar[str] = "mpi-env"
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-    def resolve(self, num_processes: int, use_gpu: bool) -> MpiEnv:
-        return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         return Torchrun().env(use_gpu)

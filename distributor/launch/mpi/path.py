@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import ClassVar
 
-from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
+from distributor.values.checks import one_of, optional
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath, key
 from distributor.values.outcome import Failure
@@ -39,7 +38,6 @@ class Mpi(BasePath):
     """
 
     name: ClassVar[str] = "mpi"
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ports: ClassVar[int] = 1
     all_nodes: ClassVar[bool] = True
 
@@ -49,8 +47,7 @@ class Mpi(BasePath):
     secret: str = field(default="", kw_only=True, repr=False)
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Mpi:
-        if self.implementation not in (None, "mpich", "openmpi"):
-            raise ConfigurationError(f"implementation must be 'mpich' or 'openmpi', not {self.implementation!r}")
+        optional(one_of("mpich", "openmpi"))("implementation", self.implementation)
         return replace(self, secret=secrets.token_hex(16))
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ def test_the_best_is_the_first_of_the_best() -> None:
         assert best([ended(0, float("nan")), ended(1, 1.0), ended(2, float("inf"))], less) == ended(1, 1.0)
 
 
-def test_the_table() -> None:
+def test_the_table_of_experiments() -> None:
     one, two = ended(1, 1234.5), Experiment({"b": "x"}, "out of memory", None, 2.25, "rank 0 failed: no memory")
     assert str(Tuning("throughput", (one, two), one)).splitlines() == [
         "   a  b  throughput  seconds                                  outcome",
@@ -59,7 +59,7 @@ def test_no_best_configuration() -> None:
         ([3], "space must be a list of mappings, but one item is 3"),
     ],
 )
-def test_spaces_that_are_none(space: Any, text: str) -> None:
+def test_wrong_search_spaces_are_refused(space: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         combinations(space)
 
@@ -69,7 +69,7 @@ def test_every_combination_or_just_these() -> None:
     assert combinations([{"a": 1}, {"b": 2}]) == [{"a": 1}, {"b": 2}]
 
 
-def test_a_path_through_a_value() -> None:
+def test_a_path_through_a_value_is_refused() -> None:
     assert merged({"bf16": {"enabled": True}}, {"bf16": {"enabled": False}}) == {"bf16": {"enabled": False}}
     with pytest.raises(
         ConfigurationError, match="space: to set 'a.b', 'a' must be a mapping in the configuration, but it is 1"
@@ -77,7 +77,7 @@ def test_a_path_through_a_value() -> None:
         merged({"a": 1}, {"a.b": 2})
 
 
-def test_a_mode_that_is_none() -> None:
+def test_autotuning_refuses_an_unknown_mode() -> None:
     with pytest.raises(ConfigurationError, match="mode must be 'max' or 'min', not 'best'"):
         autotune(print, {"a": [1]}, mode="best")  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_a_mode_that_is_none() -> None:
         ("RuntimeError", "RuntimeError: shapes cannot be multiplied", False),
     ],
 )
-def test_how_a_lack_of_memory_looks(kind: str, message: str, expected: bool) -> None:
+def test_errors_that_mean_out_of_memory(kind: str, message: str, expected: bool) -> None:
     other = Failure(0, 0, "host", "RuntimeError", "RuntimeError: connection closed by peer")
     failure = Failure(1, 0, "host", kind, message)
     assert is_out_of_memory(TrainingError("rank 0 on host failed", [other, failure])) is expected
@@ -113,7 +113,7 @@ class Refusing:
         raise self.error
 
 
-def test_what_no_configuration_would_change_ends_the_tuning() -> None:
+def test_errors_that_no_configuration_causes_end_the_tuning() -> None:
     for error in (ResourceError("no GPUs"), PayloadError("not a function")):
         with pytest.raises(type(error)):
             autotune(print, {"a": [1]}, distributor=Refusing(error))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_a_stage_of_the_wrong_type_does_not_end_the_tuning() -> None:
         ({"throughput": "fast"}, "it returned 'fast'"),
     ],
 )
-def test_a_function_that_does_not_measure(value: Any, text: str) -> None:
+def test_a_function_that_returns_no_metric_is_an_error(value: Any, text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         autotuning._measured(value, "throughput")
     assert text in str(caught.value)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
+import trainings
 
+from distributor import ConfigurationError, Distributor, TorchDistributor
 from distributor.api.build import build_job, ranks_env
 from distributor.api.parameters import Options
-from distributor.errors import ConfigurationError
-from distributor.launch import DeepSpeed, Ray
-from distributor.launch.torchrun import Torchrun
+from distributor.launch import DeepSpeed, Ray, Torchrun
 from distributor.values.job import Job, Module, OutputDir, TaskProfile, Widths, WorkingDir, warmth
+from distributor.values.launch_path import BasePath
 from distributor.values.options import Resources, Variables
+from distributor.values.plan import Plan, Site
 
 
 class Wide:
@@ -54,7 +58,7 @@ def test_without_a_scheduler_what_it_decides_stays_open() -> None:
     assert (job.ranks_per_task, job.task_profile, job.node_limit, job.spark_cpus) == (1, None, None, None)
 
 
-def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
+def test_stall_timeout_is_refused_where_processes_are_no_ranks() -> None:
     with pytest.raises(
         ConfigurationError, match=r"stall_timeout=5 watches ranks, but the processes of launch='ray' are not ranks"
     ):
@@ -92,3 +96,37 @@ def test_modules_of_the_launch_path_are_loaded_before_those_of_the_user() -> Non
 @pytest.mark.parametrize("options", [{"keep_warm": 0}, {"start_method": "spawn"}])
 def test_a_launch_path_may_need_modules_without_a_warm_process(options: dict[str, Any]) -> None:
     assert warmth(built(DeepSpeed(), **options)) is None
+
+
+def planned(launch: Any) -> Any:
+    return Distributor(2, local_mode=True, use_gpu=False, launch=launch).plan(trainings.rank)
+
+
+@pytest.mark.parametrize(
+    ("launch", "path"), [("torchrun", Torchrun()), (Torchrun(), Torchrun()), ("deepspeed", DeepSpeed())]
+)
+def test_a_launch_path_is_a_value_of_the_job(launch: Any, path: Any) -> None:
+    assert planned(launch).launch == path
+
+
+def test_the_default_is_torchrun() -> None:
+    assert TorchDistributor(2, True, False).plan(trainings.rank).launch == Torchrun()
+
+
+@dataclass(frozen=True)
+class Greeting(BasePath):
+    """A path of somebody else's."""
+
+    name: str = "greeting"
+    preload: ClassVar[tuple[str, ...]] = ("json",)
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        return {"BEFORE": "torch"}
+
+    def plan(self, site: Site) -> Plan:
+        return Torchrun().plan(site)
+
+
+def test_what_a_path_asks_for_before_torch_is_imported_is_in_the_job() -> None:
+    job = planned(Greeting())
+    assert (job.launch, job.preload, job.env["BEFORE"]) == (Greeting(), ("json",), "torch")

@@ -31,7 +31,7 @@ def assert_told(told: str | None, asked: str | None, of: str) -> None:
         pytest.param({"use_gpu": True}, {"ACCELERATE_USE_FSDP": "true"}, None, id="on-gpus"),
     ],
 )
-def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
+def test_fsdp_on_cpus_causes_a_warning(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
     assert_told(fsdp_on_cpus(make_job(**job), environ), asked, "FSDP, for which Accelerate and Transformers")
 
 
@@ -45,5 +45,7 @@ def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str]
         pytest.param({}, {}, None, id="nothing"),
     ],
 )
-def test_deepspeed_that_is_left_out_on_cpus(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
+def test_deepspeed_on_cpus_without_its_launch_path_causes_a_warning(
+    job: dict[str, Any], environ: dict[str, str], asked: str | None
+) -> None:
     assert_told(deepspeed_on_cpus(make_job(**job), environ), asked, "DeepSpeed, but with use_gpu=False")

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trainings
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.cli import command
+from distributor.launch import DeepSpeed, Torchrun
 from distributor.values.options import PANELS, Option
 
 WHERE = "see 'An option' in docs/contributing.md"
@@ -59,7 +61,7 @@ def test_signature_docstring_and_command_line_agree_with_the_declarations() -> N
     assert not told, "\n".join([*told, WHERE])
 
 
-def test_what_is_forgotten_is_named_with_its_place() -> None:
+def test_a_missing_declaration_is_named_with_its_place() -> None:
     new = Option(1, lambda name, value: value, "New.")
     parameter = SIGNATURE["name"].replace(name="new", default=1)
 
@@ -161,7 +163,7 @@ def test_the_constructor_hands_every_argument_to_its_group() -> None:
             assert (getattr(getattr(options, group), name) != field.default) == (name not in same), name
 
 
-def test_an_argument_that_no_group_declares() -> None:
+def test_an_argument_that_no_group_declares_is_an_error() -> None:
     with pytest.raises(
         TypeError, match="unknown options: colour, size. Declare each in values/options.py or api/parameters.py"
     ):
@@ -176,12 +178,12 @@ def test_an_argument_that_no_group_declares() -> None:
         ({"checkpoints": "saved"}, "resume='must' needs name= and checkpoints=, but name= is not given"),
     ],
 )
-def test_what_resume_needs(given: dict[str, str], told: str) -> None:
+def test_resume_needs_a_name_and_checkpoints(given: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Options.of(resume="must", **given)
 
 
-def test_what_options_of_two_groups_rule_out() -> None:
+def test_options_of_two_groups_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="the option 'logs' contains rank 2, but with num_processes=2, ranks go from 0 to 1"
     ):
@@ -207,10 +209,24 @@ def test_what_options_of_two_groups_rule_out() -> None:
     ],
 )
 def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(kind: Any, name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{kind.__name__} .*{name!r}: did you mean {meant!r}\?$"):
+    with pytest.raises(TypeError, match=rf"^there is no option {name!r}: did you mean {meant!r}\?$"):
         kind(**{name: 1})
 
 
 def test_an_option_that_resembles_none_is_refused_without_a_guess() -> None:
-    with pytest.raises(TypeError, match="^Distributor has no option 'zzz'$"):
+    with pytest.raises(TypeError, match="^there is no option 'zzz'$"):
         Distributor(zzz=1)  # type: ignore[call-arg]
+
+
+def planned(launch: Any) -> Any:
+    return Distributor(2, local_mode=True, use_gpu=False, launch=launch).plan(trainings.rank)
+
+
+@pytest.mark.parametrize("launch", ["slurm", "", None, 3, DeepSpeed, Torchrun])
+def test_other_values_are_no_launch_paths(launch: Any) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"launch must be 'torchrun' or .* or 'tensorflow' or a launch path such as distributor.launch.D",
+    ) as caught:
+        planned(launch)
+    assert str(caught.value).endswith(f"not {launch!r}")

@@ -44,7 +44,7 @@ def test_an_argument_becomes_text(argument: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("argument", [None, [1], (1,), {"a": 1}, {1}, numpy.zeros(2), torch.zeros(1), object()])
-def test_what_is_no_single_argument(argument: Any) -> None:
+def test_values_that_are_no_single_argument_are_refused(argument: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be strings, numbers, paths or enums, but argument 2 is "):
         check_argv(["x", argument])
 

@@ -82,11 +82,16 @@ def test_where_nothing_is_found_the_error_says_where_it_looked(tmp_path: Path) -
         assert all(repr(place) in str(caught.value) for place in looked), folder
 
 
-def test_the_folder_above_named_runs_is_no_place_of_checkpoints(tmp_path: Path) -> None:
+def test_the_folder_above_named_runs_is_no_place_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("first", "second"):
         named_run(str(tmp_path), name)
     with pytest.raises(ConfigurationError, match="named runs: pass folder='.*/first', '.*/second'$"):
         find(str(tmp_path), settings("other"))
+    monkeypatch.setenv(PLACE, str(tmp_path))
+    assert runtime.load_checkpoint({"step": 0}) is None  # without folder=, it is no error
+    assert "which has the folders of named runs: pass folder=" in caplog.text
 
 
 def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(

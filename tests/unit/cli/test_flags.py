@@ -84,13 +84,13 @@ def test_defaults_that_are_no_switch_are_shown() -> None:
         ({"grace_period": 3.0, "deepspeed": "ds.json", "conf": ()}, {"grace_period": 3.0}),
     ],
 )
-def test_what_options_say_as_arguments(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_values_of_options_become_arguments(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert arguments(given) == expected
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [({"env": ("A",)}, "--env takes NAME=VALUE"), ({"driver_ports": "9-8"}, "--driver-ports takes a port")],
+    [({"env": ("A",)}, "--env takes NAME=VALUE"), ({"driver_ports": "9-"}, "--driver-ports takes a port")],
 )
 def test_text_that_an_option_does_not_take(given: dict[str, Any], told: str) -> None:
     with pytest.raises(click.UsageError, match=told):

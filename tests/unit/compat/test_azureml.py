@@ -18,7 +18,7 @@ from distributor.compat.azureml import (
     as_distribution,
     command,
 )
-from distributor.compat.commands import Program, parse
+from distributor.compat.commands import Program
 from distributor.compat.refused import REFUSED
 from distributor.launch import MpiEnv, Ray, TensorFlow, Torchrun
 
@@ -95,7 +95,7 @@ def test_a_distribution_may_be_a_dict(given: Any, distribution: Any) -> None:
     assert (made, type(made)) == (distribution, type(distribution))
 
 
-def test_what_a_distribution_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_arguments_that_a_distribution_does_not_use_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = PyTorchDistribution(node_count=8, process_count_per_instance=4)
         as_distribution({"type": "tensorflow", "worker_count": 2, "added_property": 7})
@@ -112,56 +112,14 @@ def test_a_distribution_can_be_changed() -> None:
         distribution.process_count_per_instance = 0
 
 
-def test_what_ray_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_arguments_that_ray_does_not_use_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         RayDistribution(port=6379, include_dashboard=True, dashboard_port=8265)
     assert caplog.text.count("is not used: the run reserves free ports, and starts no dashboard") == 3
     assert all(told in caplog.text for told in (" port=6379", "include_dashboard=True", "dashboard_port=8265"))
 
 
-@pytest.mark.parametrize(
-    ("line", "program"),
-    [
-        ("python train.py", Program("train.py")),
-        ("python3 -u train.py --lr 0.1", Program("train.py", ("--lr", "0.1"))),
-        ("python -m pkg.train 'two words'", Program("pkg.train", ("two words",), is_module=True)),
-        ("python train.py \\\n  --n 1 \\\n  --m 2\n    ", Program("train.py", ("--n", "1", "--m", "2"))),
-        ("python train.py ${{ inputs.data }}/a --n=${{inputs.n}}", Program("train.py", ("/my data/a", "--n=3"))),
-    ],
-)
-def test_commands_that_are_run(line: str, program: Program) -> None:
-    class Input:
-        path = "/my data"
-
-    assert parse(line, {"data": Input(), "n": 3}) == program
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("", "command must be a line such as"),
-        ("python a.py && python b.py", "command uses '&', which only a shell"),
-        ("python a.py > log", "command uses '>'"),
-        ("python a.py $HOME", r"command uses '\$'"),
-        (
-            "python a.py ${{outputs.model}}",
-            r"names the output 'model', .*: write a path instead of \$\{\{outputs.model",
-        ),
-        ("python a.py\npython b.py", r"command uses '\\n'"),
-        ("python a.py 'b", "command cannot be split into words"),
-        ("torchrun --nproc_per_node 2 a.py", "leave out torchrun, mpirun and other launchers"),
-        ("python", "command must be 'python SCRIPT"),
-        ("python -m", "command must be 'python SCRIPT"),
-        ("python -O a.py", "passes the option '-O' to Python"),
-        ("python a.py ${{inputs.lr}}", "names the input 'lr', but inputs has data: add the input to inputs"),
-    ],
-)
-def test_commands_that_are_refused(line: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        parse(line, {"data": "/data"})
-
-
-def test_an_input_that_is_no_text() -> None:
+def test_an_input_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="input 'data' must be text, a number or an object with a path"):
         command(command="python a.py", inputs={"data": [1]})
 
@@ -219,7 +177,7 @@ def test_an_input_is_its_path() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED["azure.ai.ml"][1])
-def test_what_is_not_here_of_azures_names(name: str) -> None:
+def test_names_of_azure_that_are_not_supported_say_what_to_use(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"azure.ai.ml.{name} is not supported: use "):
         getattr(azureml, name)
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -6,21 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from jobs import make_job
 
 from distributor import ConfigurationError, ResourceError
-from distributor.compat.accelerators import CheckedPath, OnAccelerator
+from distributor.compat.accelerators import OnAccelerator
 from distributor.compat.places import Place
 from distributor.compat.running import Request, check_trial, settle, with_options
-from distributor.compat.trial import cpu_ranks
-from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
-from distributor.values.outcome import Failure
-from distributor.values.placement import Node, Placement
-from distributor.values.plan import Call, Site
 
 ASKED = Request("@distributed(gpus=8)", "gpus", 8, use_gpu=True, accelerator="H100", otherwise="do without")
+
+
 EVERY = Request("@distributed()", "gpus")
+
+
 CLUSTER = Place(executors=True, gpus=16)
 
 
@@ -61,7 +60,7 @@ def test_all_gpus_are_taken_or_else_the_cpu() -> None:
         (ASKED, Place(executors=True), ResourceError, "needs 8 GPUs, but executors have none: set spark.executor.res"),
     ],
 )
-def test_requests_that_cannot_be(asked: Request, place: Place, error: type[Exception], told: str) -> None:
+def test_requests_that_cannot_be_met(asked: Request, place: Place, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         settle(asked, None, at(place))
 
@@ -99,7 +98,7 @@ def test_options_may_be_numbers_instead_of_flags(given: Any, taken: bool | None)
     assert asked.use_gpu is taken
 
 
-def test_what_the_request_says_is_not_said_again_in_options() -> None:
+def test_an_option_that_the_request_sets_is_refused() -> None:
     told = "^use_gpu=True and options={'use_gpu': False} both set use_gpu: leave it out of options"
     with pytest.raises(ConfigurationError, match=told):
         with_options(ASKED, {"use_gpu": False})
@@ -111,25 +110,3 @@ def test_a_trial_has_the_processes_that_its_launch_path_needs() -> None:
     with pytest.raises(ConfigurationError, match=told):
         check_trial(cluster, 2)
     check_trial(cluster, 3)
-
-
-def test_the_variable_is_a_number() -> None:
-    assert cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": " "}) is None
-    for wrong in ("two", "0", "-1", "1.5"):
-        with pytest.raises(ConfigurationError, match=f"DISTRIBUTOR_COMPAT_CPU must be the number .* not '{wrong}'"):
-            cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": wrong})
-
-
-def test_the_check_comes_first_and_changes_nothing_else() -> None:
-    path, inner = OnAccelerator("H100", Torchrun()).resolve(1, True), Torchrun()
-    assert isinstance(path, CheckedPath)
-    node = Node(0, "executor", "host", "127.0.0.1", 29500, 0, 0, 1, ("0",))
-    site = Site(make_job(use_gpu=True, launch=path), Placement((node,)).shares(whole=False)[0])
-    plan = path.plan(site)
-    assert plan.first == Call("distributor.compat.accelerators", "check_here", {"accelerator": "H100"})
-    assert replace(plan, first=None) == inner.plan(site)
-    for name in ("name", "preload", "needs", "ports", "once", "restarts", "uses_torch"):
-        assert getattr(path, name) == getattr(inner, name)
-    failure = Failure(0, 0, "host", "ValueError", "no")
-    assert path.env(True) == inner.env(True)
-    assert path.advise(failure, site.job) == inner.advise(failure, site.job)

@@ -207,7 +207,7 @@ def test_nodes_may_have_gpus_of_the_same_name():
         pytest.param(("GPU-aa", "GPU-bb"), ("m1", "m1"), False, id="other-names"),
     ],
 )
-def test_executors_that_would_share_a_gpu(gpus, machines, refused):
+def test_executors_that_would_share_a_gpu_are_refused(gpus, machines, refused):
     facts = [
         replace(fact, machine=machine) for fact, machine in zip(with_gpus("ab", [[gpu] for gpu in gpus]), machines)
     ]

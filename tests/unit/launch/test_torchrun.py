@@ -1,44 +1,17 @@
 """What the torchrun path gives each rank."""
 
 import dataclasses
-import os
-from dataclasses import replace
 
 import pytest
-from jobs import make_job
+from planned import job, placed
 
-from distributor.launch.assign_ranks import place, with_port
-from distributor.launch.deepspeed.config import ResolvedConfig
-from distributor.launch.deepspeed.path import CONFIG_PATH, DeepSpeed
+from distributor.launch.assign_ranks import with_port
 from distributor.launch.torchrun import Torchrun
-from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
+from distributor.values.environment import CONTRACT, sockets
 from distributor.values.job import Function, Module, Script
-from distributor.values.outcome import Failure
-from distributor.values.placement import NodeFacts
 from distributor.values.plan import NodeOrder, Site
 
 SECRET = "hunter2"
-
-
-def job(num_processes=3, **fields):
-    return make_job(
-        **{
-            "run_id": "run7",
-            "num_processes": num_processes,
-            "target": Function("train", b""),
-            "use_gpu": False,
-            "launch": Torchrun(),
-            **fields,
-        }
-    )
-
-
-def placed(request, executors="aba", cpus=1, **common):
-    facts = [
-        NodeFacts(partition, name, f"host-{name}", f"10.0.0.{ord(name) - 96}", 5000 + partition, cpus=cpus, **common)
-        for partition, name in enumerate(executors)
-    ]
-    return place(facts, request)
 
 
 def plan(request, node_rank=0, base_env=(), **kwargs):
@@ -65,6 +38,8 @@ def contract(**fields):
 
 
 NODE_0 = {"NODE_RANK": "0", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+
+
 NODE_1 = {"NODE_RANK": "1", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -122,14 +97,14 @@ def test_node_environment_on_cpus(node_rank, mark):
 
 @pytest.mark.parametrize("where", ["task", "job"])
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_what_the_user_says_of_waiting_threads_holds(where, name):
+def test_the_users_setting_for_waiting_threads_wins(where, name):
     said = {name: "5"}
     made = plan(job(env=said if where == "job" else {}), base_env=said if where == "task" else {})
     assert made.node_env.get("GOMP_SPINCOUNT") == ("5" if (where, name) == ("job", "GOMP_SPINCOUNT") else None)
 
 
 @pytest.mark.parametrize("where", ["task", "job"])
-def test_what_the_user_says_of_gloos_connections_holds(where):
+def test_the_users_setting_for_gloos_connections_wins(where):
     said = {"TORCH_GLOO_LAZY_INIT": "0"}
     asked = job(33, env=said if where == "job" else {})
     made = plan(asked, base_env=said if where == "task" else {}, executors="a" * 33)
@@ -194,36 +169,6 @@ def test_the_interface_is_a_default():
 
 
 @pytest.mark.parametrize(
-    ("environ", "interface", "leave_nccl", "names"),
-    [
-        ({}, "eth1", False, {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
-        ({}, "eth1", True, {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
-        ({"GLOO_SOCKET_IFNAME": "ens5"}, "eth1", False, {"NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
-        ({}, None, False, set()),
-    ],
-)
-def test_what_is_said_of_interfaces(environ, interface, leave_nccl, names):
-    assert set(sockets(environ, interface, leave_nccl)) == names
-
-
-@pytest.mark.parametrize(
-    ("settings", "knows"), [("NCCL_SOCKET_IFNAME=bond0\n", True), ("NCCL_DEBUG=WARN\n", False), (None, False)]
-)
-def test_nccls_own_file_is_left_to_speak(settings, knows, tmp_path):
-    """Variables of the environment would win over it."""
-    path = tmp_path / "nccl.conf"
-    if settings is not None:
-        path.write_text(settings)
-    assert nccl_knows_better({"NCCL_CONF_FILE": str(path)}) == knows
-
-
-@pytest.mark.parametrize(("interfaces", "knows"), [(["lo", "eth0"], False), (["lo", "eth0", "ib0"], True)])
-def test_nccl_chooses_where_there_is_ip_over_infiniband(interfaces, knows, monkeypatch):
-    monkeypatch.setattr("os.listdir", lambda path: {"/sys/class/net": interfaces}[path])
-    assert nccl_knows_better({}) == knows
-
-
-@pytest.mark.parametrize(
     ("name", "value", "base"),
     [
         ("OMP_NUM_THREADS", "2", "9"),
@@ -234,7 +179,7 @@ def test_nccl_chooses_where_there_is_ip_over_infiniband(interfaces, knows, monke
         ("MY_OWN", "x", "y"),
     ],
 )
-def test_env_wins(name, value, base):
+def test_the_users_variables_win(name, value, base):
     assert plan(job(env={name: value}), base_env={name: base}).node_env[name] == value
 
 
@@ -279,114 +224,3 @@ def test_planning_has_no_effect_on_what_it_is_given():
     request = job(env=env)
     assert plan(request, base_env=base) == plan(request, base_env=base)
     assert (env, base) == ({"A": "1"}, {"B": "2"})
-
-
-def with_config(*resolved, **options):
-    return DeepSpeed({}, resolved=ResolvedConfig(*resolved), **options)
-
-
-def deepspeed_plan(request, node_rank=1, folder="/node"):
-    placement = placed(request)
-    site = Site(request, placement.shares(whole=False)[node_rank], {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
-    return Torchrun().plan(site), request.launch.plan(site)
-
-
-def test_the_deepspeed_path_adds_to_torchruns():
-    options = with_config('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), extensions_timeout=60.0)
-    plain, plan = deepspeed_plan(job(launch=options, env={"WANDB_MODE": "offline"}))
-    assert plan.files == {"deepspeed.json": '{"a": 1}', "deepspeed-given.json": '{"a": "auto"}'}
-    assert plan.first is not None and plan.first.arguments == {"names": ("FusedAdamBuilder",), "timeout": 60.0}
-    assert plain.first is None
-    assert plan.node_env == {
-        **plain.node_env,
-        CONFIG_PATH: "/node/deepspeed.json",
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_CONFIG_DS_FIELDS": "none",
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "/node/deepspeed-given.json",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-        "ACCELERATE_MIXED_PRECISION": "bf16",
-    }
-    assert len(plan.rank_env) == len(plain.rank_env)
-    for own, added in zip(plain.rank_env, plan.rank_env):
-        assert added == {**own, "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "1"}
-    assert (plan.node, plan.elsewhere) == (plain.node, ())
-
-
-def test_shared_memory_of_one_node_is_named():
-    request = job(launch=with_config("{}", "{}"))
-    placement = placed(request, executors="aaa")
-    plan = request.launch.plan(Site(request, placement.shares(whole=False)[0], folder="/node"))
-    prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_5000"
-    assert plan.elsewhere == tuple(f"{prefix}_{rank}" for rank in range(3))
-
-
-def test_the_users_environment_wins_on_the_deepspeed_path():
-    env = {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_MIXED_PRECISION": "fp8"}
-    _, plan = deepspeed_plan(job(launch=with_config("{}", "{}"), env=env))
-    assert {name: plan.node_env[name] for name in env} == env
-
-
-@pytest.mark.parametrize(
-    "target",
-    [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1")), Function("train", b"pickled")],
-)
-def test_every_target_gets_deepspeeds_arguments(target):
-    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}")))
-    assert plan.target == dataclasses.replace(
-        target, argv=(*target.argv, "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
-    )
-    assert plan.node_env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "/node/deepspeed-given.json"
-    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}", script_arguments="trainer")))
-    assert plan.target.argv == (*target.argv, "--deepspeed", "/node/deepspeed-given.json")
-    _, plan = deepspeed_plan(job(target=target, launch=DeepSpeed()))
-    assert plan.target.argv == (*target.argv, "--deepspeed")
-    assert not [name for name in plan.node_env if name == CONFIG_PATH or name.startswith("ACCELERATE_")]
-    _, plan = deepspeed_plan(job(target=target, launch=with_config("{}", "{}", script_arguments=False)))
-    assert plan.target == target
-    assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"
-
-
-UNKNOWN = "train.py: error: unrecognized arguments:"
-BATCH = "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu *"
-
-
-HUGGING_FACE = "File transformers/trainer.py\n"
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "told"),
-    [
-        ("deepspeed", "error: argument --deepspeed: expected one argument", 'script_arguments="trainer"'),
-        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "add_config_arguments(parser)"),
-        ("deepspeed", f"{UNKNOWN} --deepspeed --deepspeed_config /n/deepspeed.json", "script_arguments=False"),
-        ("trainer", f"{UNKNOWN} --deepspeed /n/deepspeed-given.json", "script_arguments=False"),
-        ("trainer", f"{UNKNOWN} /n/deepspeed-given.json", 'script_arguments="deepspeed"'),
-        ("deepspeed", "are not used by the HfArgumentParser: ['--deepspeed_config', 'x']", "script_arguments=False"),
-        (False, f"{UNKNOWN} --deepspeed", ""),
-        ("deepspeed", f"{UNKNOWN} --lr", ""),
-        (False, "the following arguments are required: --deepspeed_config", "runtime.deepspeed_config()"),
-        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 8 != 8 * 1 * 2", "pass use_cpu=True"),
-        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "pass use_cpu=True"),
-        (False, f"{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "leave all but one of them out"),
-        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 24 != 8 * 1 * 2", "leave all but one of them"),
-        (False, "ValueError: no", ""),
-    ],
-)
-def test_advice_on_what_scripts_say_under_deepspeed(kind, said, told):
-    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=said)
-    advice = with_config("{}", "{}", script_arguments=kind).advise(failure, job())
-    assert (told in advice) if told else advice == ""
-    assert Torchrun().advise(failure, job()) == ""
-
-
-def test_advice_depends_on_the_run():
-    ranks, told = with_config("{}", "{}", script_arguments=False), "arguments are required: --deepspeed_config"
-    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=told)
-    assert ranks.advise(failure, job(target=Module("train"))) == ""
-    refused = replace(failure, log_tail="error: argument --deepspeed_config: expected one argument")
-    advice = with_config("{}", "{}").advise(refused, job(target=Module("train")))
-    assert "add --deepspeed_config PATH" in advice
-    counted = f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1"
-    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=counted)
-    assert "leave all but one" in ranks.advise(failure, job(num_processes=1))
-    assert "leave all but one" in ranks.advise(failure, job(use_gpu=True))

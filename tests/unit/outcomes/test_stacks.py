@@ -578,3 +578,25 @@ def test_any_texts(texts):
     assert shown.startswith(summary + "\n\nrank")
     assert all(stacks.where(text) in summary for text in texts.values())
     assert all(stacks.trim(text).strip("\n") in shown for text in texts.values() if "0x" not in text)
+
+
+def test_a_rank_that_waits_for_its_threads_is_where_they_are():
+    text = """
+Thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/home/me/train.py", line 6 in prefetch
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x3 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+
+Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown
+  File "/opt/lib/python3.11/site-packages/distributor/rank/process.py", line 400 in _finalize
+"""
+    told = "rank 0: the training code has ended, but a thread is still in wait at train.py:6"
+    assert stacks.summary({0: text}) == told
+    assert (
+        stacks.summary({0: text.replace("/home/me", "/usr/lib/python3.11")})
+        == "rank 0 in _shutdown at threading.py:1590"
+    )

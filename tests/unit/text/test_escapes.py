@@ -32,7 +32,7 @@ COLOURS = ["\x1b[31m", "\x1b[0m", "\x1b[m", "\x1b[1;38;5;208m", "\x1b[38:2::255:
 
 
 @pytest.mark.parametrize(("text", "left"), SEQUENCES)
-def test_sequences_go_with_their_text(text: str, left: str) -> None:
+def test_sequences_are_removed_with_their_text(text: str, left: str) -> None:
     assert escapes.colours(text) == escapes.plain(text) == left
 
 
@@ -73,7 +73,7 @@ def test_a_sequence_that_is_cut_in_two_is_recognised(text: str, left: str) -> No
         assert len(escapes.open_end(first)) <= 64
 
 
-def test_the_end_of_a_text_begins_with_no_half_colour() -> None:
+def test_the_end_of_a_text_cuts_no_colour_in_two() -> None:
     text = "a" * 10 + "\x1b[1;31m" + "b" * 10
     assert {escapes.end_of(text, most) for most in range(10, 17)} == {"b" * 10}
     assert escapes.end_of(text, 17) == "\x1b[1;31m" + "b" * 10

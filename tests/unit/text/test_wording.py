@@ -64,6 +64,6 @@ def test_sizes_that_people_write(text: str, unit: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "g", "-1g", "8 gigs", "1e9"])
-def test_what_is_no_size(text: str) -> None:
+def test_texts_that_are_no_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_memory(text)

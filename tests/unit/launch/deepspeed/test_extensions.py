@@ -53,7 +53,7 @@ def test_one_builds_at_a_time(lock: str) -> None:
     second.release()  # torch does that in an exception handler, too
 
 
-def test_who_builds_says_so_the_first_time(lock: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_build_is_announced(lock: str, capsys: pytest.CaptureFixture[str]) -> None:
     baton = Baton(lock, 1)
     assert baton.try_acquire()
     assert f"building {Path(lock).parent.name} for this node" in capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_waiting_ends_with_the_build(lock: str) -> None:
     assert not waited.is_alive()
 
 
-def test_a_builder_that_was_killed_keeps_nobody(lock: str) -> None:
+def test_a_killed_builder_delays_no_other(lock: str) -> None:
     """torch's own lock is a file, which stays when its owner is killed."""
     builder = hold(lock)
     assert not Baton(lock, 1).try_acquire()
@@ -95,7 +95,7 @@ def test_waiting_has_a_deadline(lock: str, capsys: pytest.CaptureFixture[str]) -
     baton.release()
 
 
-def test_torch_uses_it(lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_uses_our_lock(lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.utils.cpp_extension as tools
 
     monkeypatch.setattr(tools, "FileBaton", tools.FileBaton)
@@ -190,7 +190,7 @@ def test_extensions_are_kept_privately_where_there_is_no_home(tmp_path: Path, mo
         extensions.cache_folder()
 
 
-def test_nowhere_to_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extensions_that_can_be_kept_nowhere_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(extensions, "_private_parent", lambda: str(tmp_path / "file"))
@@ -279,7 +279,7 @@ def test_machines_with_other_gpus_keep_other_extensions_even_of_the_users_own(
     assert getattr(nvml, "users", 0) == 0
 
 
-def test_what_there_is_not_for_a_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_extension_that_a_device_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("torch.utils.cpp_extension.FileBaton", None)
@@ -311,7 +311,7 @@ class Builder:
             raise end
 
 
-def test_what_somebody_did_not_finish_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_build_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch imports what it has waited for, and takes it for built when it is asked again."""
     import torch.utils.cpp_extension as tools
 

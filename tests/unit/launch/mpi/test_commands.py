@@ -25,12 +25,12 @@ def test_each_node_is_told_its_own_command(head: tuple[str, int]) -> None:
     assert [commands.ask(head, KEY, node) for node in (1, 0)] == ["one", "zero"]
 
 
-def test_nobody_without_the_key_is_told_anything(head: tuple[str, int]) -> None:
+def test_commands_are_sent_only_to_owners_of_the_key(head: tuple[str, int]) -> None:
     with pytest.raises(AuthenticationError):
         commands.ask(head, b"a stranger's", 1)
 
 
-def test_strangers_who_say_nothing_or_nonsense_keep_nobody_waiting(head: tuple[str, int]) -> None:
+def test_unauthenticated_connections_delay_no_node(head: tuple[str, int]) -> None:
     with socket.create_connection(head), socket.create_connection(head) as other:
         other.sendall(b"\xff" * 100)
         assert commands.ask(head, KEY, 1) == "one"

@@ -14,7 +14,7 @@ from jobs import make_job
 from distributor.channel.server import ChannelServer
 from distributor.channel.validation import Validation
 from distributor.errors import ResourceError, StartError
-from distributor.launch.tensorflow import TensorFlow
+from distributor.launch.tensorflow.path import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.placing import Placing
 from distributor.values.job import Job, Module

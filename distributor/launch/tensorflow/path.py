@@ -12,12 +12,17 @@ from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import devices
 from distributor.text import wording
-from distributor.values.checks import check_flag
+from distributor.values.checks import check_count, check_flag
 from distributor.values.job import Job
 from distributor.values.launch_path import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Share
-from distributor.values.plan import Plan, Site
+from distributor.values.plan import Call, Plan, Site
+
+_KERAS = (
+    "Keras 3 does not train with strategies of several processes: write the loop with strategy.run, or install "
+    'tf_keras and pass env={"TF_USE_LEGACY_KERAS": "1"}'
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,8 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        servers, evaluator = self.parameter_servers, check_flag("evaluator", self.evaluator)
-        if isinstance(servers, bool) or not isinstance(servers, int) or servers < 0:
-            raise ConfigurationError(f"parameter_servers must be a whole number, at least 0, not {servers!r}")
+        servers = check_count("parameter_servers", self.parameter_servers, least=0)
+        evaluator = check_flag("evaluator", self.evaluator)
         least = servers + evaluator + (2 if servers else 1)
         if num_processes < least:
             kinds = ["a chief", "a worker", f"{servers} parameter server{'s' if servers > 1 else ''}"]
@@ -77,20 +81,17 @@ class TensorFlow(BasePath):
 
     def advise(self, failure: Failure, job: Job) -> str:
         text = f"{failure.message}\n{failure.traceback}"
-        if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1:
-            return (
-                "Keras 3 does not train with strategies of several processes: write the loop with "
-                'strategy.run, or install tf_keras and pass env={"TF_USE_LEGACY_KERAS": "1"}'
-            )
-        return ""
+        return _KERAS if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1 else ""
 
     def plan(self, site: Site) -> Plan:
         plan, node, placement = Torchrun().plan(site), site.node, site.placement
         tasks = self.tasks(placement.world_size)
         cluster = _cluster(tasks, placement)
         use_gpu = site.job.resources.use_gpu
+        refuse = Call("distributor.launch.tensorflow.keras", "refuse_keras_3", {"advice": _KERAS})
         return replace(
             plan,
+            first=refuse if placement.world_size > 1 else None,
             rank_env=tuple(
                 {
                     **env,

@@ -1,0 +1,1 @@
+"""TensorFlow: ``path`` runs on the driver and on nodes, ``keras`` in ranks."""

@@ -1,0 +1,42 @@
+"""What Trainers of frameworks report by themselves, with their own defaults."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distributor.metrics import rank as reports, trainers
+
+STEPS = 5
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0.0, {*range(1, STEPS + 1)}), (3600.0, {1, STEPS})])
+def test_lightning_reports_steps_even_if_the_code_logs_nothing(
+    interval: float, steps: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lightning: Any = pytest.importorskip("pytorch_lightning")
+    call = importlib.import_module("pytorch_lightning.trainer.call")
+    monkeypatch.setattr(call, "_call_callback_hooks", call._call_callback_hooks)  # undone at the end
+    monkeypatch.setattr(trainers, "_INTERVAL", interval)
+    reported: list[Any] = []
+    monkeypatch.setattr(reports, "add", lambda values, step, total: reported.append((step, total)))
+    trainers._watch_steps(call)
+
+    class Silent(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, default_root_dir=tmp_path)
+    trainer.fit(Silent(), torch.utils.data.DataLoader(torch.ones(2 * STEPS, 1)))
+    assert {*reported} == {(step, STEPS) for step in steps}

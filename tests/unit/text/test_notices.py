@@ -1,0 +1,42 @@
+"""Where a warning is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributor.text import notices
+
+
+def without_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the user has not configured logging: pytest adds handlers before each test."""
+    monkeypatch.setattr(notices.logger, "handlers", [notices._handler])
+    monkeypatch.setattr(notices.logger, "propagate", False)
+
+
+def test_a_warning_goes_to_stderr_with_a_prefix_on_each_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_handlers(monkeypatch)
+    notices.logger.warning("one\n%s", "two")
+    assert capsys.readouterr().err == "[distributor] one\n[distributor] two\n"
+
+
+def test_the_newest_display_shows_a_warning_in_place_of_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_handlers(monkeypatch)
+    first, second = list[str](), list[str]()
+    notices.show_on(first.append)
+    notices.show_on(second.append)
+    notices.logger.warning("both are shown")
+    notices.leave(second.append)
+    notices.logger.warning("one is shown")
+    notices.leave(first.append)
+    assert (first, second, capsys.readouterr().err) == (["one is shown"], ["both are shown"], "")
+
+
+def test_a_user_who_has_configured_logging_gets_it_there_only(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    notices.logger.warning("handled")
+    assert (capsys.readouterr().err, caplog.messages) == ("", ["handled"])
