@@ -9,12 +9,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
-from distributor.checkpoint.records import folder_name
+from distributor.checkpoint.records import Manifest, folder_name
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import Storage, open_storage
 from distributor.text import notices
@@ -26,6 +27,25 @@ if TYPE_CHECKING:
     from distributor.checkpoint.memory.memory import Memory
 
 _log = notices.logger
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        step: the step of the training.
+        path: the folder that holds its files, on this machine.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
+            whose last value is not finite is missing.
+    """
+
+    step: int
+    path: Path
+    metrics: Mapping[str, float]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
 
 class Session:
@@ -81,6 +101,15 @@ class Session:
             self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
+
+    def folder_here(self, folder: str) -> Path:
+        """Return where the files of a checkpoint are on this machine; those from a URL, once they are downloaded."""
+        if self.storage.root is not None:
+            return self.storage.root / folder
+        return Path(self.settings.staging or self.staging) / "checkpoints" / folder
+
+    def checkpoint(self, manifest: Manifest) -> Checkpoint:
+        return Checkpoint(manifest.step, self.folder_here(manifest.folder), dict(manifest.metrics))
 
     def check_fence(self) -> None:
         """Raise an OSError unless this run still has its ``name=``, and this is the run's newest job."""

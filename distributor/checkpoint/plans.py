@@ -197,7 +197,12 @@ class _MeasuredFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with MeasuredFile(Path(path), os.path.relpath(path, self._folder)) as file:
-            yield cast("io.IOBase", file)
+            try:
+                yield cast("io.IOBase", file)
+            except Exception:  # torch's error does not say why
+                if file.error is None:
+                    raise
+                raise file.error from None
         self.shards.append(file.shard)
 
 
