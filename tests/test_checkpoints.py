@@ -374,7 +374,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
     assert distributor.run(checkpointed.write_files, 8, {0: "same", 1: "same"}) == (8, {"same": "same"})
     assert checkpointed.committed(tmp_path) == [8, 7]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
-        *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json")
+        *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json", "lease-0.json", "lease-1.json")
     }
 
 
