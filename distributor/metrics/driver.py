@@ -107,9 +107,9 @@ class Reports:
                 self._note_step(record.attempt, record.step, record.time)
                 self.last_committed, self.unsaved = record, None
                 self._add_news(record)
-            case Unsaved():
+            case Unsaved() if rank == 0:
                 self.unsaved = record
-            case Resumed() if record.attempt < self._attempts:
+            case Resumed() if rank == 0 and self._attempt_resumed < record.attempt < self._attempts:
                 self.resumed = record
                 return [record]
             case Spent() if rank == 0:
@@ -119,6 +119,10 @@ class Reports:
             case Report() if record.attempt < self._attempts:
                 self._add_report(rank, record, len(line))
         return []
+
+    @property
+    def _attempt_resumed(self) -> int:
+        return -1 if self.resumed is None else self.resumed.attempt
 
     def _add_report(self, rank: int, report: Report, length: int) -> None:
         if report.attempt > self._attempt:

@@ -34,7 +34,7 @@ from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState
 from distributor.run.submission import Resize, Submission
 from distributor.schedulers.base import Scheduler
-from distributor.text import notices
+from distributor.text import escapes, notices
 from distributor.values import messages
 from distributor.values.job import Job, Status
 from distributor.values.messages import Dump, Message, Offset
@@ -132,7 +132,7 @@ class Supervisor:
         if unsaved is None:
             return []
         kept = "no checkpoint" if last is None else f"the checkpoint of step {last.step}, {last.path}, as its last one"
-        return [f"the last save failed, at step {unsaved.step}, so the run leaves {kept}: {unsaved.why}"]
+        return [f"the last save failed, at step {unsaved.step}, so the run leaves {kept}: {escapes.plain(unsaved.why)}"]
 
     def _run_job(self, submitted: float, output_sink: OutputSink | None, channels: ExitStack) -> Verdict:
         submission = self.submission
@@ -377,7 +377,7 @@ class Supervisor:
             return
         for text in self.reports.take(log):
             if isinstance(text, Resumed):
-                notices.inform(f"run {self._job.label}: {text}")
+                notices.inform(f"run {self._job.label}: {escapes.plain(str(text))}")
             else:
                 _log.warning("run %s: %s", self._job.label, text)
 
