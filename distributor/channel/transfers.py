@@ -33,7 +33,7 @@ class FileSink(Protocol):
     async def give(self, writer: asyncio.StreamWriter) -> None:
         """Send a node the files in the driver's ``output_dir``."""
 
-    async def delete(self, told: Delete, node: int, writer: asyncio.StreamWriter) -> None:
+    async def delete(self, request: Delete, node: int, writer: asyncio.StreamWriter) -> None:
         """Record that ranks have removed a file, and answer."""
 
 

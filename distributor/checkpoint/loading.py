@@ -169,8 +169,8 @@ class _Call:
         """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
         self._count += 1
         key, exchange = f"{self.key}/{self._count}", self.session.exchange
-        told = exchange.gather(key, own, _WHAT, patient=patient)
-        return exchange.share(key, answer(told) if exchange.rank == 0 else [], _WHAT, patient=patient)
+        values = exchange.gather(key, own, _WHAT, patient=patient)
+        return exchange.share(key, answer(values) if exchange.rank == 0 else [], _WHAT, patient=patient)
 
     def tell(self, passed: Mapping[str, OSError], what: str) -> None:
         if self.session.exchange.rank == 0:
@@ -195,7 +195,7 @@ class _Call:
         own = b""
         if isinstance(found, OSError):
             own = json.dumps([isinstance(found, DamagedError), f"{found}{self._who}"]).encode()
-        answer = self.ask(own, lambda told: [next(filter(None, told), b"")], patient=True)  # reading may take long
+        answer = self.ask(own, lambda errors: [next(filter(None, errors), b"")], patient=True)  # reading may take long
         if not answer:
             return found
         is_damaged, text = json.loads(answer)

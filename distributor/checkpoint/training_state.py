@@ -152,17 +152,17 @@ def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> l
 
 
 def _add_optimizer(state: TrainingState, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
-    told = optimizer.state_dict()
+    saved = optimizer.state_dict()
     by_number = [name for group in names for name in group]
     others: dict[str, Any] = {}
-    for number, values in told["state"].items():
+    for number, values in saved["state"].items():
         for key, value in values.items():
             full = f"state.{by_number[number]}.{key}"
             if isinstance(value, torch.Tensor):
                 state.tensors[f"{entry}.{full}"] = value.detach()
             else:
                 others[full] = value
-    groups = [{**group, "params": own} for group, own in zip(told["param_groups"], names, strict=True)]
+    groups = [{**group, "params": own} for group, own in zip(saved["param_groups"], names, strict=True)]
     state.objects[entry] = {"param_groups": groups, "state": others}
 
 
@@ -352,14 +352,14 @@ def _restore_module(entry: str, module: torch.nn.Module, read: TrainingState) ->
 def _restore_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: TrainingState
 ) -> None:
-    told = read.objects.get(entry)
-    if told is None:
+    saved = read.objects.get(entry)
+    if saved is None:
         raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}: leave it out of state")
-    groups, by_name = _groups(entry, optimizer, names, told["param_groups"])
+    groups, by_name = _groups(entry, optimizer, names, saved["param_groups"])
     state: dict[int, dict[str, Any]] = {}
     start = f"{entry}.state."
     tensors = {full.removeprefix(start): value for full, value in read.tensors.items() if full.startswith(start)}
-    others = {full.removeprefix("state."): value for full, value in told["state"].items()}
+    others = {full.removeprefix("state."): value for full, value in saved["state"].items()}
     for full, value in {**tensors, **others}.items():
         name, _, key = full.rpartition(".")
         if name in by_name:
