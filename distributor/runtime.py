@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed.path import CONFIG_PATH
@@ -29,8 +29,8 @@ from distributor.metrics import rank as reports
 from distributor.stopping import rank as stopping
 
 if TYPE_CHECKING:
+    from distributor.checkpoint.context import Checkpoint
     from distributor.checkpoint.exchange import Exchange
-    from distributor.checkpoint.loading import Checkpoint
 
 
 def rank() -> int:
@@ -168,13 +168,28 @@ def should_stop(step: int) -> bool:
     return stopping.should_stop(step)
 
 
-def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
+@overload
+def save_checkpoint(
+    state: Mapping[str, Any], step: int, *, wait: Literal[True], weights_only: bool = True
+) -> Checkpoint: ...
+
+
+@overload
+def save_checkpoint(
+    state: Mapping[str, Any], step: int, *, wait: bool = False, weights_only: bool = True
+) -> Checkpoint | None: ...
+
+
+def save_checkpoint(
+    state: Mapping[str, Any], step: int, *, wait: bool = False, weights_only: bool = True
+) -> Checkpoint | None:
     """Save the state of the training as a checkpoint. All ranks must call this function together, with the same step.
 
     The function copies the state and returns. A thread then writes the copies while training goes on. The next save,
     and the end of the rank, wait for this thread. The checkpoint is committed once all ranks have written their parts:
     from then on it counts as complete, and can be loaded; see ``docs/checkpoints.md``. If the checkpoint cannot be
-    written, rank 0 logs a warning, training goes on, and earlier checkpoints stay.
+    written, rank 0 logs a warning, training goes on, and earlier checkpoints stay. So does the driver at the run's end,
+    if no later save has succeeded.
 
     Args:
         state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
@@ -183,14 +198,21 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             the split tensors, and rank 0 saves the tensors that every rank has in full. Each rank saves its own values
             of all other entries.
         step: the step of the training.
-        wait: return only after the checkpoint is committed or has failed.
+        wait: return only after the checkpoint is committed; raise an error if it cannot be.
+        weights_only: refuse objects whose loading may run code (default), as ``load_checkpoint`` does. NumPy's numbers
+            become Python's.
+
+    Returns:
+        With ``wait``, the committed checkpoint. Files from a URL are in its ``path`` once ``latest_checkpoint()`` has
+        downloaded them.
 
     Raises:
         ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
             functions in the same order, ``step`` is not a whole number of at least 0, the name of an entry is not
             allowed, a module uses FullyShardedDataParallel, the first save finds that a parameter that is not split
-            differs between ranks (it compares some values of each), or several ranks outside a run have not called
-            ``init_process_group``.
+            differs between ranks (it compares some values of each), or holds objects that ``weights_only`` refuses, or
+            several ranks outside a run have not called ``init_process_group``.
+        OSError: with ``wait``, the checkpoint could not be written: on all ranks, with the reason.
         AttributeError, TypeError, pickle.PicklingError: a value in ``state`` cannot be pickled.
         RuntimeError: another rank has failed in this call; that rank's exception says why.
 
@@ -200,7 +222,7 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     from distributor.checkpoint.saving import save_checkpoint as save
 
     with reports.spending("saving"):
-        save(state, step, wait=wait)
+        return save(state, step, wait=wait, weights_only=weights_only)
 
 
 def load_checkpoint(

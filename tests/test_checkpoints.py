@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -374,7 +374,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
     assert distributor.run(checkpointed.write_files, 8, {0: "same", 1: "same"}) == (8, {"same": "same"})
     assert checkpointed.committed(tmp_path) == [8, 7]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
-        *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json")
+        *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json", "lease-0.json", "lease-1.json")
     }
 
 
@@ -498,7 +498,8 @@ def break_one_rank(what: str) -> int | None:
     if runtime.rank() == 1:
         plans.write = shards.found_in = fail
     if what == "save_checkpoint":
-        runtime.save_checkpoint({"model": torch.nn.Flatten(), "value": 2}, 2, wait=True)
+        with pytest.raises(OSError, match=r"nothing was saved: RuntimeError: PytorchStreamWriter failed \(rank 1\)"):
+            runtime.save_checkpoint({"model": torch.nn.Flatten(), "value": 2}, 2, wait=True)
     else:
         with runtime.checkpoint_folder(2) as folder:
             (folder / str(runtime.rank())).touch()
@@ -611,8 +612,12 @@ def load_into(kind: str) -> None:
         runtime.save_checkpoint([model], 1)  # type: ignore[arg-type]
     elif kind == "entry":
         runtime.save_checkpoint({"#x": 1}, 1)
+    elif kind == "class":
+        runtime.load_checkpoint({"model": model, "optimizer": torch.optim.Adam(model.parameters())})
+    elif kind == "refused":
+        runtime.save_checkpoint({"value": checkpointed.digits}, 4)
     elif kind == "code":
-        runtime.save_checkpoint({"value": checkpointed.digits}, 4, wait=True)
+        runtime.save_checkpoint({"value": checkpointed.digits}, 4, wait=True, weights_only=False)
         state: dict[str, Any] = {"value": 0}
         assert runtime.load_checkpoint(state, weights_only=False) == 4
         assert callable(state["value"])
@@ -644,6 +649,8 @@ def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, tmp_path: 
         "name": "the checkpoint has no 'net.weight', 'net.bias': it was saved from another model",
         "parameters": "the optimizer 'optimizer' had other parameters when the checkpoint was saved",
         "optimizer": "the checkpoint has no optimizer 'adam'",
+        "class": "'optimizer' was saved with dampening, momentum, nesterov, in place of which Adam has amsgrad, betas",
+        "refused": "load_checkpoint would refuse this state, .*pass weights_only=False to both functions. Torch says:",
         "step": "save_checkpoint: step must be a whole number of at least 0, not -1",
         "state": "save_checkpoint: state must be a dict such as .*, not list",
         "entry": "names of entries must be strings without a leading #, not '#x'",
@@ -781,7 +788,7 @@ def test_a_load_that_fails_in_one_rank_fails_in_all(make_local: Make, tmp_path: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
-@pytest.mark.parametrize("call", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", ["module", "value", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
 def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Path) -> None:
     """What was saved before stays, and the next save that fits is committed."""
 
@@ -792,8 +799,12 @@ def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Pat
 
         found = []
         for step, size in ((1, 1 << 18), (2, 1 << 24), (3, 1 << 18)):
-            if call == "save_checkpoint":
-                runtime.save_checkpoint({"value": torch.zeros(size // 4)}, step, wait=True)
+            if call != "checkpoint_folder":
+                value = torch.nn.ParameterList([torch.zeros(size // 4)]) if call == "module" else torch.zeros(size // 4)
+                full = rf"nothing was saved: the disk of {folder} is full: this rank has to write 16(.0)? MiB"
+                with pytest.raises(OSError, match=full) if step == 2 else nullcontext():
+                    saved = runtime.save_checkpoint({"value": value}, step, wait=True)
+                    assert (saved.step, saved.path.parent) == (step, Path(folder))
             else:
                 try:
                     with runtime.checkpoint_folder(step) as path:
@@ -813,6 +824,41 @@ def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Pat
         assert len([name for name in os.listdir(place) if name.startswith("step-")]) == 2
 
 
+def fail_in_the_last_save() -> int | None:
+    """Where the run begins; its second save fails in its thread."""
+    from distributor import runtime
+    from distributor.checkpoint import shards
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    begun = runtime.load_checkpoint({"value": 0})
+    runtime.save_checkpoint({"value": 1}, 1)
+    runtime.latest_checkpoint()
+    shards.measured = fail
+    runtime.save_checkpoint({"value": 2}, 2)
+    return begun
+
+
+def test_a_run_says_where_it_begins_and_whether_its_last_save_failed(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    first = make_local(2, checkpoints=tmp_path).submit(fail_in_the_last_save)
+    assert first.results(watch.DEADLINE) == [None, None]
+    assert first.resumed_from is None
+    assert f"run {first.id}: no checkpoint in {tmp_path}: begins at step 0" in caplog.text
+    left = rf"the last save failed, at step 2, so the run leaves the checkpoint of step 1, {tmp_path}/step-1-\S+, as"
+    assert re.search(rf"run {first.id}: {left} its last one: .*the disk is broken \(rank 0", caplog.text)
+    run = make_local(2, checkpoints=tmp_path).submit(fail_in_the_last_save)
+    assert run.results(watch.DEADLINE) == [1, 1]
+    assert run.resumed_from is not None
+    assert (run.resumed_from.step, run.resumed_from.attempt) == (1, 0)
+    assert re.search(
+        rf"run {run.id}: continues from step 1 of {tmp_path}/step-1-\S+, saved at \d{{4}}-\d\d-\d\d \d\d:", caplog.text
+    )
+
+
 def save_without_room_for_files() -> list[int | None]:
     """Rank 1's node has no room for the files that it would upload in the first save."""
     import torch
@@ -827,7 +873,8 @@ def save_without_room_for_files() -> list[int | None]:
     for step in (1, 2):
         if runtime.rank() == 1:  # torch makes folders too
             context.tempfile = SimpleNamespace(mkdtemp=fail) if step == 1 else tempfile  # type: ignore[assignment]
-        runtime.save_checkpoint({"value": torch.full((2,), step)}, step, wait=True)
+        with pytest.raises(OSError, match="no room") if step == 1 else nullcontext():
+            runtime.save_checkpoint({"value": torch.full((2,), step)}, step, wait=True)
         last = runtime.latest_checkpoint()
         found.append(last.step if last is not None else None)
     return found
@@ -863,7 +910,8 @@ def train_at_a_store() -> list[Any]:
         runtime.save_checkpoint({"model": model}, step, wait=True)
     found: list[Any] = [runtime.load_checkpoint({"model": model}), model.weight[0, 0].item()]
     stores.BEFORE[:] = [stores.fail_every(1)]
-    runtime.save_checkpoint({"model": model}, 4, wait=True)  # a failed upload ends no training
+    with pytest.raises(OSError, match="503 Slow Down"):
+        runtime.save_checkpoint({"model": model}, 4, wait=True)
     stores.BEFORE.clear()
     last = runtime.latest_checkpoint()
     assert last is not None

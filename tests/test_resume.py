@@ -121,8 +121,8 @@ def test_ranks_commit_nothing_once_the_name_is_lost(make_local: Make, tmp_path: 
     assert checkpointed.committed(tmp_path / "digits" / "1") == [1]
 
 
-def save_after_a_loss(folder: str) -> None:
-    """Saves, gives the name to another run, and saves again."""
+def save_after_a_loss(folder: str, name: str = "digits") -> None:
+    """Saves, gives the name or folder to another run, and saves again."""
     from dataclasses import replace
 
     from distributor import runtime
@@ -131,7 +131,7 @@ def save_after_a_loss(folder: str) -> None:
     from distributor.values.sealed import seal
 
     runtime.save_checkpoint({"value": 1}, 1, wait=True)
-    place = Folder(Path(folder, "digits"))
+    place = Folder(Path(folder, name))
     found = lease_record.find(place.read)
     assert found is not None and found.holder is not None
     taken = replace(found, sequence=found.sequence + 1000, run="z9", holder=replace(found.holder, run="z9"))
@@ -236,6 +236,27 @@ def test_two_runs_of_one_name_at_once(tmp_path: Path) -> None:
         second.result(watch.DEADLINE)
     (tmp_path / "go").touch()
     assert first.result(watch.DEADLINE) is None
+
+
+def test_two_runs_in_one_folder_of_checkpoints(tmp_path: Path) -> None:
+    """The second is refused while the first is alive, and goes on from its checkpoint afterwards."""
+    distributor = Distributor(1, True, False, checkpoints=tmp_path)
+    first = distributor.submit(wait_for, str(tmp_path / "go"))
+    watch.until(lambda: first.status is Status.RUNNING)
+    with pytest.raises(StartError, match=rf"the folder '{tmp_path}' for checkpoints is held by run {first.id} of"):
+        distributor.run(count, 2)
+    (tmp_path / "go").touch()
+    assert first.result(watch.DEADLINE) is None
+    assert distributor.run(count, 2) == (0, 3)
+    assert distributor.run(count, 3) == (2, 6)
+
+
+def test_ranks_commit_nothing_in_a_folder_that_another_run_holds(tmp_path: Path) -> None:
+    run = Distributor(1, True, False, checkpoints=tmp_path, grace_period=1.0).submit(
+        save_after_a_loss, str(tmp_path), ""
+    )
+    assert run.wait(watch.DEADLINE)
+    assert checkpointed.committed(tmp_path) == [1]
 
 
 def wait_for(path: str) -> None:

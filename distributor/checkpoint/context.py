@@ -9,12 +9,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
-from distributor.checkpoint.records import folder_name
+from distributor.checkpoint.records import Manifest, folder_name
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import Storage, open_storage
 from distributor.metrics import rank as reports
@@ -29,13 +30,34 @@ if TYPE_CHECKING:
 NO_PLACE = "{}: this run has no place for checkpoints: pass Distributor(checkpoints=...)"
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        step: the step of the training.
+        path: the folder that holds its files, on this machine.
+        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
+            whose last value is not finite is missing.
+    """
+
+    step: int
+    path: Path
+    metrics: Mapping[str, float]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
 class Session:
     """What a process uses to save and load checkpoints: their place, and access to the other ranks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.storage: Storage = open_storage(settings.checkpoints.dir)
-        self.catalog = Catalog(self.storage, settings.checkpoints, sole=settings.fence is not None)
+        self.catalog = Catalog(
+            self.storage, settings.checkpoints, sole=settings.fence is not None and settings.fence.is_named
+        )
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
         self.unfinished: list[str] = []  # on rank 0, folders of saves in which a rank has failed, to be removed
         self.memory: Memory | None = None  # the rank's states in memory; None until they are needed
@@ -89,24 +111,34 @@ class Session:
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
 
+    def folder_here(self, folder: str) -> Path:
+        """Return where the files of a checkpoint are on this machine; those from a URL, once they are downloaded."""
+        if self.storage.root is not None:
+            return self.storage.root / folder
+        return Path(self.settings.staging or self.staging) / "checkpoints" / folder
+
+    def checkpoint(self, manifest: Manifest) -> Checkpoint:
+        return Checkpoint(manifest.step, self.folder_here(manifest.folder), dict(manifest.metrics))
+
     def check_fence(self) -> None:
-        """Raise an OSError unless this run still has its ``name=``, and this is the run's newest job."""
+        """Raise an OSError unless this run still has its name or folder, and this is the run's newest job."""
         fence = self.settings.fence
-        if fence is None:
+        record = None if fence is None else lease_record.find(open_storage(fence.place).read)
+        if fence is None or (not fence.is_named and (record is None or record.holder is None)):
             return
-        found = lease_record.find(open_storage(fence.place).read)
-        if found is None:
+        if record is None:
             raise OSError(
                 f"{fence.place!r} has no record of this run's name, although the driver has written one there: the "
                 "driver must see the same folder as the ranks. Pass a URL as checkpoints=, or omit name="
             )
-        if found.run != fence.run:
+        if record.run != fence.run:
+            thing = "name" if fence.is_named else "folder for checkpoints"
             raise OSError(
-                f"{found.holder or f'run {found.run}'} has taken the name of this run: this run can commit no further "
-                "checkpoints"
+                f"{record.holder or f'run {record.run}'} has taken the {thing} of this run: this run can commit no "
+                "further checkpoints"
             )
-        if found.attempt != fence.attempt:
-            raise OSError(f"attempt {found.attempt} of this run has begun: earlier attempts can commit no checkpoints")
+        if record.attempt != fence.attempt:
+            raise OSError(f"attempt {record.attempt} of this run has begun: earlier attempts can commit no checkpoints")
 
     def save_later(self, save: Callable[[], None]) -> None:
         """Call ``save`` in a thread, once the previous save has ended. The process does not end before the thread."""

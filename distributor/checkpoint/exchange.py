@@ -95,13 +95,13 @@ class Exchange:
     def _receive(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
         """Return another rank's value on rank 0. If there is none, make all ranks raise the same error."""
         try:
-            told = self._take(f"{key}/{rank}", rank, what, patient=patient)
+            message = self._take(f"{key}/{rank}", rank, what, patient=patient)
         except ConfigurationError as error:
             self.refuse(key, str(error))
-        if told[:1] == _FAILED:
-            self._send(key, [told])
-            raise RuntimeError(told[1:].decode())
-        call, _, value = told[1:].partition(b"\0")
+        if message[:1] == _FAILED:
+            self._send(key, [message])
+            raise RuntimeError(message[1:].decode())
+        call, _, value = message[1:].partition(b"\0")
         if call != what.encode():
             self.refuse(
                 key,
@@ -115,8 +115,8 @@ class Exchange:
         if self._store is None:
             return values[0]
         if self.rank > 0:
-            told = self._take(f"{key}/for-{self.rank}", 0, what, patient=patient)
-            kind, value = told[:1], told[1:]
+            message = self._take(f"{key}/for-{self.rank}", 0, what, patient=patient)
+            kind, value = message[:1], message[1:]
             if kind == _REFUSED:
                 raise ConfigurationError(value.decode())
             if kind == _FAILED:
@@ -139,8 +139,8 @@ class Exchange:
         except BaseException as error:
             # Lines of code come before the text of a SyntaxError, and notes come after the text of any error.
             text = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
-            told = text.partition("\n")[0][:_LONGEST]
-            self.fail(call, f"{what}: {who([self.rank])} failed {where} ({told}); {_SEE}")
+            reason = text.partition("\n")[0][:_LONGEST]
+            self.fail(call, f"{what}: {who([self.rank])} failed {where} ({reason}); {_SEE}")
             raise
 
     def fail(self, call: str, why: str) -> None:
@@ -191,7 +191,7 @@ class Exchange:
     def _await(self, key: str, rank: int, what: str, *, patient: bool) -> bool:
         """Wait for a rank's message; ``False`` if the rank has failed instead."""
         assert self._store is not None
-        start, told, pause = time.monotonic(), False, _LOOK / 100
+        start, warned, pause = time.monotonic(), False, _LOOK / 100
         has_failed = has_ended = False
         while not self._store.check([key]):
             if has_failed:
@@ -203,8 +203,8 @@ class Exchange:
                 raise ConfigurationError(
                     f"every rank must call {what}, but {who([rank])} did not call it within {waited:.0f} s"
                 )
-            if waited > (TELL_PATIENTLY_AFTER if patient else TELL_AFTER) and not told:
-                told = True
+            if waited > (TELL_PATIENTLY_AFTER if patient else TELL_AFTER) and not warned:
+                warned = True
                 why = _PATIENTLY if patient else "every rank must call it"
                 _log.warning("%s waits for %s: %s", what, who([rank]), why)
             time.sleep(pause)  # the store's own wait writes two lines to stderr whenever its time-out passes
@@ -247,11 +247,11 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
             f"{what} needs a process group, since all {world_size} ranks take part in it: call "
             "torch.distributed.init_process_group() first"
         )
-    told: list[Any] = [token]
-    dist.broadcast_object_list(told, src=0, device=group.device())
+    tokens: list[Any] = [token]
+    dist.broadcast_object_list(tokens, src=0, device=group.device())
     store: Any = dist.distributed_c10d._get_default_store()
     store = store.clone()  # a connection of its own: a waiting thread blocks a connection for all others
-    return _exchange(store, rank, world_size, told[0]), told[0]
+    return _exchange(store, rank, world_size, tokens[0]), tokens[0]
 
 
 def _client(address: str, port: int) -> Any:

@@ -80,7 +80,7 @@ def _commit(session: Session, save: Save, own: Path, part: Part) -> None:
     mine = shards.divide([{each.name: each for each in part.shards} for part in parts], save.what)
     files = mine[session.exchange.rank]
     problem = next((each.problem for each in parts if each.problem), None) or _publish(session, save, own, files)
-    publishing.conclude(session, save, Part(files, problem=problem))
+    publishing.warn_unless_saved(session, save, publishing.conclude(session, save, Part(files, problem=problem)))
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:

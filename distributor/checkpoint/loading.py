@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from distributor.checkpoint import pickles, places, shards, training_state as states
-from distributor.checkpoint.context import Session, current, has_place, in_run
+from distributor.checkpoint.context import Checkpoint, Session, current, has_place, in_run
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
 from distributor.checkpoint.memory.states import InMemory, Offer, choose, is_newer
 from distributor.checkpoint.records import Manifest, Shard, described
@@ -33,25 +33,6 @@ from distributor.values.sealed import DamagedError
 _WHAT = "load_checkpoint"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A committed checkpoint.
-
-    Attributes:
-        step: the step of the training.
-        path: the folder that holds its files, on this machine.
-        metrics: the last value of each metric that rank 0 reported before the save, by the metric's name. A metric
-            whose last value is not finite is missing.
-    """
-
-    step: int
-    path: Path
-    metrics: Mapping[str, float]
-
-    def __fspath__(self) -> str:
-        return str(self.path)
 
 
 def latest_checkpoint() -> Checkpoint | None:
@@ -119,18 +100,10 @@ def _tell_passed(call: str, passed: Mapping[str, OSError], what: str) -> None:
 
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
     """Return a checkpoint for the user. If it is kept at a URL, download its files to this machine."""
-    path = _folder(session, manifest)
     if session.storage.root is None:
         for shard in manifest.shards:
             _fetch(session, manifest, shard)
-    return Checkpoint(manifest.step, path, dict(manifest.metrics))
-
-
-def _folder(session: Session, manifest: Manifest) -> Path:
-    root = session.storage.root
-    if root is not None:
-        return root / manifest.folder
-    return Path(session.settings.staging or session.staging) / "checkpoints" / manifest.folder
+    return session.checkpoint(manifest)
 
 
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
@@ -139,15 +112,16 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     If checkpoints are kept at a URL, the first rank of the node that needs the shard downloads it. Outside a run, each
     process downloads it for itself.
     """
-    target = _folder(session, manifest) / shard.name
+    folder = session.folder_here(manifest.folder)
+    target = folder / shard.name
     if session.storage.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(os.fsencode(shard.name)).hexdigest()[:16]  # a path may be longer than a file's name may be
     beside = f"{manifest.folder}-{digest}"  # outside the folder, where any name may be a shard's
-    with locked(_folder(session, manifest).with_name(f"{beside}.lock")):
+    with locked(folder.with_name(f"{beside}.lock")):
         if not target.exists():
-            part = _folder(session, manifest).with_name(f"{beside}.part")
+            part = folder.with_name(f"{beside}.part")
             try:
                 session.storage.get(f"{manifest.folder}/{shard.name}", str(part))
             except OSError as error:
@@ -184,6 +158,7 @@ def load_checkpoint(
             if isinstance(found, TrainingState):
                 states.restore(state, found)
                 call.ask(b"", lambda _: [b""], patient=True)  # no rank goes on unless all have loaded their state
+                call.resume(chosen)
                 return chosen.step
             passed[name] = found
             memory = memory if isinstance(chosen, Manifest) else None  # a committed checkpoint is loaded instead
@@ -193,6 +168,7 @@ def load_checkpoint(
             raise ConfigurationError(f"{_WHAT}: there is no checkpoint{metric} in {place!r} that can be loaded")
         if session.exchange.rank == 0 and not passed and (runs := places.named_runs(session.settings.checkpoints.dir)):
             reports.warn(f"{_WHAT}: there is no checkpoint in {session.settings.checkpoints.dir!r}{runs}")
+        call.resume(None)
         return None
 
 
@@ -221,12 +197,22 @@ class _Call:
         """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
         self._count += 1
         key, exchange = f"{self.key}/{self._count}", self.session.exchange
-        told = exchange.gather(key, own, _WHAT, patient=patient)
-        return exchange.share(key, answer(told) if exchange.rank == 0 else [], _WHAT, patient=patient)
+        values = exchange.gather(key, own, _WHAT, patient=patient)
+        return exchange.share(key, answer(values) if exchange.rank == 0 else [], _WHAT, patient=patient)
 
     def tell(self, passed: Mapping[str, OSError], what: str) -> None:
         if self.session.exchange.rank == 0:
             _tell_passed(_WHAT, passed, what)
+
+    def resume(self, chosen: Manifest | InMemory | None) -> None:
+        """Say on rank 0 from where training continues."""
+        where = self.session.settings.checkpoints.dir
+        if self.session.exchange.rank > 0:
+            return
+        if isinstance(chosen, Manifest):
+            reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time)
+        else:
+            reports.resumed(*((None, where) if chosen is None else (chosen.step, "the nodes' memory")))
 
     def attempt(self, read: Callable[[], T]) -> T | OSError:
         """Return what ``read`` returns; the same error on all ranks if it raises an ``OSError`` on any."""
@@ -237,7 +223,7 @@ class _Call:
         own = b""
         if isinstance(found, OSError):
             own = json.dumps([isinstance(found, DamagedError), f"{found}{self._who}"]).encode()
-        answer = self.ask(own, lambda told: [next(filter(None, told), b"")], patient=True)  # reading may take long
+        answer = self.ask(own, lambda errors: [next(filter(None, errors), b"")], patient=True)  # reading may take long
         if not answer:
             return found
         is_damaged, text = json.loads(answer)
@@ -364,6 +350,6 @@ class _Loading:
         plan = planner.finish_plan(planner.create_local_plan())
         for name in sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items}):
             _fetch(self._session, self._manifest, self._shards[name])
-        reader = FileSystemReader(_folder(self._session, self._manifest))
+        reader = FileSystemReader(self._session.folder_here(self._manifest.folder))
         reader.set_up_storage_reader(metadata, is_coordinator=False)
         reader.read_data(plan, planner).wait()

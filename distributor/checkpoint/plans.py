@@ -38,7 +38,7 @@ class Planner:
     def __init__(self, exchange: Exchange, seat: Seat = Seat()) -> None:  # noqa: B008  # it is immutable
         self._exchange = exchange
         self._seat = seat
-        self._told = b""  # the plan that this rank last sent to rank 0
+        self._sent = b""  # the plan that this rank last sent to rank 0
         self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size  # on rank 0, of all ranks
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Planner:
 
     def is_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Return whether the plan for these tensors is the one that this rank last sent to rank 0."""
-        return self._final is not None and _local(tensors) == self._told
+        return self._final is not None and _local(tensors) == self._sent
 
     @property
     def names(self) -> frozenset[str]:
@@ -83,30 +83,30 @@ class Planner:
         ConfigurationError.
         """
         key, own = f"{key}/1", _local(tensors)
-        value = b"" if own == self._told else pickles.dumps((own, samples, astuple(self._seat)))
-        self._told = b""  # if the exchange fails, it is not known which plan rank 0 has
-        told = self._exchange.gather(key, value, what)
+        value = b"" if own == self._sent else pickles.dumps((own, samples, astuple(self._seat)))
+        self._sent = b""  # if the exchange fails, it is not known which plan rank 0 has
+        plans = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
         if self._exchange.rank == 0:
             try:
-                finals = self._plan([pickles.loads(each) if each else None for each in told])
+                finals = self._plan([pickles.loads(each) if each else None for each in plans])
             except ValueError as error:
                 self._exchange.refuse(key, f"{what}: {error}")
         final = self._exchange.share(key, finals, what)
-        self._told = own
+        self._sent = own
         if final:
             self._final, self._left_out, self._omitted, peer = pickles.loads(final)
             self._peer = None if peer is None else Seat(*peer)
         assert self._final is not None
         return self._final
 
-    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
+    def _plan(self, sent: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
         """On rank 0, return each rank's final plan, left_out, omitted and peer; empty texts if no plan has changed."""
-        if not any(told):
-            return [b""] * len(told)
-        _compare([each[1] for each in told if each is not None])
+        if not any(sent):
+            return [b""] * len(sent)
+        _compare([each[1] for each in sent if each is not None])
         self._all = [
-            known if new is None else (new[0], Seat(*new[2])) for new, known in zip(told, self._all, strict=True)
+            known if new is None else (new[0], Seat(*new[2])) for new, known in zip(sent, self._all, strict=True)
         ]
         plans, seats = [pickles.loads(plan) for plan, _ in self._all], [seat for _, seat in self._all]
         left_out, omitted = _known_elsewhere(plans, [seat.folder for seat in seats])
@@ -197,7 +197,12 @@ class _MeasuredFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with MeasuredFile(Path(path), os.path.relpath(path, self._folder)) as file:
-            yield cast("io.IOBase", file)
+            try:
+                yield cast("io.IOBase", file)
+            except Exception:  # torch's error does not say why
+                if file.error is None:
+                    raise
+                raise file.error from None
         self.shards.append(file.shard)
 
 

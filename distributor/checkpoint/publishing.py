@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from distributor.checkpoint.catalog import Draft
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.records import Shard
+from distributor.checkpoint.records import Manifest, Shard
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
 from distributor.text import notices
@@ -77,20 +77,34 @@ def said(error: Exception) -> str:
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
-    """Report this rank's part to rank 0, which commits or removes the checkpoint. Return whether it is committed."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a save has ended, the same on all ranks: its checkpoint, or why there is none."""
+
+    manifest: Manifest | None = None
+    problem: str = ""
+
+
+def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> Outcome:
+    """Report this rank's part to rank 0, which commits or removes the checkpoint."""
     exchange, key = session.exchange, f"{save.key}/done"
     parts = exchange.gather(key, codec.pack(part), save.what, patient=True)
-    outcome = b""
-    if exchange.rank == 0 and _commit(session, save, [codec.read(Part, data) for data in parts], complete):
-        outcome = b"committed"
-    committed = exchange.share(key, [outcome], save.what, patient=True) != b""
-    if committed:
+    outcome = Outcome()
+    if exchange.rank == 0:
+        outcome = _commit(session, save, [codec.read(Part, data) for data in parts], complete)
+    outcome = codec.read(Outcome, exchange.share(key, [codec.pack(outcome)], save.what, patient=True))
+    if outcome.manifest is not None:
         session.last = save.folder
-    return committed
+    return outcome
 
 
-def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> bool:
+def warn_unless_saved(session: Session, save: Save, outcome: Outcome) -> None:
+    """Log on rank 0 why nothing was saved, where training goes on without a checkpoint."""
+    if outcome.manifest is None and session.exchange.rank == 0:
+        _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
+
+
+def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> Outcome:
     _remove_unfinished(session)
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
@@ -101,13 +115,13 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
             shards += complete(parts)
         session.check_fence()
         draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), save.metrics)
-        session.catalog.commit(draft)
+        manifest = session.catalog.commit(draft)
     except Exception as error:  # any error: the other ranks wait for the outcome
         session.catalog.discard(save.folder)
-        _log.warning("%s: nothing was saved, and training goes on: %s", save.what, said(error))
-        return False
+        reports.unsaved(save.step, said(error))
+        return Outcome(problem=said(error) or type(error).__name__)
     reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
-    return True
+    return Outcome(manifest)
 
 
 def _remove_unfinished(session: Session) -> None:

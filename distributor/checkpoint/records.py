@@ -157,5 +157,5 @@ def described(passed: Mapping[str, OSError]) -> str:
     >>> described({"step-2-3f-0-2": OSError("model.pt is missing")})
     'step-2-3f-0-2 (model.pt is missing)'
     """
-    told = [f"{name} ({error})" for name, error in passed.items()]
-    return ", ".join(told[:_DESCRIBED] + ([f"{len(told) - _DESCRIBED} more"] if len(told) > _DESCRIBED else []))
+    texts = [f"{name} ({error})" for name, error in passed.items()]
+    return ", ".join(texts[:_DESCRIBED] + ([f"{len(texts) - _DESCRIBED} more"] if len(texts) > _DESCRIBED else []))

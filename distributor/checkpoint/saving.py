@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import Any
 import torch
 
 from distributor.checkpoint import plans, publishing, shards, training_state as states
-from distributor.checkpoint.context import Session, current
+from distributor.checkpoint.context import Checkpoint, Session, current
 from distributor.checkpoint.memory.memory import Memory, Room, kept_by
 from distributor.checkpoint.memory.states import Seat
-from distributor.checkpoint.publishing import Part, Save
+from distributor.checkpoint.publishing import Outcome, Part, Save
 from distributor.checkpoint.records import Shard
+from distributor.metrics import rank as reports
 from distributor.text import notices
+from distributor.text.wording import size
 
 _log = notices.logger
 
@@ -32,7 +35,7 @@ class _Kept:
     planner: plans.Planner
     copies: plans.PlannedCopies
     memory: Memory | None
-    has_saved: bool = False
+    checked: frozenset[str] = frozenset()  # entries whose objects load_checkpoint does not refuse
 
     def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
         """Copy the tensors that this rank writes or keeps in memory; others become stand-ins without data."""
@@ -50,24 +53,31 @@ class _Kept:
 _kept: _Kept | None = None
 
 
-def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
+def save_checkpoint(
+    state: Mapping[str, Any], step: int, *, wait: bool = False, weights_only: bool = True
+) -> Checkpoint | None:
     """Save the state of the training; see :func:`distributor.runtime.save_checkpoint`."""
     session = current("save_checkpoint")
     save = publishing.begin(session, "save_checkpoint", step)
     with publishing.taking_part(session, save):
         states.check("save_checkpoint", state)
         found = states.collect(state)
-        objects = states.pack_objects(found.objects)
+        objects, kept, plan = states.pack_objects(found.objects), _keep(session), None
+        if weights_only and not kept.checked >= found.objects.keys():
+            states.check_weights_only(objects)
+            kept.checked = frozenset(found.objects)
         session.finish()
-        kept, plan = _keep(session), None
         if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
         left_out = kept.planner.left_out
         task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
-        if wait:
-            task.run()
-        else:
+        if not wait:
             session.save_later(task.run_calmly)
+            return None
+        outcome = task.run()
+    if outcome.manifest is None:
+        raise OSError(f"{save.what}: nothing was saved: {outcome.problem}")
+    return session.checkpoint(outcome.manifest)
 
 
 def _keep(session: Session) -> _Kept:
@@ -93,13 +103,16 @@ class _Task:
 
     def run_calmly(self) -> None:
         """Call :meth:`run` in a thread, while training goes on. If it fails, log a warning."""
+        session, save = self.kept.session, self.save
         try:
-            with publishing.taking_part(self.kept.session, self.save):
-                self.run()
+            with publishing.taking_part(session, save):
+                publishing.warn_unless_saved(session, save, self.run())
         except Exception as error:
-            _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
+            _log.warning("%s: nothing was saved, and training goes on: %s", save.what, error)
+            if session.exchange.rank == 0:
+                reports.unsaved(save.step, str(error))
 
-    def run(self) -> None:
+    def run(self) -> Outcome:
         """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks."""
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
@@ -110,29 +123,16 @@ class _Task:
         part, folder = Part(), None
         try:
             folder = self._folder()
-            self._warn_of_classes()
             files, results = self._write(plan, folder)
             self._upload(folder, files)
             part = Part(tuple(files), more=base64.b64encode(results).decode())
         except Exception as error:  # any error: the other ranks wait for this report
             part = Part(problem=publishing.said(error))
         try:
-            publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
+            return publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
         finally:
             if session.storage.root is None and folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _warn_of_classes(self) -> None:
-        """At the first save, warn if torch cannot load the rank's non-tensor state with ``weights_only=True``."""
-        if not self.kept.has_saved:
-            self.kept.has_saved = True
-            if (reason := states.refused_by_weights_only(self.objects)) is not None:
-                _log.warning(
-                    "%s: this state can only be loaded with load_checkpoint(..., weights_only=False), which may run "
-                    "code from the checkpoint. Torch says: %s",
-                    self.save.what,
-                    reason,
-                )
 
     def _folder(self) -> Path:
         root = self.kept.session.storage.root
@@ -149,10 +149,17 @@ class _Task:
                 "the tensors of another rank have changed since the last save, so this rank must now write the tensor "
                 f"{min(missing)!r}, which it has not copied; the next save will be complete"
             )
-        files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)
-        (folder / name).write_bytes(self.objects)
-        return [*files, shards.measured(folder / name, name)], results
+        try:
+            files, results = plans.write(plan, self.tensors, folder)
+            (folder / name).write_bytes(self.objects)
+            return [*files, shards.measured(folder / name, name)], results
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            names = {item.index.fqn for item in plan.items}
+            needed = sum(states.local_part(self.tensors[each]).nbytes for each in names) + len(self.objects)
+            raise OSError(_full(folder, needed)) from error
 
     def _complete(self, parts: Sequence[Part]) -> list[Shard]:
         """On rank 0, write and return the file in which DCP describes the checkpoint."""
@@ -168,3 +175,12 @@ class _Task:
             for each in files:
                 storage.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
         storage.sync(self.save.folder)
+
+
+def _full(folder: Path, needed: int) -> str:
+    """Return in words how much a rank has to write to a full disk, and how much room the ranks have found there."""
+    room = shutil.disk_usage(folder).free + sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return (
+        f"the disk of {folder.parent} is full: this rank has to write {size(needed)}, and there was room for "
+        f"{size(room)} in all: free some space, or keep fewer checkpoints"
+    )

@@ -99,6 +99,7 @@ class MeasuredFile:
         self._path = path
         self._name = name
         self._size = 0
+        self.error: OSError | None = None  # why data could not be written
         self._whole = False
         self._read = 0
         self._more = threading.Condition()
@@ -128,8 +129,12 @@ class MeasuredFile:
 
     def write(self, data: bytes | memoryview) -> int:
         left = memoryview(data).cast("B")
-        while left:
-            left = left[self._file.write(left) :]
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.error = error
+            raise
         with self._more:
             self._size += memoryview(data).nbytes
             self._more.notify()

@@ -26,6 +26,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from distributor.errors import ConfigurationError
+from distributor.metrics import rank as reports
 
 _RANDOM = "#random"  # names of users' entries do not begin with #
 
@@ -151,17 +152,17 @@ def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> l
 
 
 def _add_optimizer(state: TrainingState, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
-    told = optimizer.state_dict()
+    saved = optimizer.state_dict()
     by_number = [name for group in names for name in group]
     others: dict[str, Any] = {}
-    for number, values in told["state"].items():
+    for number, values in saved["state"].items():
         for key, value in values.items():
             full = f"state.{by_number[number]}.{key}"
             if isinstance(value, torch.Tensor):
                 state.tensors[f"{entry}.{full}"] = value.detach()
             else:
                 others[full] = value
-    groups = [{**group, "params": own} for group, own in zip(told["param_groups"], names, strict=True)]
+    groups = [{**group, "params": own} for group, own in zip(saved["param_groups"], names, strict=True)]
     state.objects[entry] = {"param_groups": groups, "state": others}
 
 
@@ -198,17 +199,31 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
     """Return a rank's objects as the content of a file."""
     buffer = io.BytesIO()
-    torch.save(dict(objects), buffer)
+    torch.save(_plain_numbers(dict(objects)), buffer)
     return buffer.getvalue()
 
 
-def refused_by_weights_only(objects: bytes) -> str | None:
-    """Return why torch does not load the given objects with ``weights_only``; ``None`` if torch loads them."""
+def _plain_numbers(value: Any) -> Any:
+    """Return a value in which Python's numbers take the place of NumPy's, which ``weights_only`` refuses to load."""
+    if type(value) is dict:
+        return {_plain_numbers(key): _plain_numbers(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain_numbers(each) for each in value)
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def check_weights_only(objects: bytes) -> None:
+    """Raise a ConfigurationError if torch does not load the given objects with ``weights_only``."""
     try:
         torch.load(io.BytesIO(objects), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        return str(error).partition("\n")[0]
-    return None
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            "save_checkpoint: load_checkpoint would refuse this state, because loading it may run code. Save numbers, "
+            "strings, tensors, and lists and dicts of these; or pass weights_only=False to both functions. Torch says: "
+            f"{reason}"
+        ) from None
 
 
 def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, Any]:
@@ -237,14 +252,14 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
             for name, tensor in value.state_dict().items():
                 if _is_saved_as_tensor(name, tensor):
                     found[f"{entry}.{plain(name)}"] = tensor.detach()
-    _check_sizes(found, saved)
+    _check_tensors(found, saved)
     for entry, value in entries.items():
         if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             found.update(_for_optimizer(entry, value, names, saved))
     return found
 
 
-def _check_sizes(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
+def _check_tensors(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
     missing = [name for name in asked if name not in saved]
     other = [name for name in asked if name in saved and tuple(saved[name].size) != tuple(asked[name].shape)]
     if missing:
@@ -257,6 +272,11 @@ def _check_sizes(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) ->
             f"load_checkpoint: {_list(other)} had another size when the checkpoint was saved: {name!r} had "
             f"{tuple(saved[name].size)}, and has {tuple(asked[name].shape)} now"
         )
+    converted = [name for name in asked if saved[name].properties.dtype != asked[name].dtype]
+    if converted:
+        name = converted[0]
+        before, now = saved[name].properties.dtype, asked[name].dtype
+        reports.warn(f"load_checkpoint converts {_list(converted)}: {name!r} was saved as {before}, and is {now} now")
 
 
 def _list(names: list[str]) -> str:
@@ -308,12 +328,12 @@ def _restore_object(entry: str, value: Any, read: TrainingState) -> None:
     saved: Any = read.objects.get(entry)
     if entry not in read.objects:
         raise ConfigurationError(f"load_checkpoint: the checkpoint has no {entry!r}: leave it out of state")
-    if isinstance(value, torch.optim.Optimizer) and any(
-        isinstance(each, str) for group in saved["param_groups"] for each in group["params"]
-    ):
-        raise ConfigurationError(
-            f"load_checkpoint: the optimizer {entry!r} was saved together with its modules: pass them as well"
-        )
+    if isinstance(value, torch.optim.Optimizer):
+        if any(isinstance(each, str) for group in saved["param_groups"] for each in group["params"]):
+            raise ConfigurationError(
+                f"load_checkpoint: the optimizer {entry!r} was saved together with its modules: pass them as well"
+            )
+        _check_settings(entry, value, saved["param_groups"])
     value.load_state_dict(saved)
 
 
@@ -332,19 +352,31 @@ def _restore_module(entry: str, module: torch.nn.Module, read: TrainingState) ->
 def _restore_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: TrainingState
 ) -> None:
-    told = read.objects.get(entry)
-    if told is None:
+    saved = read.objects.get(entry)
+    if saved is None:
         raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}: leave it out of state")
-    groups, by_name = _groups(entry, optimizer, names, told["param_groups"])
+    groups, by_name = _groups(entry, optimizer, names, saved["param_groups"])
     state: dict[int, dict[str, Any]] = {}
     start = f"{entry}.state."
     tensors = {full.removeprefix(start): value for full, value in read.tensors.items() if full.startswith(start)}
-    others = {full.removeprefix("state."): value for full, value in told["state"].items()}
+    others = {full.removeprefix("state."): value for full, value in saved["state"].items()}
     for full, value in {**tensors, **others}.items():
         name, _, key = full.rpartition(".")
         if name in by_name:
             state.setdefault(by_name[name], {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _check_settings(entry: str, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
+    """Refuse the parameter groups of an optimizer of another class."""
+    for group, now in zip(saved, optimizer.param_groups, strict=False):
+        lacking, others = sorted(now.keys() - group.keys()), sorted(group.keys() - now.keys() - {"initial_lr"})
+        if lacking and others:  # another version of torch may only have more, or only fewer
+            raise ConfigurationError(
+                f"load_checkpoint: the optimizer {entry!r} was saved with {', '.join(others)}, in place of which "
+                f"{type(optimizer).__name__} has {', '.join(lacking)}: pass an optimizer of the class that was saved, "
+                "or leave it out of state"
+            )
 
 
 def _groups(
@@ -356,6 +388,7 @@ def _groups(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "
             "same groups of parameters"
         )
+    _check_settings(entry, optimizer, saved)
     numbers = optimizer.state_dict()["param_groups"]
     by_name = {
         name: number

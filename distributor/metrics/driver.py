@@ -16,7 +16,7 @@ from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent, Warned
+from distributor.values.reports import LONGEST, Committed, Progress, Report, Resumed, Spent, Unsaved, Warned
 
 _WINDOW = 30.0  # seconds over which steps per second are measured
 
@@ -80,12 +80,14 @@ class Reports:
         self._ended: list[EndedAttempt] = []
         self._courses: dict[int, Course] = {}  # by attempt
         self.last_committed: Committed | None = None
+        self.unsaved: Unsaved | None = None  # the last save, if it failed
+        self.resumed: Resumed | None = None  # where the newest attempt that has loaded continues
         self._told = False  # whether the warning about dropped reports was given
         self._warned: set[Warned] = set()  # the warnings that ranks have sent
         self._lock = threading.Lock()
 
-    def take(self, log: Log) -> list[str]:
-        """Take a piece of a rank's reports. Return new warnings: those of ranks, and once that reports are left out."""
+    def take(self, log: Log) -> list[str | Resumed]:
+        """Take a piece of a rank's reports. Return what the user must read: warnings, and where training continues."""
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
@@ -94,17 +96,22 @@ class Reports:
             stream.offset = log.offset + len(log.data)
             *lines, begun = (stream.begun + data).split(b"\n")
             stream.begun = begun[: LONGEST + 1]
-            warnings = [warning for line in lines for warning in self._add(log.rank, line)]
-            return [*warnings, *self._too_many(log.rank)]
+            texts = [text for line in lines for text in self._add(log.rank, line)]
+            return [*texts, *self._too_many(log.rank)]
 
-    def _add(self, rank: int, line: bytes) -> list[str]:
-        """Take a line. Return the warning in it, if it is a new one."""
+    def _add(self, rank: int, line: bytes) -> Sequence[str | Resumed]:
+        """Take a line. Return what the user must read of it."""
         record = reports.parse(line) if len(line) <= LONGEST else None
         match record:
             case Committed():
                 self._note_step(record.attempt, record.step, record.time)
-                self.last_committed = record
+                self.last_committed, self.unsaved = record, None
                 self._add_news(record)
+            case Unsaved() if rank == 0:
+                self.unsaved = record
+            case Resumed() if rank == 0 and self._attempt_resumed < record.attempt < self._attempts:
+                self.resumed = record
+                return [record]
             case Spent() if rank == 0:
                 self._note_spent(record)
             case Warned():
@@ -112,6 +119,10 @@ class Reports:
             case Report() if record.attempt < self._attempts:
                 self._add_report(rank, record, len(line))
         return []
+
+    @property
+    def _attempt_resumed(self) -> int:
+        return -1 if self.resumed is None else self.resumed.attempt
 
     def _add_report(self, rank: int, report: Report, length: int) -> None:
         if report.attempt > self._attempt:

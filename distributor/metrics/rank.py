@@ -23,8 +23,11 @@ from distributor.values.reports import (
     LONGEST,
     Committed,
     Report,
+    Resumed,
     Spent,
+    Unsaved,
     Warned,
+    cut,
     is_number,
     pack,
     room,
@@ -70,6 +73,16 @@ class Writer:
         with self._lock:
             self._write(pack(Committed(self._attempt, time.time(), step, path)))
 
+    def unsaved(self, step: int, why: str) -> None:
+        with self._lock:
+            self._write(pack(Unsaved(self._attempt, step, cut(why))))
+
+    def resumed(self, step: int | None, path: str, saved: float | None) -> Resumed:
+        resumed = Resumed(self._attempt, step, path, saved)
+        with self._lock:
+            self._write(pack(resumed))
+        return resumed
+
     def spent(self, what: Literal["saving", "loading"], seconds: float) -> None:
         """Write how long a call that saves or loads a checkpoint has taken, except in a fork of the rank."""
         if os.getpid() == self._owner:
@@ -81,7 +94,7 @@ class Writer:
         if os.getpid() != self._owner:
             return False
         with self._lock:
-            return self._write(pack(Warned.cut(self._attempt, text)))
+            return self._write(pack(Warned(self._attempt, cut(text))))
 
     def finish(self) -> None:
         """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
@@ -139,6 +152,20 @@ def committed(step: int, path: str) -> None:
     """Tell the driver that a checkpoint has been committed, if this process is a rank."""
     if _writer is not None:
         _writer.committed(step, path)
+
+
+def unsaved(step: int, why: str) -> None:
+    """Tell the driver that a checkpoint could not be committed, if this process is a rank."""
+    if _writer is not None:
+        _writer.unsaved(step, why)
+
+
+def resumed(step: int | None, path: str, saved: float | None = None) -> None:
+    """Log on rank 0 where training continues, and tell the driver if this process is a rank."""
+    if _writer is None:
+        notices.inform(str(Resumed(0, step, path, saved)))
+    else:
+        notices.logger.info("%s", _writer.resumed(step, path, saved))  # the driver shows it
 
 
 def warn(text: str) -> None:

@@ -36,9 +36,11 @@ def restore(
     elif kept.archive is not None:
         project.unpack_folder(kept.archive, Path(folder), keep=order.in_place)
     elif order.endpoint is not None and reached:
-        told = Fetch(order.executor, order.secret)
+        request = Fetch(order.executor, order.secret)
         silence = job.deadlines.heartbeat_timeout
-        fetch_files(order.endpoint, told, folder, silence, lambda name: not (order.in_place and _is_in(folder, name)))
+        fetch_files(
+            order.endpoint, request, folder, silence, lambda name: not (order.in_place and _is_in(folder, name))
+        )
     else:
         raise StartError(
             f"this node cannot reach the driver, from which it must copy the {size(kept.held)} of output_dir "

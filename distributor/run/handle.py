@@ -34,7 +34,7 @@ from distributor.schedulers.base import Scheduler
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
-from distributor.values.reports import Progress
+from distributor.values.reports import Progress, Resumed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -209,6 +209,19 @@ class Run:
             81 % of 2 min 05 s in training; starting 12 s, saving 3.0 s, redoing 8.1 s
         """
         return self._supervisor.goodput
+
+    @property
+    def resumed_from(self) -> Resumed | None:
+        """The checkpoint from which the latest attempt that called ``load_checkpoint`` continues; ``None`` without one.
+
+        Example:
+            >>> print(run.resumed_from)  # doctest: +SKIP
+            continues from step 8 of /shared/run/step-8-3f2a-0-2, saved at 2026-11-02 10:31:07
+            >>> run.resumed_from.step  # doctest: +SKIP
+            8
+        """
+        resumed = self._supervisor.reports.resumed
+        return None if resumed is None or resumed.step is None else resumed
 
     @property
     def metrics(self) -> Metrics:

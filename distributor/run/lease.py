@@ -1,4 +1,4 @@
-"""The lease of a name: at most one run at a time has it, renews it, and notices if another run takes it.
+"""The lease of a name or folder of checkpoints: one run at a time has it, renews it, and notices if it is taken.
 
 Its record is beside the checkpoints: see :mod:`distributor.values.lease_record`.
 """
@@ -19,7 +19,7 @@ from distributor.machine.storage import Storage, open_storage
 from distributor.text import notices
 from distributor.values import lease_record
 from distributor.values.job import Job
-from distributor.values.lease_record import FILES, FencingToken, Holder, Identity, LeaseRecord
+from distributor.values.lease_record import FILES, FencingToken, Holder, LeaseRecord
 from distributor.values.sealed import seal
 
 _log = notices.logger
@@ -36,10 +36,10 @@ class Times:
 
 
 class Lease:
-    """A run's right to its name: its record is read, written, renewed and released here.
+    """A run's right to its checkpoints: its record is read, written, renewed and released here.
 
-    ``job`` has the folder for checkpoints of the training that the run begins or continues. A run without a name has a
-    lease without a ``storage``, which does nothing.
+    With a name, ``job`` has the folder for checkpoints of the training that the run begins or continues. A lease
+    without a ``storage`` does nothing.
     """
 
     def __init__(self, job: Job, storage: Storage | None = None, times: Times | None = None) -> None:
@@ -51,6 +51,13 @@ class Lease:
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
+    @property
+    def _thing(self) -> str:
+        """What the run holds, in words."""
+        assert self.job.checkpoints is not None
+        identity, where = self.job.identity, self.job.checkpoints.dir
+        return f"the folder {where!r} for checkpoints" if identity is None else f"the name {identity.name!r}"
+
     def read(self) -> LeaseRecord | None:
         return None if self._storage is None else lease_record.find(self._storage.read)
 
@@ -59,31 +66,37 @@ class Lease:
         self._storage.write(FILES[record.sequence % 2], seal(record))
         self._record = record
 
-    def acquire(self, identity: Identity, wanted: Callable[[], bool]) -> int:
+    def acquire(self, wanted: Callable[[], bool]) -> int:
         """Return the number of the training under this name, once an earlier holder has ended or expired.
 
         StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self.job.run_id)
-        found = self._await_end(here, wanted)
-        record = lease_record.following(found, identity, here)
-        if (
-            found is not None
-            and record.training == found.training
-            and (changed := lease_record.changes(found, identity))
-        ):
-            text = "this run differs from the last one of its name"
-            goes_on = ", which had finished, and goes on from its last checkpoint" if found.finished else ""
-            _log.warning("run %s: %s (run %s) in %s%s", self.job.label, text, found.run, ", ".join(changed), goes_on)
+        last = self._await_end(here, wanted)
+        record = self._following(last, here)
         self._write(record)
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
-            raise _held(identity.name, None if again is None else again.holder)
+            raise self._held(None if again is None else again.holder)
         return record.training
 
+    def _following(self, last: LeaseRecord | None, here: Holder) -> LeaseRecord:
+        """Return this run's record, and warn if the run differs from the last one of its name."""
+        identity = self.job.identity
+        if identity is None:
+            return lease_record.taken(last, here)
+        record = lease_record.following(last, identity, here)
+        if last is not None and record.training == last.training:
+            changed = ", ".join(lease_record.changes(last, identity))
+            text = "this run differs from the last one of its name"
+            goes_on = ", which had finished, and goes on from its last checkpoint" if last.finished else ""
+            if changed:
+                _log.warning("run %s: %s (run %s) in %s%s", self.job.label, text, last.run, changed, goes_on)
+        return record
+
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
-        """Return the last run's record once that run has ended or expired; ``None`` if no run has had the name."""
+        """Return the last run's record once that run has ended or expired; ``None`` if there was none."""
         first: LeaseRecord | None = None
         since = time.monotonic()
         while True:
@@ -93,17 +106,15 @@ class Lease:
                 return found
             if first is None:
                 first = found
-                most = self._times.expire
-                told = "holds the name: waiting to see whether it has ended, for at most"
-                _log.warning("run %s: %s %s %g s", self.job.label, found.holder, told, most)
+                waiting = f"{self._thing}: waiting to see whether it has ended, for at most {self._times.expire:g} s"
+                _log.warning("run %s: %s holds %s", self.job.label, found.holder, waiting)
             elif found.sequence != first.sequence:
-                assert self.job.identity is not None
-                raise _held(self.job.identity.name, found.holder)
+                raise self._held(found.holder)
             elif now - since > self._times.expire:
                 return found
             if not wanted():
                 raise RunCancelledError(
-                    f"run {self.job.run_id} was cancelled while it waited for another run of the same name to end"
+                    f"run {self.job.run_id} was cancelled while it waited for another run to release {self._thing}"
                 )
             time.sleep(self._times.look)
 
@@ -123,7 +134,7 @@ class Lease:
                 warned = False
             except OSError as error:
                 if not warned:
-                    _log.warning("run %s: cannot renew the lease of its name: %s", self.job.label, error)
+                    _log.warning("run %s: cannot renew its lease of %s: %s", self.job.label, self._thing, error)
                 warned = True
 
     def advance(self, job: Job) -> Job:
@@ -136,17 +147,24 @@ class Lease:
         return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def _other(self) -> str | None:
-        """Return who holds the name now, in words; ``None`` if this run does."""
+        """Return who holds the lease now, in words; ``None`` if this run does."""
         found = self.read()
         if found is not None and found.run == self.job.run_id:
             return None
         holder = "no run" if found is None else str(found.holder or f"run {found.run}")
-        return f"{holder} holds its name now"
+        return f"{holder} holds {self._thing} now"
+
+    def _held(self, holder: Holder | None) -> StartError:
+        other = "name" if self.job.identity is not None else "folder"
+        return StartError(
+            f"{self._thing} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "
+            f"another {other}"
+        )
 
     def release(self, *, finished: bool) -> None:
-        """Stop renewing, and mark the name as free.
+        """Stop renewing, and mark the name or folder as free.
 
-        RunCancelledError: the training is finished, but another run had taken the name. Since then, ranks of this run
+        RunCancelledError: the training is finished, but another run had taken it. Since then, ranks of this run
         could not commit checkpoints, so the last ones may be missing.
         """
         self._ended.set()
@@ -157,12 +175,11 @@ class Lease:
             try:
                 other = self._other()
                 if other is None:
-                    self._write(self._record.released(finished=self._finished))
+                    is_named = self.job.identity is not None
+                    self._write(self._record.released(finished=self._finished if is_named else self._record.finished))
             except OSError as error:
-                told = (
-                    "cannot release its name, so the next run of this name must wait, and then continues this training"
-                )
-                _log.warning("run %s: %s: %s", self.job.label, told, error)
+                text = "so the next run must wait, and then continues this training"
+                _log.warning("run %s: cannot release %s, %s: %s", self.job.label, self._thing, text, error)
                 return
         if other is not None and finished:
             raise RunCancelledError(f"run {self.job.run_id} was cancelled: {other}")
@@ -172,22 +189,15 @@ class Lease:
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
 ) -> Iterator[Lease]:
-    """Hold the name of a run, if it has one, during the ``with`` block.
+    """Hold the name of a run or, without one, its folder for checkpoints during the ``with`` block.
 
-    In another thread, ``lost`` gets a sentence if the run loses its name. StartError: another run uses the name, or the
-    folder or URL for checkpoints cannot be used.
+    In another thread, ``lost`` gets a sentence if the run loses it. StartError: another run uses it, or the driver
+    cannot reach the place for checkpoints of a run with a name. Without a name, the driver then only warns.
     """
-    if job.identity is None or job.checkpoints is None:
-        yield Lease(job)
+    lease = _acquire(job, wanted, times) if job.checkpoints is not None else Lease(job)
+    if lease.job.fence is None:
+        yield lease
         return
-    where = lease_record.folder_of(job.checkpoints.dir, job.identity.name)
-    try:
-        lease = Lease(job, open_storage(where, job.run_id), times)
-        training = lease.acquire(job.identity, wanted)
-    except OSError as error:
-        raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None
-    checkpoints = replace(job.checkpoints, dir=lease_record.training_folder(where, training))
-    lease.job = replace(job, checkpoints=checkpoints, fence=FencingToken(where, job.run_id))
     thread = threading.Thread(target=lease.renew_until_end, args=(lost,), name="distributor-lease", daemon=True)
     thread.start()
     try:
@@ -196,6 +206,26 @@ def hold(
         with suppress(RunCancelledError):
             lease.release(finished=False)
         thread.join()
+
+
+def _acquire(job: Job, wanted: Callable[[], bool], times: Times | None) -> Lease:
+    assert job.checkpoints is not None
+    place, name = job.checkpoints.dir, None if job.identity is None else job.identity.name
+    where = place if name is None else lease_record.folder_of(place, name)
+    try:
+        lease = Lease(job, open_storage(where, job.run_id), times)
+        training = lease.acquire(wanted)
+    except OSError as error:
+        why = f"checkpoints {place!r} cannot be used by the driver"
+        if name is not None:
+            raise StartError(f"{why}: {error}") from None
+        _log.warning("run %s: %s, so it does not see whether another run uses them: %s", job.label, why, error)
+        return Lease(job)
+    if name is not None:
+        place = lease_record.training_folder(where, training)
+    fence = FencingToken(where, job.run_id, is_named=name is not None)
+    lease.job = replace(job, checkpoints=replace(job.checkpoints, dir=place), fence=fence)
+    return lease
 
 
 def _here(run: str) -> Holder:
@@ -207,10 +237,3 @@ def _has_ended(holder: Holder, here: Holder) -> bool:
     """Whether a holder's driver is known to have ended. Only its own machine can know."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
-
-
-def _held(name: str, holder: Holder | None) -> StartError:
-    return StartError(
-        f"the name {name!r} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "
-        "another name"
-    )

@@ -34,11 +34,12 @@ from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState
 from distributor.run.submission import Resize, Submission
 from distributor.schedulers.base import Scheduler
-from distributor.text import notices
+from distributor.text import escapes, notices
 from distributor.values import messages
 from distributor.values.job import Job, Status
 from distributor.values.messages import Dump, Message, Offset
 from distributor.values.outcome import REPORTS, Collected, Failure, Log
+from distributor.values.reports import Resumed
 
 _log = notices.logger
 
@@ -123,8 +124,15 @@ class Supervisor:
                 submitted = time.time()
         finally:
             channels.close()
-            for warning in () if output_sink is None else output_sink.warnings:
+            for warning in [*([] if output_sink is None else output_sink.warnings), *self._warnings_of_saves()]:
                 _log.warning("run %s: %s", self._job.label, warning)
+
+    def _warnings_of_saves(self) -> list[str]:
+        unsaved, last = self.reports.unsaved, self.reports.last_committed
+        if unsaved is None:
+            return []
+        kept = "no checkpoint" if last is None else f"the checkpoint of step {last.step}, {last.path}, as its last one"
+        return [f"the last save failed, at step {unsaved.step}, so the run leaves {kept}: {escapes.plain(unsaved.why)}"]
 
     def _run_job(self, submitted: float, output_sink: OutputSink | None, channels: ExitStack) -> Verdict:
         submission = self.submission
@@ -367,8 +375,11 @@ class Supervisor:
         if log.stream != REPORTS:
             self._display.logs.take(log)
             return
-        for warning in self.reports.take(log):
-            _log.warning("run %s: %s", self._job.label, warning)
+        for text in self.reports.take(log):
+            if isinstance(text, Resumed):
+                notices.inform(f"run {self._job.label}: {escapes.plain(str(text))}")
+            else:
+                _log.warning("run %s: %s", self._job.label, text)
 
     def offsets(self, node: str) -> tuple[Offset, ...]:
         ranks = self.state.nodes.ranks_of(node)

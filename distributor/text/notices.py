@@ -17,7 +17,7 @@ Show = Callable[[str], None]
 
 class _LastResort(logging.Handler):
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         #: The displays of active runs. The newest shows each warning, above its own progress bar and status.
         self.displays: list[Show] = []
 
@@ -40,6 +40,14 @@ def _others(ignored: logging.Handler) -> bool:
             return True
         at = at.parent if at.propagate else None
     return False
+
+
+def inform(text: str) -> None:
+    """Show a line that is no warning: if the user has configured logging, only from level ``INFO`` on."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", text)
+    else:
+        _handler.emit(logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None))
 
 
 def show_on(display: Show) -> None:

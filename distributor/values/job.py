@@ -134,8 +134,8 @@ class Job:
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
         identity: a description of the training (the target and its arguments), with which a later run of the same name
             is compared; ``None`` for a run without a name or without checkpoints.
-        fence: the condition under which ranks may commit a checkpoint: that the run still holds the lease of its name,
-            and has begun no later job. ``None`` until the run holds it, and for a run without a name or checkpoints.
+        fence: the condition under which ranks may commit a checkpoint: that the run still holds the lease of its name
+            or folder, and has begun no later job. ``None`` until the run holds it, and for a run without checkpoints.
         peers: the key with which nodes exchange copies of ranks' states; ``None`` if they exchange none.
         collect: the ranks whose return values the driver gets: only rank 0 (``"rank0"``), or all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if their number may change during the run; ``None`` if

@@ -1,4 +1,4 @@
-"""The record of a lease, which gives one run a name (``name=``): no other run saves checkpoints under it.
+"""The record of a lease, which gives one run a name or a folder: no other run saves checkpoints there.
 
 A run whose driver does not renew its lease counts as ended. The two files of the record are written in turn: one is
 always complete, even if the driver is killed while it writes the other, and no store has to overwrite atomically.
@@ -37,7 +37,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Holder:
-    """The run that holds a name, and its driver."""
+    """The run that holds a name or folder, and its driver."""
 
     run: str
     host: str
@@ -51,16 +51,16 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """Which run holds a name, and what it trains."""
+    """Which run holds a name or folder, and what it trains."""
 
     sequence: int  # grows with every renewal
     training: int  # number of the training under this name; a run that starts over gets the next one
-    target: str
+    target: str  # empty in the record of a folder
     code: str
     arguments: Mapping[str, str]
     finished: bool  # with success
-    run: str  # holds the name, or held it last
-    holder: Holder | None  # None: no run holds the name
+    run: str  # the holder, or the last one
+    holder: Holder | None  # None: no run is the holder
     attempt: int = 0  # the first of the holder's current job: ranks of its earlier jobs may not commit
 
     def renewed(self) -> LeaseRecord:
@@ -107,7 +107,7 @@ def following(last: LeaseRecord | None, identity: Identity, holder: Holder) -> L
                 f"resume='must', but there is no run named {name!r} to go on with: check name= and checkpoints=, or "
                 "pass resume='auto'"
             )
-    elif last.target != identity.target:
+    elif last.target not in (identity.target, ""):
         raise ConfigurationError(
             f"the run named {name!r} trains with {last.target!r}, and not with {identity.target!r}: {again}"
         )
@@ -120,6 +120,13 @@ def following(last: LeaseRecord | None, identity: Identity, holder: Holder) -> L
     return LeaseRecord(
         sequence, training, identity.target, identity.code, dict(identity.arguments), False, holder.run, holder
     )
+
+
+def taken(last: LeaseRecord | None, holder: Holder) -> LeaseRecord:
+    """Return the record of a new run without a name, after that of the last in its folder."""
+    if last is None:
+        return LeaseRecord(1, 1, "", "", {}, False, holder.run, holder)
+    return replace(last, sequence=last.sequence + 1, run=holder.run, holder=holder, attempt=0)
 
 
 def changes(last: LeaseRecord, identity: Identity) -> list[str]:
@@ -143,6 +150,7 @@ class FencingToken:
     place: str  # of the record
     run: str
     attempt: int = 0  # first of their job; ranks of earlier jobs may live on, cut off from the driver
+    is_named: bool = True  # otherwise, the driver need not see the same folder as the ranks
 
 
 def training_folder(place: str, training: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -20,6 +21,8 @@ LONGEST = 64 << 10
 
 #: Bytes kept of all ranks' reports in an attempt, and the most and the least for one rank. The least always holds.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
+
+_LONGEST_TEXT = 4000  # characters of a warning or reason
 
 _LARGEST = 1 << 63  # whole numbers in reports are smaller
 
@@ -64,6 +67,39 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """Rank 0's report where the training of an attempt continues. ``print`` shows it as a sentence.
+
+    Attributes:
+        attempt: number of the attempt.
+        step: the step that was loaded; ``None`` if there was no checkpoint.
+        path: folder or URL of the checkpoint; of all checkpoints if there was none.
+        time: when the checkpoint was saved, in seconds since the epoch; ``None`` if there was none, or if the state was
+            in memory.
+    """
+
+    attempt: Count
+    step: Count | None
+    path: str
+    time: float | None = None
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"no checkpoint in {self.path}: begins at step 0"
+        saved = "" if self.time is None else time.strftime(", saved at %Y-%m-%d %H:%M:%S", time.localtime(self.time))
+        return f"continues from step {self.step} of {self.path}{saved}"
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """Rank 0's report that a checkpoint could not be committed."""
+
+    attempt: Count
+    step: Count
+    why: Annotated[str, Length(_LONGEST_TEXT)]
+
+
+@dataclass(frozen=True)
 class Spent:
     """The time that a rank has spent in a call that saves or loads a checkpoint."""
 
@@ -72,25 +108,24 @@ class Spent:
     seconds: Seconds
 
 
-_LONGEST_WARNING = 4000
-
-
 @dataclass(frozen=True)
 class Warned:
     """A warning of a rank that the driver shows, whichever ranks' lines it shows."""
 
     attempt: Count
-    text: Annotated[str, Length(_LONGEST_WARNING)]
-
-    @classmethod
-    def cut(cls, attempt: int, text: str) -> Warned:
-        return cls(attempt, text[:_LONGEST_WARNING])
+    text: Annotated[str, Length(_LONGEST_TEXT)]
 
 
-Line = Report | Committed | Spent | Warned
+Line = Report | Committed | Resumed | Unsaved | Spent | Warned
 
 #: By the first element of a line; lines of reports begin with a number.
-_KINDS: dict[str, type[Line]] = {"checkpoint": Committed, "spent": Spent, "warning": Warned}
+_KINDS: dict[str, type[Line]] = {
+    "checkpoint": Committed,
+    "resumed": Resumed,
+    "unsaved": Unsaved,
+    "spent": Spent,
+    "warning": Warned,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -115,6 +150,11 @@ def pack(record: Line) -> bytes:
     """
     values = list(vars(record).values())
     return _encode(values if type(record) is Report else [_NAMES[type(record)], *values]).encode() + b"\n"
+
+
+def cut(text: str) -> str:
+    """Return as much of a text as a report takes."""
+    return text[:_LONGEST_TEXT]
 
 
 def parse(line: bytes) -> Line | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,9 @@ from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.memory.states import Seat
 from distributor.checkpoint.publishing import Save
 from distributor.checkpoint.records import Manifest, Shard
+from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints, Settings
+from distributor.values.lease_record import FILES, FencingToken, Holder, LeaseRecord
 
 
 def test_a_folder_that_cannot_be_read_is_no_error_if_memory_has_a_state(tmp_path: Path) -> None:
@@ -96,6 +99,31 @@ def test_a_save_whose_thread_cannot_be_started_is_forgotten(tmp_path: Path, monk
     session.save_later(saved.set)
     session.finish()
     assert saved.is_set()
+
+
+@pytest.mark.parametrize(
+    ("held", "named", "refused"),
+    [
+        (None, False, None),  # the driver sees another folder than the ranks
+        ("a0", False, None),
+        ("released", False, None),
+        ("z9", False, "run z9 of process 1 on host has taken the folder for checkpoints of this run"),
+        (None, True, "has no record of this run's name"),
+        ("z9", True, "run z9 of process 1 on host has taken the name of this run"),
+        ("released", True, "run z9 has taken the name of this run"),
+    ],
+)
+def test_commits_only_while_the_run_has_its_lease(
+    held: str | None, named: bool, refused: str | None, tmp_path: Path
+) -> None:
+    fence = FencingToken(str(tmp_path), "a0", is_named=named)
+    session = Session(Settings(Checkpoints(str(tmp_path)), None, {}, True, fence=fence))
+    if held is not None:
+        run = "z9" if held == "released" else held
+        holder = None if held == "released" else Holder(run, "host", "machine", 1, "1")
+        session.storage.write(FILES[1], sealed.seal(LeaseRecord(1, 1, "", "", {}, False, run, holder)))
+    with pytest.raises(OSError, match=refused) if refused is not None else nullcontext():
+        session.check_fence()
 
 
 def test_a_plan_that_may_not_have_arrived_is_sent_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 import pickle
@@ -14,6 +15,8 @@ import pytest
 from distributor.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")
+
+from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata  # noqa: E402
 
 from distributor.checkpoint import pickles, shards, training_state  # noqa: E402
 from distributor.checkpoint.interval import suggest_checkpoint_interval  # noqa: E402
@@ -95,6 +98,55 @@ def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> N
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         with pytest.raises(ConfigurationError, match="the checkpoint has no 'schedule'"):
             training_state.restore({"schedule": schedule}, read)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "differs"),
+    [
+        ("Adam", "SGD", "was saved with amsgrad, betas, .*in place of which SGD has dampening, momentum, nesterov"),
+        ("SGD", "RMSprop", "was saved with dampening, .*nesterov, in place of which RMSprop has alpha"),
+        ("Adam", "AdamW", None),
+    ],
+)
+def test_refuses_the_state_of_an_optimizer_of_another_class(before: str, after: str, differs: str | None) -> None:
+    model = torch.nn.Linear(2, 2)
+    first, second = (getattr(torch.optim, name)(model.parameters(), lr=0.1) for name in (before, after))
+    for module in ({"model": model}, {}):
+        if differs is None:
+            round_trip({**module, "o": first}, {**module, "o": second})
+        else:
+            with pytest.raises(ConfigurationError, match=f"the optimizer 'o' {differs}"):
+                round_trip({**module, "o": first}, {**module, "o": second})
+
+
+def test_warns_of_tensors_that_change_their_type(caplog: pytest.LogCaptureFixture) -> None:
+    saved = training_state.collect({"m": torch.nn.Linear(2, 2).bfloat16()}).tensors
+    described = {
+        name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [])
+        for name, tensor in saved.items()
+    }
+    training_state.wanted({"m": torch.nn.Linear(2, 2).bfloat16()}, described)
+    assert caplog.text == ""
+    training_state.wanted({"m": torch.nn.Linear(2, 2)}, described)
+    assert (
+        "load_checkpoint converts 'm.weight', 'm.bias': 'm.weight' was saved as torch.bfloat16, and is torch.float32"
+        in caplog.text
+    )
+
+
+def test_numbers_of_numpy_are_saved_as_those_of_python() -> None:
+    numpy = pytest.importorskip("numpy")
+    packed = training_state.pack_objects({"best": {"loss": numpy.float64(0.5)}, "seen": [numpy.int64(3), (True,)]})
+    training_state.check_weights_only(packed)
+    loaded = training_state.load_objects(io.BytesIO(packed), weights_only=True)
+    assert loaded == {"best": {"loss": 0.5}, "seen": [3, (True,)]}
+    assert type(loaded["best"]["loss"]) is float
+
+
+def test_refuses_to_save_what_cannot_be_loaded() -> None:
+    packed = training_state.pack_objects({"path": Path("a")})
+    with pytest.raises(ConfigurationError, match="load_checkpoint would refuse this state, .* pass weights_only=False"):
+        training_state.check_weights_only(packed)
 
 
 def test_random_states_are_those_of_the_save() -> None:

@@ -12,7 +12,7 @@ from distributor.metrics.driver import Reports
 from distributor.metrics.table import Metrics, Row
 from distributor.values import reports as form
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import Progress, Report, Warned, pack
+from distributor.values.reports import Committed, Progress, Report, Resumed, Unsaved, Warned, pack
 
 
 def made(number: int, stage: int = 0, attempt: int = 0, **values: float) -> bytes:
@@ -103,6 +103,26 @@ def test_a_warning_of_ranks_is_shown_once_in_each_attempt() -> None:
     assert len(kept) < 100
     assert all(len(text) < 5000 for text in kept)
     assert len(reports.metrics) == 2
+
+
+def test_each_attempt_says_once_where_it_begins() -> None:
+    reports = Reports(2, 2)
+    begun, again, later = Resumed(0, None, "/runs"), Resumed(0, 1, "/runs/step-1"), Resumed(1, 2, "/runs/step-2", 1.5)
+    data = pack(begun) + pack(again)
+    assert reports.take(Log(1, REPORTS, 0, data)) == []  # only rank 0 says so
+    assert reports.take(Log(0, REPORTS, 0, data)) == [begun]
+    last = pack(later) + pack(Resumed(2, 3, "/runs/step-3"))  # there is no third attempt
+    assert reports.take(Log(0, REPORTS, len(data), last)) == [later]
+    assert reports.resumed == later
+
+
+def test_a_failed_save_counts_until_the_next_one_succeeds() -> None:
+    reports, lines = Reports(2, 1), [Committed(0, 1.0, 1, "/runs/step-1"), Unsaved(0, 2, "the disk is full")]
+    data = b"".join(pack(line) for line in lines)
+    reports.take(Log(0, REPORTS, 0, data))
+    assert (reports.unsaved, reports.last_committed) == (lines[1], lines[0])
+    reports.take(Log(0, REPORTS, len(data), pack(Committed(0, 3.0, 3, "/runs/step-3"))))
+    assert reports.unsaved is None
 
 
 def test_whoever_has_the_token_fills_no_memory() -> None:

@@ -1,4 +1,4 @@
-"""Holding a name: two drivers, drivers that have ended, and stores that fail."""
+"""Holding a name or folder: two drivers, drivers that have ended, and stores that fail."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def held(
 
 
 def record(place: Path) -> LeaseRecord:
-    found = lease_record.find(Folder(place / "gpt").read)
-    assert found is not None
-    return found
+    return record_of(place / "gpt")
 
 
 def write(place: Path, claim: LeaseRecord) -> None:
@@ -58,12 +56,58 @@ def of_another(run: str = "z9", **about: Any) -> Holder:
     return replace(Holder(run, "host-z", "machine-z", 1, "1"), **about)
 
 
-def test_a_run_without_a_name_holds_nothing(tmp_path: Path) -> None:
-    asked = replace(job(tmp_path), identity=None)
+def unnamed(place: Path, run: str = "a0") -> Job:
+    return replace(job(place, run), identity=None)
+
+
+def record_of(folder: Path) -> LeaseRecord:
+    found = lease_record.find(Folder(folder).read)
+    assert found is not None
+    return found
+
+
+def test_a_run_without_checkpoints_holds_nothing(tmp_path: Path) -> None:
+    asked = replace(unnamed(tmp_path), checkpoints=None)
     with held(asked) as made:
         assert made.job is asked
         made.release(finished=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_name_holds_its_folder(tmp_path: Path) -> None:
+    with held(unnamed(tmp_path)) as made:
+        assert made.job.checkpoints == Checkpoints(str(tmp_path))
+        assert made.job.fence == lease_record.FencingToken(str(tmp_path), "a0", is_named=False)
+        with pytest.raises(StartError, match=f"the folder '{tmp_path}' for checkpoints is held by run a0 of process"):
+            with held(unnamed(tmp_path, "b1")):
+                pass
+        assert made.advance(replace(made.job, attempt=2)).fence == replace(made.job.fence, attempt=2)
+        made.release(finished=True)
+    ended = record_of(tmp_path)
+    assert (ended.run, ended.holder, ended.finished, ended.attempt) == ("a0", None, False, 2)
+    with held(unnamed(tmp_path, "b1")):  # it goes on at once, however often the training has finished
+        assert (record_of(tmp_path).run, record_of(tmp_path).attempt) == ("b1", 0)
+
+
+def test_a_folder_may_be_that_of_a_name(tmp_path: Path) -> None:
+    """Each run keeps what the record says of the other's training."""
+    with held(unnamed(tmp_path / "gpt")), pytest.raises(StartError), held(job(tmp_path, "b1")):
+        pass
+    with held(job(tmp_path, "b1")) as made:
+        made.release(finished=True)
+    with held(unnamed(tmp_path / "gpt")):
+        pass
+    assert (record(tmp_path).target, record(tmp_path).finished) == ("train", True)
+
+
+def test_without_a_name_a_driver_that_cannot_reach_the_folder_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    asked = unnamed(tmp_path / "file" / "runs")
+    with held(asked) as made:
+        assert made.job is asked
+    assert "cannot be used by the driver, so it does not see whether another run uses them" in caplog.text
 
 
 def test_a_run_holds_its_name_until_it_ends(tmp_path: Path) -> None:
@@ -116,12 +160,12 @@ def test_a_holder_that_renews_no_more_is_followed(tmp_path: Path, caplog: pytest
     write(tmp_path, LeaseRecord(7, 3, "train", "code", {}, False, "z9", of_another()))
     with held(job(tmp_path)):
         assert record(tmp_path).run == "a0"
-    assert "run a0: run z9 of process 1 on host-z holds the name: waiting to see whether it has ended" in caplog.text
+    assert "run a0: run z9 of process 1 on host-z holds the name 'gpt': waiting to see" in caplog.text
 
 
 def test_a_run_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
     write(tmp_path, LeaseRecord(7, 3, "train", "code", {}, False, "z9", of_another()))
-    with pytest.raises(RunCancelledError, match="while it waited for another run of the same name to end"):
+    with pytest.raises(RunCancelledError, match="while it waited for another run to release the name 'gpt'"):
         with held(job(tmp_path), wanted=lambda: False, times=replace(TIMES, expire=10 * watch.DEADLINE)):
             pass
     assert record(tmp_path).run == "z9"
@@ -130,14 +174,14 @@ def test_a_run_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
 def test_a_run_whose_name_was_taken_hears_of_it(tmp_path: Path) -> None:
     heard: list[str] = []
     told = threading.Event()
-    with pytest.raises(RunCancelledError, match="run a0 was cancelled: run z9 of process 1 on host-z holds its name"):
+    with pytest.raises(RunCancelledError, match="run a0 was cancelled: run z9 of process 1 on host-z holds the name"):
         with held(job(tmp_path), lambda text: (heard.append(text), told.set())) as made:
             taken = replace(record(tmp_path), sequence=1000, run="z9", holder=of_another())
             watch.until(
                 lambda: write(tmp_path, taken) or told.is_set()
             )  # it renews, as this run may at the same moment
             made.release(finished=True)
-    assert heard == ["run z9 of process 1 on host-z holds its name now"]
+    assert heard == ["run z9 of process 1 on host-z holds the name 'gpt' now"]
     assert record(tmp_path).run == "z9"
 
 
@@ -201,13 +245,13 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     down.clear()
     with held(job(tmp_path)) as made:
         down.set()
-        watch.until(lambda: "run a0: cannot renew the lease of its name: the store is down" in caplog.text)
+        watch.until(lambda: "run a0: cannot renew its lease of the name 'gpt': the store is down" in caplog.text)
         down.clear()
         before = record(tmp_path).sequence
         watch.until(lambda: record(tmp_path).sequence > before)
         down.set()
         made.release(finished=True)
-    assert "cannot release its name, so the next run of this name must wait, and then continues this" in caplog.text
+    assert "cannot release the name 'gpt', so the next run must wait, and then continues this training" in caplog.text
 
 
 def test_a_url(tmp_path: Path) -> None:
