@@ -231,7 +231,10 @@ class Supervisor:
     def _gives_up(self) -> bool:
         """Return whether the last attempts made no progress. Unless a node has reached the driver, nobody knows."""
         reached = self.server is not None and self.server.reached
-        self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
+        number, ended = self.state.number, self.reports.ended
+        killed = {each.number for each in ended if each.executor is not None}
+        killed |= set() if _blamed(self.state) is None else {number}
+        self._stuck = reached and is_stuck(self.reports.steps(number), killed)
         return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:
