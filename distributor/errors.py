@@ -112,8 +112,8 @@ class TrainingError(DistributorError):
     """A rank failed; every other rank was stopped.
 
     The error's text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that rank's
-    traceback, if there is one. ``__cause__`` is the rank's exception if it could be unpickled. Python does not print
-    ``__cause__``, because the text already contains the exception.
+    traceback, if there is one. ``__cause__`` is the rank's exception, without what cannot be pickled. Python does not
+    print ``__cause__``, because the text already contains the exception.
 
     Attributes:
         failures: the failures of all ranks: first the root failure, then the failures that it may have caused, in

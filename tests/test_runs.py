@@ -599,7 +599,7 @@ def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None
 
 
 @pytest.mark.slow_on_executors
-def test_an_exception_that_cannot_be_pickled_keeps_its_text(make: Make) -> None:
+def test_an_exception_that_holds_a_lock_comes_back_without_it(make: Make) -> None:
     def fail() -> None:
         error = ValueError("holds a lock")
         error.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -607,7 +607,9 @@ def test_an_exception_that_cannot_be_pickled_keeps_its_text(make: Make) -> None:
 
     with pytest.raises(TrainingError, match="ValueError: holds a lock") as caught:
         make(1).run(fail)
-    assert caught.value.__cause__ is None
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert (cause.args, vars(cause)) == (("holds a lock",), {})
 
 
 def test_output_is_whole_prefixed_and_in_order(make: Make, capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck:
     lines = [f"  {each}" for each in shown]
     if len(shown) < len(earlier):
         lines.insert(1, "  ...")
-    told = "\n".join(["Earlier attempts:", *lines])
+    history = "\n".join(["Earlier attempts:", *lines])
     if stuck:
-        told += "\nThe last three attempts reached no later step than those before, so no other attempt was made."
-    error.args = (f"{error}\n\n{told}", *error.args[1:])
+        history += "\nThe last three attempts reached no later step than those before, so no other attempt was made."
+    error.args = (f"{error}\n\n{history}", *error.args[1:])

@@ -219,7 +219,7 @@ def _described(value: Any) -> str:
 
 
 def _whole(name: str, value: Any) -> int:
-    found = as_whole(_number(name, value))
-    if found is None:
+    number = as_whole(_number(name, value))
+    if number is None:
         raise ConfigurationError(f"report(): {name} must be a whole number, not {value!r}")
-    return found
+    return number

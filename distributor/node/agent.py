@@ -155,7 +155,7 @@ class _Agent:
         tells = node.node_rank in (0, site.placement.count - 1) and not self._order.placed
         placement = Placement(site.placement.nodes) if tells else None
         report = NodeReport(
-            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, placement
+            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, ended.gave_up, placement
         )
         return report, ended.values, ended.failed
 

@@ -61,7 +61,14 @@ class Notes:
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
-    gave_up: str | None = None  # why the node stopped its ranks by itself
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """An attempt is being stopped on this node."""
+
+    gave_up: str | None = None  # why, if no order says so; completes the sentence "the node on HOST ..."
+    error: tuple[str, str] | None = None  # class and text, if a companion has ended too early
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class AttemptEnded:
     outcomes: tuple[Outcome, ...]  # empty if the ranks were not started
     values: Mapping[int, bytes]  # pickled, by rank; large ones are in files
     error: tuple[str, str] | None  # class and text, for example if the ranks could not be started
+    gave_up: str | None  # why the node stopped its ranks by itself
     failed: bool  # here or on another node
     launcher: Launcher  # for a possible next attempt
 
@@ -95,9 +103,8 @@ class NodeAttempt:
         self._activity: activity.Activity | None = None
         self._dumps = activity.StackRequests(order.folder, node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
-        self._error: tuple[str, str] | None = None
-        self._stopping = False
-        self.terminated = False  # got SIGTERM, and is about to end
+        self._stopping: Stopping | None = None
+        self.terminated = False  # got SIGTERM, and is about to end: a fact of the node, whatever the attempt does
         #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
@@ -123,8 +130,9 @@ class NodeAttempt:
         )
         following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow())
         successor = await self._run_processes()
-        stopped = self._stopping  # read before a failure is reported: the driver then orders a stop
-        error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
+        # Read before a failure is reported: the driver then orders a stop.
+        stopped, stopping = self._stopping is not None, self._stopping or Stopping()
+        error = stopping.error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
             self._link.tell(messages.Failed())
         for backstop in self._backstops:
@@ -141,7 +149,8 @@ class NodeAttempt:
         self._ranks.slots.close()
         self._ranks.node_stop.close()
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
-        return AttemptEnded(ended, values, error, failed_here or not self._ranks.passed, successor)
+        failed = failed_here or not self._ranks.passed
+        return AttemptEnded(ended, values, error, stopping.gave_up, failed, successor)
 
     async def _run_processes(self) -> Launcher:
         """Run the launcher, and companions beside it, and return the launcher for a possible next attempt.
@@ -238,13 +247,9 @@ class NodeAttempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop living ranks without an order or, on a node without ranks, its companions.
-
-        ``why`` completes the sentence "the node on HOST ...".
-        """
+        """Stop living ranks without an order or, on a node without ranks, its companions."""
         if self._ranks.alive or (self._has_no_ranks and self._ranks.started and not self._has_ended):
-            self._notes.gave_up = why
-            self.stop()
+            self.stop(gave_up=why)
 
     def on_owner_gone(self) -> bool:
         """Stop the ranks, since the owner, which waited for their results, has ended.
@@ -281,13 +286,12 @@ class NodeAttempt:
                 self._ranks.node_stop.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
         else:
-            self._notes.gave_up = "got SIGTERM"
-            self.stop()
+            self.stop(gave_up="got SIGTERM")
 
     def _end_terminated(self) -> None:
         if not (self._ranks.passed or self._has_ended or self._stopping):
-            self._notes.gave_up = f"got SIGTERM, and its ranks had not ended {self._order.grace_period:g} s later"
-            self.stop(grace=False)
+            late = f"got SIGTERM, and its ranks had not ended {self._order.grace_period:g} s later"
+            self.stop(grace=False, gave_up=late)
 
     @property
     def awaits_sigterm(self) -> bool:
@@ -312,7 +316,14 @@ class NodeAttempt:
             self._link.orphan(lives=False)
             self.stop()
 
-    def stop(self, *, grace: bool = True, hasty: bool = False) -> None:
+    def stop(
+        self,
+        *,
+        grace: bool = True,
+        hasty: bool = False,
+        gave_up: str | None = None,
+        error: tuple[str, str] | None = None,
+    ) -> None:
         """Make the launcher stop its ranks within the grace period.
 
         The launcher decides whether ranks get the grace period, since it alone always knows which ranks run: its report
@@ -326,16 +337,19 @@ class NodeAttempt:
         Companions of a node without ranks serve ranks of other nodes, which may need them in order to save. They run
         until the launcher learns that the other nodes have ended, or until the grace period is over.
         """
-        if self._stopping and grace:
+        before = self._stopping
+        now = self._stopping = before or Stopping(error=error)
+        if gave_up is not None:
+            now = self._stopping = replace(now, gave_up=gave_up)
+        if before is not None and grace:
             return
-        self._stopping = True
         self._ranks.segments.look(processes.processes_of(self.node_id))
         unhandled = self._ranks.node_stop.stop(self._ranks.alive_pids)
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
         if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
-            serves_others = self._has_no_ranks and self._ranks.started and self._error is None
+            serves_others = self._has_no_ranks and self._ranks.started and now.error is None
             if not serves_others:
                 self._launcher.send_signal(
                     layout.FAST_KILL_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL
@@ -364,9 +378,8 @@ class NodeAttempt:
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
-            self._error = ("CompanionError", text)
             self._link.tell(messages.Failed())
-            self.stop()
+            self.stop(error=("CompanionError", text))
 
     def _kill_rest(self, spare: int) -> None:
         processes.kill_node(self.node_id, os.getpid(), keep=[spare])

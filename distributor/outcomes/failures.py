@@ -41,6 +41,10 @@ _VARYING = re.compile(r"\b0x[0-9a-f]+|\[[0-9a-f.:]+\]:[0-9]+")
 _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, line (?P<line>\d+)')
 
 
+#: What torch raises in a rank if a worker of its DataLoader gets SIGKILL, as from the out-of-memory killer.
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: Killed")
+
+
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures with the root first, then the others in order of time.
 
@@ -64,11 +68,14 @@ def is_consequence(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is torch.distributed's, if it is a ``StopError``, or if a collective or torch's
-    store raised it as a ``RuntimeError`` or ``TimeoutError``. Torch raises many in C++: their traceback ends with the
-    Python line that called it, where one of the user's code ends with a ``raise`` statement.
+    An exception counts if its type is torch.distributed's, if it is a ``StopError``, if it says that a worker of a
+    DataLoader was killed, or if a collective or torch's store raised it as a ``RuntimeError`` or ``TimeoutError``.
+    Torch raises many in C++: their traceback ends with the Python line that called it, where one of the user's code
+    ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
+        return True
+    if failure.kind == "RuntimeError" and _KILLED_WORKER.search(f"{failure.message}\n{failure.traceback}"):
         return True
     lines = failure.traceback.splitlines()
     frames = [(frame["path"], line) for line, text in enumerate(lines) if (frame := _FRAME.match(text))]

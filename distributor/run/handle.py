@@ -272,12 +272,12 @@ class Run:
             >>> run.snapshot().ranks_up  # doctest: +SKIP
             4
         """
-        about, now = self._supervisor.state, time.monotonic()
-        phase = about.phase
-        if isinstance(phase, state.Ended) and about is not self._supervisor.state:  # another attempt has just begun
-            about = self._supervisor.state
-            phase = about.phase
-        detail, lasting = self._preparing.step(about, self._supervisor.submission)
+        current, now = self._supervisor.state, time.monotonic()
+        phase = current.phase
+        if isinstance(phase, state.Ended) and current is not self._supervisor.state:  # another attempt has just begun
+            current = self._supervisor.state
+            phase = current.phase
+        detail, lasting = self._preparing.step(current, self._supervisor.submission)
         if isinstance(phase, state.Stopping):
             left = phase.grace - (now - phase.since)
             detail = phase.reason
@@ -293,8 +293,8 @@ class Run:
             since=now - phase.since,
             detail=detail,
             lasting=lasting,
-            nodes_up=about.nodes.up,
-            ranks_up=about.nodes.ranks_up,
+            nodes_up=current.nodes.up,
+            ranks_up=current.nodes.ranks_up,
             placement=self.placement,
             lines=dict(self._display.logs.last_lines),
             timings=self.timings,

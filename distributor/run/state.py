@@ -153,8 +153,8 @@ class AttemptState:
     @property
     def reason(self) -> str:
         """Why the attempt failed, in words: the failure that caused all others, even if it was reported later."""
-        if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
-            root = order_failures(told)[0]
+        if isinstance(self.cause, RankFailed | None) and (failures := failures_of(self.cause, self.failures)):
+            root = order_failures(failures)[0]
             return f"rank {root.rank} failed: {root.message}"
         return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
 
@@ -285,7 +285,7 @@ class AttemptState:
         return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
-        self.failures += [each.failure for each in stopped.outcomes if each.failure is not None]
+        self.failures += [outcome.failure for outcome in stopped.outcomes if outcome.failure is not None]
         self.nodes.rests(node, stopped.port, unable=stopped.error is not None)
         return self._if_all_rest()
 
@@ -297,8 +297,8 @@ class AttemptState:
         actions: list[Action] = []
         if self.unreached:
             self.unreached = False
-            told = f"the node on {self.nodes.describe(node)} has now reached the driver: its log lines follow"
-            actions = [Warn(f"run {self._job.label}: {told}")]
+            text = f"the node on {self.nodes.describe(node)} has now reached the driver: its log lines follow"
+            actions = [Warn(f"run {self._job.label}: {text}")]
         if isinstance(self.phase, Waiting):
             self._enter(Starting(now))
         return [*actions, Announce(f"run {self._job.label}: {self.nodes}")]
@@ -328,8 +328,8 @@ class AttemptState:
         if last_known and wrote is not None:
             last_known += f", last line of rank {wrote}: {lost.wrote[wrote]!r}"
         name = nodes.describe(lost.node)
-        told = NodeLost((*before, f"{name}: {lost.why}{last_known}"))
-        return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
+        cause = NodeLost((*before, f"{name}: {lost.why}{last_known}"))
+        return [*self._stop(cause, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
         """If a node is lost and all others have ended too, end the job unless it soon ends by itself."""
@@ -355,8 +355,8 @@ class AttemptState:
 
     def _cannot_halt(self, which: str) -> list[Action]:
         """Warn, after ``run.stop()``, that the ranks cannot be asked to stop."""
-        told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends the run"
-        return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
+        text = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends the run"
+        return [Warn(f"run {self._job.label}: {text}")] if isinstance(self.wish, Halt) else []
 
     def _agree(self) -> list[Action]:
         """Ask all ranks to stop together, if this is wanted and all are up."""
@@ -367,17 +367,17 @@ class AttemptState:
         stop_vote.begin(node.executor for node in placement.nodes)
         return [TellNodes(stop_vote.order), Arm(Deadline.HALT, self._margins.repeat)]
 
-    def _on_node_stop(self, node: str, told: messages.Halting, now: float) -> list[Action]:
+    def _on_node_stop(self, node: str, message: messages.Halting, now: float) -> list[Action]:
         stop_vote = self.stop_vote
-        match told:
+        match message:
             case messages.RankPreempted():
-                at, rank = f"the node on {self.nodes.describe(node)}", told.rank
+                at, rank = f"the node on {self.nodes.describe(node)}", message.rank
                 stop_vote.preempt(f"{at if rank is None else f'rank {rank} on {self.nodes.host_of(rank)}'} got SIGTERM")
                 return self._agree()
             case messages.Reached():
-                return [TellNodes(stop_vote.order)] if stop_vote.on_reached(node, told) else []
+                return [TellNodes(stop_vote.order)] if stop_vote.on_reached(node, message) else []
             case messages.Halted():
-                wrong = stop_vote.on_halted(told)
+                wrong = stop_vote.on_halted(message)
                 return [] if wrong is None else self._stop(Disagreed(wrong), wrong, now)
 
     def _on_cancel(self, event: Cancel, now: float) -> list[Action]:
@@ -399,8 +399,7 @@ class AttemptState:
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
         # During the grace period, reports about a lost node can still arrive, unless no node has ever connected.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
-        told = self.phase.cause if isinstance(self.phase, Stopping) else cause
-        hasty = self.wish is None and surely_again(told, self.number, self._job.recovery)
+        hasty = self.wish is None and surely_again(self.cause or cause, self.number, self._job.recovery)
         return [StopRanks(reason, hasty=hasty), Arm(Deadline.END, patience)]
 
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
@@ -477,8 +476,8 @@ class AttemptState:
         if not ungrouped:
             return []
         framework = ungrouped[min(ungrouped)]
-        told = f"{who(sorted(ungrouped))} {alone(framework, self._job.world_size)}"
-        return [Warn(f"run {self._job.label}: {told}; require_group=True makes this an error")]
+        text = f"{who(sorted(ungrouped))} {alone(framework, self._job.world_size)}"
+        return [Warn(f"run {self._job.label}: {text}; require_group=True makes this an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:
         """Return the nodes' warnings that are new, once per host. A text completes "the node on HOST ..."."""

@@ -64,8 +64,8 @@ class Supervisor:
         self.attempt = self._make_attempt(Nodes(), 0)
 
     def _make_attempt(self, nodes: Nodes, number: int) -> Attempt:
-        about = AttemptState(self._job, time.monotonic(), self._margins, nodes, number)
-        return Attempt(about, self.submission, self, self._alarm, self._display)
+        current = AttemptState(self._job, time.monotonic(), self._margins, nodes, number)
+        return Attempt(current, self.submission, self, self._alarm, self._display)
 
     @property
     def _job(self) -> Job:
@@ -173,20 +173,22 @@ class Supervisor:
     def _submits_again(self, error: BaseException | None) -> bool:
         """Return whether a new job follows the ended one. If so, make it current, with its first attempt."""
         ended = self.attempt
-        about, number = ended.state, ended.state.number + 1
+        current, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
-        widens, excused = about.stop_vote.widens, self._job.excused
-        follows = error is not None and again_in_new_job(error, about.number, recovery, widens=widens, excused=excused)
-        if about.wish is not None or not follows or self._gives_up():
+        widens, excused = current.stop_vote.widens, self._job.excused
+        follows = error is not None and again_in_new_job(
+            error, current.number, recovery, widens=widens, excused=excused
+        )
+        if current.wish is not None or not follows or self._gives_up():
             return False
-        why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
+        why = current.reason if isinstance(current.cause, NodeLost) else str(error).partition("\n")[0]
         if isinstance(error, PreemptionError):  # a preemption does not count as a restart
             recovery = replace(recovery, max_restarts=recovery.max_restarts + 1)
             excused += 1
             self.reports.expect_another()
         try:
             held = held_now(self._job.output_dir)
-            avoided = hosts_to_avoid([*(each.executor for each in self.reports.ended), _blamed(about)])
+            avoided = hosts_to_avoid([*(each.executor for each in self.reports.ended), _blamed(current)])
             job = replace(
                 self._job, attempt=number, recovery=recovery, excused=excused, output_dir=held, avoided=avoided
             )
@@ -195,12 +197,12 @@ class Supervisor:
         except Exception as failed:  # for example, Spark's context has just been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
-        self._leave(about, "starting again in a new job", why, counts=recovery is self._job.recovery)
+        self._leave(current, "starting again in a new job", why, counts=recovery is self._job.recovery)
         self._display.logs.begin_again()
         self.reports.begin_again()
         self.submission, self.timings = submission, {}
-        self._follow(ended, self._make_attempt(Nodes(about.nodes.placement), number))
-        self._cancel_too(about)
+        self._follow(ended, self._make_attempt(Nodes(current.nodes.placement), number))
+        self._cancel_too(current)
         return True
 
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
@@ -239,28 +241,31 @@ class Supervisor:
     def _gives_up(self) -> bool:
         """Return whether the last attempts made no progress. Unless a node has reached the driver, nobody knows."""
         reached = self.server is not None and self.server.reached
-        self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
+        number, ended = self.state.number, self.reports.ended
+        killed = {each.number for each in ended if each.executor is not None}
+        killed |= set() if _blamed(self.state) is None else {number}
+        self._stuck = reached and is_stuck(self.reports.steps(number), killed)
         return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:
-        about, line = self.state, None if why is None else why.partition("\n")[0]
-        executor = None if why is None else _blamed(about)
-        self.reports.end_attempt(about.number, line, self._goodput(about), executor)
+        current, line = self.state, None if why is None else why.partition("\n")[0]
+        executor = None if why is None else _blamed(current)
+        self.reports.end_attempt(current.number, line, self._goodput(current), executor)
 
     @property
     def goodput(self) -> Goodput:
-        about, ended = self.state, self.reports.ended
-        now = Goodput() if any(each.number == about.number for each in ended) else self._goodput(about)
+        current, ended = self.state, self.reports.ended
+        now = Goodput() if any(each.number == current.number for each in ended) else self._goodput(current)
         return sum((each.goodput for each in ended), now)
 
-    def _goodput(self, about: AttemptState) -> Goodput:
-        now, cause = time.monotonic(), about.cause
+    def _goodput(self, current: AttemptState) -> Goodput:
+        now, cause = time.monotonic(), current.cause
         stall = cause.limit if isinstance(cause, Stalled) else 0.0
-        return goodput(about.moments, self.reports.course(about.number), now, ahead=time.time() - now, stall=stall)
+        return goodput(current.moments, self.reports.course(current.number), now, ahead=time.time() - now, stall=stall)
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause
-        found = verdict(
+        judged = verdict(
             cause,
             collected,
             error,
@@ -270,14 +275,14 @@ class Supervisor:
             local=self.submission.scheduler.on_driver,
             preempted=self._preempted(),
         )
-        if self.state.terminated and isinstance(found.error, NodeLostError):  # its ranks were told to end
+        if self.state.terminated and isinstance(judged.error, NodeLostError):  # its ranks were told to end
             return Verdict(error=RunCancelledError(f"run {self._job.run_id} was cancelled: its driver got SIGTERM"))
-        return found
+        return judged
 
     def _preempted(self) -> Preempted | None:
         """Return why ranks stopped together; ``None`` if the user asked them to."""
-        about = self.state
-        if isinstance(about.wish, events.Halt):
+        current = self.state
+        if isinstance(current.wish, events.Halt):
             return None
         last = self.reports.last_committed
         kept = (
@@ -285,7 +290,7 @@ class Supervisor:
             if last is None
             else f"The last checkpoint is of step {last.step}, in {last.path}"
         )
-        return Preempted(about.stop_vote.preempted, kept, about.stop_vote.widens)
+        return Preempted(current.stop_vote.preempted, kept, current.stop_vote.widens)
 
     def _advise(self, failure: Failure) -> str:
         try:
@@ -353,21 +358,21 @@ class Supervisor:
 
     def rest(self, port: int | None) -> None:
         ended, server = self.attempt, self.server
-        about = ended.state
+        current = ended.state
         assert server is not None
         recovery = self._job.recovery
-        follows = again(about.cause, about.failures, about.number, recovery)
-        if port is None or about.wish is not None or not follows or self._gives_up():
+        follows = again(current.cause, current.failures, current.number, recovery)
+        if port is None or current.wish is not None or not follows or self._gives_up():
             server.end()
             return
-        number = about.number + 1
-        self._leave(about, "restarting its ranks", about.reason)
-        about.nodes.again()
-        following = self._make_attempt(about.nodes, number)
+        number = current.number + 1
+        self._leave(current, "restarting its ranks", current.reason)
+        current.nodes.again()
+        following = self._make_attempt(current.nodes, number)
         self._follow(ended, following)
         following.begin()
         server.begin(number, port)
-        self._cancel_too(about)
+        self._cancel_too(current)
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
@@ -403,8 +408,8 @@ class Supervisor:
         self.on(events.Lost(node, why, self._display.logs.last_lines))
 
 
-def _blamed(about: AttemptState) -> str | None:
-    return blamed(about.nodes, failures_of(about.cause, about.failures))
+def _blamed(current: AttemptState) -> str | None:
+    return blamed(current.nodes, failures_of(current.cause, current.failures))
 
 
 def _with_peers(job: Job) -> Job:

@@ -15,10 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import CodeType, ModuleType
-from typing import Any, BinaryIO
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, BinaryIO, cast
 
 import cloudpickle
+from cloudpickle.cloudpickle import (
+    _is_registered_pickle_by_value,
+    _lookup_module_and_qualname,
+    _make_skeleton_class,
+)
 
 from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
@@ -31,7 +36,13 @@ _PROTOCOL = 5
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
+_MOST_LINKED = 32  # exceptions that travel with one that they caused
+
 _LARGE_STORAGE = 64 << 10  # bytes from which tensors are pickled from memory; torch copies them three times
+
+# What functools makes of a function, which pickle takes for something that every process can import.
+_CACHED = type(functools.lru_cache(lambda: None))
+_DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__code__
 
 _registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
 
@@ -64,6 +75,8 @@ def _why_not(
             return f"{text}: a {inner} that it uses {error.refusal.why}. {error.refusal.instead}"
         which = "it" if is_sparks else f"the {inner} in it"
         return f"{text}: {label}, since {which} {error.refusal.why}. {error.refusal.instead}"
+    if type(getattr(value, "__self__", value)).__module__.startswith(("IPython.", "ipykernel.", "google.colab.")):
+        return f"{text}: {label}, since it exists only in the notebook. Use it there, and pass what it returns"
     if is_sparks:
         return f"{text}: {label}, since it {DRIVER_ONLY.why}. {DRIVER_ONLY.instead}"
     return (
@@ -97,13 +110,92 @@ def dump_value(value: Any, file: BinaryIO) -> None:
 
 
 def dump_exception(error: BaseException) -> bytes | None:
-    """Return the pickled exception; ``None`` if it cannot be pickled or not be unpickled."""
-    try:
+    """Return the pickled exception with those that caused it.
+
+    One that cannot be pickled, or not be unpickled, loses the attributes that cannot travel. If its class is in the
+    way, it becomes the nearest base class that is not, with its text.
+    """
+    with suppress(Exception):
+        return _dump_chain(error, set())
+    return None
+
+
+def _dump_chain(error: BaseException, seen: set[int]) -> bytes:
+    """Pickle an exception with its ``__cause__`` and ``__context__``, which pickle leaves out."""
+    seen.add(id(error))
+    linked = [
+        None if link is None or id(link) in seen or len(seen) >= _MOST_LINKED else _dump_chain(link, seen)
+        for link in (error.__cause__, error.__context__)
+    ]
+    alone = _dump_alone(error, seen)
+    if linked == [None, None]:
+        return alone
+    return pickle.dumps(_Link(alone, linked[0], linked[1], error.__suppress_context__))
+
+
+def _dump_alone(error: BaseException, seen: set[int]) -> bytes:
+    with suppress(Exception):
         pickled = _dumps(error, _Pickler)
-        pickle.loads(pickled)  # fails if the exception's ``__init__`` takes arguments other than ``args``
-        return pickled
-    except Exception:
-        return None
+        if not isinstance(error, BaseExceptionGroup):  # whose members have causes
+            pickle.loads(pickled)  # fails if the exception's ``__init__`` takes arguments other than ``args``
+            return pickled
+    attributes = {name: value for name, value in vars(error).items() if _loads(value)}
+    args = tuple(value if _loads(value) else repr(value) for value in error.args)
+    if isinstance(error, BaseExceptionGroup):
+        args = (error.message, tuple(_Link(_dump_chain(member, seen)) for member in error.exceptions))
+    for kind in type(error).__mro__:
+        with suppress(Exception):
+            pickled = _dumps(_Remade(kind, args if kind is type(error) else (str(error),), attributes), _Pickler)
+            str(pickle.loads(pickled))
+            return pickled
+    raise TypeError(f"{type(error)} cannot be pickled")
+
+
+def _loads(value: Any) -> bool:
+    with suppress(Exception):
+        pickle.loads(_dumps(value, _Pickler))
+        return True
+    return False
+
+
+class _Link:
+    """Becomes an exception with those that caused it as it is unpickled."""
+
+    def __init__(
+        self, alone: bytes, cause: bytes | None = None, context: bytes | None = None, suppressed: bool = False
+    ) -> None:
+        self._arguments = alone, cause, context, suppressed
+
+    def __reduce__(self) -> Any:
+        return _linked, self._arguments
+
+
+def _linked(alone: bytes, cause: bytes | None, context: bytes | None, suppressed: bool) -> BaseException:
+    error: BaseException = pickle.loads(alone)
+    if context is not None:
+        error.__context__ = pickle.loads(context)
+    if cause is not None:
+        error.__cause__ = pickle.loads(cause)
+    error.__suppress_context__ = error.__suppress_context__ or suppressed
+    return error
+
+
+class _Remade:
+    """Becomes an exception as it is unpickled, without a call of its ``__init__``."""
+
+    def __init__(self, kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> None:
+        self._arguments = kind, args, attributes
+
+    def __reduce__(self) -> Any:
+        return _remade, self._arguments
+
+
+def _remade(kind: type[BaseException], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> BaseException:
+    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    error: BaseException = builtin.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 def load_exception(pickled: bytes | None) -> BaseException | None:
@@ -152,9 +244,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is CodeType:
+        kind = type(obj)
+        if kind is CodeType:
             return _code, (obj.co_filename, *self.dispatch_table[CodeType](obj))
-        return super().reducer_override(obj)
+        if kind is _CACHED and not _can_be_imported(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if kind is FunctionType and obj.__code__ is _DISPATCHING and not _can_be_imported(obj):
+            return functools.singledispatch, (obj.__wrapped__,), dict(obj.registry), None, None, _register
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and reduced[0] is _make_skeleton_class and "__slots__" in vars(obj):
+            made, name, bases, namespace, *rest = reduced[1]  # without slots, instances would have another layout
+            return reduced[0], (made, name, bases, {**namespace, "__slots__": obj.__slots__}, *rest), *reduced[2:]
+        return reduced
+
+
+def _can_be_imported(obj: Any) -> bool:
+    """Whether ranks find a function by its name, as one of an installed package."""
+    found = _lookup_module_and_qualname(obj)
+    return found is not None and not _is_registered_pickle_by_value(found[0])
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _register(dispatching: Any, registry: Mapping[type, Callable[..., Any]]) -> None:
+    for kind, function in registry.items():
+        dispatching.register(kind, function)
 
 
 def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:

@@ -33,7 +33,7 @@ class NodeStop:
         self._tell = tell
         self._send = send
         self._number = 0
-        self._told: set[Message] = set()
+        self._reported: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
         """Obey the driver's order, which may arrive twice, or after its attempt has ended."""
@@ -104,8 +104,8 @@ class NodeStop:
         return []
 
     def _tell_once(self, message: Message) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._reported:
+            self._reported.add(message)
             self._tell(message)
 
     @property

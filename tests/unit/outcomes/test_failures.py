@@ -128,6 +128,9 @@ RuntimeError: Connection closed by peer"""
         (failure(kind="ConnectionResetError"), False),
         (failure(kind="ValueError", traceback=COLLECTIVE), False),
         (failure(kind="exit", exit_code=3), False),
+        (failure(kind="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed. "), True),
+        (failure(kind="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Bus error. "), False),
+        (failure(kind="ValueError", message="DataLoader worker (pid 7) is killed by signal: Killed. "), False),
     ],
 )
 def test_what_is_not_the_users_code(found, expected):

@@ -76,6 +76,39 @@ class Phase(enum.Enum):
 def results():
     return Config(0.5), Phase.WARM, Trainer
 
+class Slotted:
+    __slots__ = ("rate", "__hidden")
+
+    def __init__(self, rate):
+        self.rate = self.__hidden = rate
+
+    def hidden(self):
+        return self.__hidden
+
+@dataclass(slots=True)
+class SlottedConfig:
+    rate: float = 0.5
+
+def slotted():
+    return Slotted(0.5), SlottedConfig(0.25)
+
+@functools.lru_cache(maxsize=7)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+def cached():
+    return fibonacci(30), fibonacci.cache_parameters()["maxsize"]
+
+@functools.singledispatch
+def kind(value):
+    return "other"
+
+@kind.register
+def _(value: list):
+    return [kind(each) for each in value]
+
+kind.register(int, lambda value: "int")
+
 class Diverged(Exception):
     pass
 
@@ -131,6 +164,9 @@ def call_elsewhere(module, pickled):
     [
         pytest.param("train", (4,), {"plus": 2}, 42, id="function"),
         pytest.param("factorial", (5,), {}, 120, id="recursive"),
+        pytest.param("cached", (), {}, (832040, 7), id="cached"),
+        pytest.param("fibonacci", (30,), {}, 832040, id="cached-and-recursive"),
+        pytest.param("kind", ([1, "a"],), {}, ["int", "other"], id="dispatched"),
         pytest.param("closure(7)", (1,), {}, 17, id="closure"),
         pytest.param("square", (3,), {}, 9, id="lambda"),
         pytest.param("lambda x, f=train: f(x) + FACTOR", (1,), {}, 20, id="lambda-of-no-module"),
@@ -171,6 +207,12 @@ def test_classes_by_value_come_back_as_the_drivers_own(user):
     assert config == user.Config(0.5)
     assert phase is user.Phase.WARM
     assert trainer is user.Trainer
+
+
+def test_values_with_slots_come_back(user):
+    slotted, config = payload.load_value([call_elsewhere(user, payload.dump_function(user.slotted, (), {}))], 0)
+    assert (type(slotted), slotted.rate, slotted.hidden()) == (user.Slotted, 0.5, 0.5)
+    assert config == user.SlottedConfig(0.25)
 
 
 def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
@@ -253,6 +295,25 @@ def test_what_cannot_be_pickled_is_named(user, function, args, kwargs, words):
     assert caught.value.__cause__ is not None
     for word in words:
         assert word in str(caught.value)
+
+
+class Shell:
+    """Stands for IPython's, which also holds a connection to its history."""
+
+    def __init__(self):
+        self.history = threading.Lock()
+
+    def get_ipython(self):
+        return self
+
+
+Shell.__module__ = "ipykernel.zmqshell"
+
+
+def test_what_exists_only_in_the_notebook_is_named():
+    function = types.FunctionType((lambda: get_ipython()).__code__, {"get_ipython": Shell().get_ipython})  # noqa: F821
+    with pytest.raises(PayloadError, match=r"global 'get_ipython' .*exists only in the notebook"):
+        payload.dump_function(function, (), {})
 
 
 def accumulator():
@@ -395,9 +456,55 @@ def test_exceptions_survive(error):
     assert (copy.args, vars(copy)) == (error.args, vars(error))
 
 
-@pytest.mark.parametrize("error", [NeedsTwo("here", "so"), with_attribute(threading.Lock())])
-def test_exceptions_that_do_not_survive(error):
-    assert payload.dump_exception(error) is None
+class HoldsLock(Exception):
+    def __init__(self, why):
+        super().__init__(why)
+        self.why, self.lock = why, threading.Lock()
+
+
+class Unmakable(HoldsLock):
+    def __str__(self):
+        return f"lock {self.lock}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "args", "attributes"),
+    [
+        (NeedsTwo("here", "so"), NeedsTwo, ("here: so",), {}),
+        (with_attribute(threading.Lock()), ValueError, ("bad",), {}),
+        (HoldsLock("busy"), HoldsLock, ("busy",), {"why": "busy"}),
+    ],
+)
+def test_exceptions_lose_what_cannot_travel(error, kind, args, attributes):
+    copy = payload.load_exception(payload.dump_exception(error))
+    assert (type(copy), copy.args, vars(copy)) == (kind, args, attributes)
+
+
+def test_an_exception_that_cannot_be_remade_becomes_its_nearest_base():
+    error = Unmakable("busy")
+    copy = payload.load_exception(payload.dump_exception(error))
+    assert (type(copy), copy.args) == (HoldsLock, (str(error),))
+
+
+def test_groups_keep_members_and_exceptions_their_chain():
+    inner = HoldsLock("inner")
+    inner.__cause__ = KeyError("lr")
+    outer = ExceptionGroup("all", [inner, NeedsTwo("here", "so")])
+    outer.__cause__ = ValueError("first")
+    outer.__cause__.__context__ = outer  # a circle
+    copy = payload.load_exception(payload.dump_exception(outer))
+    assert [(type(each), each.args) for each in copy.exceptions] == [(HoldsLock, ("inner",)), (NeedsTwo, ("here: so",))]
+    assert copy.exceptions[0].__cause__.args == ("lr",)
+    assert copy.exceptions[0].__suppress_context__
+    assert (type(copy.__cause__), copy.__cause__.args, copy.__suppress_context__) == (ValueError, ("first",), True)
+
+
+def test_of_a_long_chain_the_first_exceptions_travel():
+    error = ValueError(0)
+    for number in range(1, 2000):
+        error, error.__context__ = ValueError(number), error
+    copy = payload.load_exception(payload.dump_exception(error))
+    assert (copy.args, copy.__context__.args) == ((1999,), (1998,))
 
 
 @pytest.mark.parametrize("pickled", [None, b"", b"no pickle", pickle.dumps("text"), b"cno_such_module\nno_such\n."])

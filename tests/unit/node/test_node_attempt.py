@@ -1,0 +1,183 @@
+"""What an attempt on a node does with its launcher when it is stopped, or may be."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor.node.node_attempt import Assignment, NodeAttempt, Notes, Stopping
+from distributor.values import layout, messages
+from distributor.values.environment import NODE_ID
+from distributor.values.job import Function
+from distributor.values.messages import AllPassed, RankExited, RanksStarted, Stop
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import NodeOrder, Plan
+
+STOP, KILL = layout.STOP_SIGNAL, signal.SIGKILL
+DEAD = 1 << 30  # a pid that no process has
+
+
+class FakeLauncher:
+    """Records what it is sent."""
+
+    pid = DEAD
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def kill(self) -> None:
+        self.signals.append(KILL)
+
+
+class FakeLink:
+    """Records what is told to the driver, which it reaches."""
+
+    is_open, is_private = True, False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def tell(self, *message: Any) -> None:
+        self.told.append(message[0])
+
+    send = tell
+
+    def orphan(self, *, lives: bool) -> None:
+        self.told.append(messages.Orphaned(lives))
+
+
+def make(folder: Path, ranks: int = 1) -> tuple[Any, FakeLauncher, FakeLink]:
+    node = Node(1, "b", "host-b", "10.0.0.2", 1, 2, 2, ranks)
+    placement = Placement((Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 2), node))
+    plan: Any = Plan(node, Function("train", b""), {}, ({},) * ranks)
+    share = placement.shares(whole=False)[1]
+    order = NodeOrder(
+        "3f2a", plan, share, 5.0, 1.0, None, -1, str(folder), None, (), False, "fork", "/", {NODE_ID: "none"}
+    )
+    launcher, link = FakeLauncher(), FakeLink()
+    assignment = Assignment(order, None, (), watch=False, spare=False, number=0)
+    made: Any = NodeAttempt(assignment, launcher, link, None, Notes({}))  # type: ignore[arg-type]
+    return made, launcher, link
+
+
+Step = Callable[[Any], object]
+
+
+def event(message: messages.Message) -> Step:
+    return lambda attempt: attempt._on_event(message)
+
+
+def order(message: messages.Message) -> Step:
+    return lambda attempt: attempt.on_order(message)
+
+
+started = event(RanksStarted((DEAD,), 0.0))
+passed = event(AllPassed())
+succeeded = event(RankExited(0, 0, None, 1.0))
+stop, kill = order(Stop("cancelled")), order(Stop("killed", grace=False))
+orphan: Step = NodeAttempt.on_owner_gone
+sigterm: Step = NodeAttempt.on_terminated
+
+
+def driver_lost(attempt: Any) -> None:
+    attempt.give_up("lost the driver")
+
+
+def companion_dies(attempt: Any) -> None:
+    attempt._on_companion_death(3, "the companion ended")
+
+
+ERROR = ("CompanionError", "the companion ended")
+
+
+@pytest.mark.parametrize(
+    ("steps", "stopping", "signals"),
+    [
+        ([started], None, []),
+        ([stop], Stopping(), [STOP]),
+        ([started, stop], Stopping(), [STOP]),
+        ([started, stop, stop], Stopping(), [STOP]),
+        ([started, stop, kill], Stopping(), [STOP, KILL]),
+        ([started, kill], Stopping(), [KILL]),
+        ([started, succeeded, stop], Stopping(), [KILL]),
+        ([driver_lost], None, []),
+        ([started, driver_lost], Stopping("lost the driver"), [STOP]),
+        ([started, stop, driver_lost], Stopping("lost the driver"), [STOP]),
+        ([started, succeeded, driver_lost], None, []),
+        ([started, sigterm], Stopping("got SIGTERM"), [STOP]),
+        ([started, stop, sigterm], Stopping(), [STOP]),
+        ([started, orphan], Stopping(), [STOP]),
+        ([started, succeeded, orphan], None, []),
+        ([started, passed, orphan], None, []),
+        ([started, companion_dies], Stopping(error=ERROR), [STOP]),
+        ([started, stop, companion_dies], Stopping(), [STOP]),
+        ([started, companion_dies, driver_lost], Stopping("lost the driver", ERROR), [STOP]),
+        ([started, passed, companion_dies], None, []),
+    ],
+)
+def test_what_stops_an_attempt(
+    steps: list[Step], stopping: Stopping | None, signals: list[int], tmp_path: Path
+) -> None:
+    async def play() -> None:
+        attempt, launcher, _ = make(tmp_path)
+        for step in steps:
+            step(attempt)
+        assert attempt._stopping == stopping
+        assert launcher.signals == signals
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("steps", "signals"),
+    [
+        ([event(RanksStarted((), 0.0)), stop], []),  # until the other nodes have ended
+        ([event(RanksStarted((), 0.0)), stop, kill], [KILL]),
+        ([event(RanksStarted((), 0.0)), companion_dies], [STOP]),
+        ([stop], [STOP]),
+    ],
+)
+def test_a_node_without_ranks_serves_the_others_until_its_companion_dies(
+    steps: list[Step], signals: list[int], tmp_path: Path
+) -> None:
+    async def play() -> None:
+        attempt, launcher, _ = make(tmp_path, ranks=0)
+        for step in steps:
+            step(attempt)
+        assert launcher.signals == signals
+
+    asyncio.run(play())
+
+
+def test_the_driver_hears_of_a_companion_that_died_before_the_stop(tmp_path: Path) -> None:
+    async def play() -> None:
+        attempt, _, link = make(tmp_path)
+        for step in (started, companion_dies):
+            step(attempt)
+        assert link.told == [messages.Started(), messages.Failed()]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("steps", "lives"), [([started], False), ([started, succeeded], True), ([started, passed], True)]
+)
+def test_an_attempt_without_owner_goes_on_if_it_can_still_succeed(
+    steps: list[Step], lives: bool, tmp_path: Path
+) -> None:
+    async def play() -> None:
+        attempt, _, _ = make(tmp_path)
+        for step in steps:
+            step(attempt)
+        assert attempt.on_owner_gone() is lives
+
+    asyncio.run(play())
