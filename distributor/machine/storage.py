@@ -171,7 +171,14 @@ class Folder:
     def _made(self, name: str) -> Path:
         """Return the path of a file whose parent folder exists now."""
         path = self._path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            for above in path.parents:
+                if os.path.lexists(above) and not above.is_dir():
+                    kind = "a link that leads to no folder" if above.is_symlink() else "a file, not a folder"
+                    raise NotADirectoryError(f"{above} is {kind}") from error
+            raise
         return path
 
 

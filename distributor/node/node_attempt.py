@@ -121,7 +121,8 @@ class NodeAttempt:
         vote_file.create(
             layout.vote_file(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
         )
-        following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow())
+        # Without return_exceptions, asyncio would log an exception that nobody retrieves if this method raises.
+        following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow(), return_exceptions=True)
         successor = await self._run_processes()
         stopped = self._stopping  # read before a failure is reported: the driver then orders a stop
         error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)

@@ -80,18 +80,18 @@ def is_mishap(error: BaseException) -> bool:
     return getattr(error, "_mishap", False)
 
 
-def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
+def context_stopped(label: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
     who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself (see Spark's log on the driver)"
-    return final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
+    return final(RunCancelledError(f"run {label} was cancelled, because its Spark session was stopped by {who}"))
 
 
-def jvm_ended(run_id: str) -> StartError:
+def jvm_ended(label: str) -> StartError:
     """Return the error of a run whose Spark driver's JVM has ended."""
     return final(
         mishap(
             StartError(
-                f"run {run_id} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
+                f"run {label} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
                 "see the driver's log), which also ended the executors. Restart Python or the notebook's kernel"
             )
         )

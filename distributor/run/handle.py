@@ -107,7 +107,7 @@ class Run:
         """
         if not self._life.begin():
             return False
-        self._verdict = Verdict(error=RunCancelledError(f"run {self.id} was interrupted before it began"))
+        self._verdict = Verdict(error=RunCancelledError(f"run {self._job.label} was interrupted before it began"))
         self._supervisor.end(self._verdict)
         self._display.close()
         self._life.done.set()
@@ -406,7 +406,7 @@ class Run:
         with self._callers.counted(self._callers.asking):
             ended = self.wait(timeout)
         if not ended:
-            raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
+            raise TimeoutError(f"run {self._job.label} has not ended within {timeout} s; it is {self.status.value}")
         self._callers.untold.clear()
         error = self._verdict.error
         if isinstance(error, DistributorError):
@@ -428,27 +428,29 @@ class Run:
             self._verdict = Verdict(error=typed(error))
         finally:
             self._times.ended = time.time()
+            consequent = self._supervisor.consequent()  # known until the attempt has ended
             try:
                 self._supervisor.end(self._verdict)
                 self._display.look()
                 self._life.decided = True
                 self._callbacks.close()
-                self._tell_end()
+                self._tell_end(consequent)
             finally:
                 self._display.close()
                 self._life.done.set()
 
-    def _tell_end(self) -> None:
+    def _tell_end(self, consequent: Sequence[int]) -> None:
         """Print in one line why the run failed, unless a waiting caller gets the error or the view shows it."""
         error = self._verdict.error
         failures = error.failures if isinstance(error, TrainingError) else ()
-        self._display.logs.release(failure.rank for failure in failures if failure.traceback)
+        shown = [failure.rank for failure in failures if failure.traceback]
+        self._display.logs.release([*shown, *consequent])
         if error is None or isinstance(error, RunCancelledError):
             return
-        self._callers.untold.append(f"run {self.id} has failed, and no caller has received the error: {error}")
+        self._callers.untold.append(f"run {self._job.label} has failed, and no caller has received the error: {error}")
         if not self._callers.asking and self._display.announces:
             what = str(error).partition("\n")[0]
-            self._display.logs.note(f"run {self.id} has failed: {what} (result() raises the full error)")
+            self._display.logs.note(f"run {self._job.label} has failed: {what} (result() raises the full error)")
 
 
 @dataclass

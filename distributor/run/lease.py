@@ -102,7 +102,7 @@ class Lease:
                 return found
             if not wanted():
                 raise RunCancelledError(
-                    f"run {self.job.run_id} was cancelled while it waited for another run of the same name to end"
+                    f"run {self.job.label} was cancelled while it waited for another run of the same name to end"
                 )
             time.sleep(self._times.look)
 
@@ -164,7 +164,7 @@ class Lease:
                 _log.warning("run %s: %s: %s", self.job.label, told, error)
                 return
         if other is not None and finished:
-            raise RunCancelledError(f"run {self.job.run_id} was cancelled: {other}")
+            raise RunCancelledError(f"run {self.job.label} was cancelled: {other}")
 
 
 @contextmanager

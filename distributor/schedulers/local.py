@@ -75,9 +75,11 @@ class LocalScheduler:
                 "before Python starts"
             )
         if network.address_towards(_ADDRESS) is None:
+            is_up = network.address_towards("::1") is not None  # it has only IPv6
+            remedy = f"give loopback this address (ip addr add {_ADDRESS}/8 dev lo)"
             raise ConfigurationError(
-                f"ranks of one machine talk over loopback, but {_ADDRESS} cannot be reached here: bring loopback up "
-                "(ip link set lo up)"
+                f"ranks of one machine talk over loopback, but {_ADDRESS} cannot be reached here: "
+                + (remedy if is_up else "bring loopback up (ip link set lo up)")
             )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:

@@ -43,7 +43,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
             "shared storage and return its path"
         )
     if _CANCELLED.search(text):
-        return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
+        return RunCancelledError(f"the Spark job of run {job.label} was cancelled: {reason(text)}")
     if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
         return ResourceError(
             f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, but the cluster "
@@ -59,7 +59,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
         )
     why = f"{reason(text)}. {explanation}" if explanation else reason(text)
     if "Job aborted" in text and not re.search(_NOT_SENT, text):
-        return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {why}")
+        return NodeLostError(f"the Spark job of run {job.label} failed{where}: {why}")
     return driver_failures.mishap(StartError(f"Spark failed{where}: {why}"))
 
 

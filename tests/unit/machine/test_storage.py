@@ -74,3 +74,17 @@ def test_what_is_below_a_file_is_not_there_to_remove(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     Folder(tmp_path).remove("a/b")
     assert (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("below", ["", "below/deeper"])
+@pytest.mark.parametrize("kind", ["a file", "a link that leads to no folder"])
+def test_an_error_says_what_stands_where_the_folder_should_be(tmp_path: Path, kind: str, below: str) -> None:
+    there = tmp_path / "there"
+    there.write_text("") if kind == "a file" else there.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match=f"there is {kind}"):
+        Folder(there / below).write("a", b"")
+
+
+def test_a_folder_that_cannot_be_made_keeps_the_systems_words() -> None:
+    with pytest.raises(OSError, match="/proc/nothing"):
+        Folder(Path("/proc/nothing/below")).write("a", b"")

@@ -175,7 +175,7 @@ def test_the_drivers_clock_counts_where_it_was_told():
     at = [each.time for each in verdict.on_one_clock([first, behind, other], told)]
     assert at == [5000.0, 5005.25, 5004.25]
     found = collected(first, behind)
-    error = verdict.verdict(RankFailed(tuple(told)), found, None, run_id="3f2a", world_size=2).error
+    error = verdict.verdict(RankFailed(tuple(told)), found, None, label="3f2a", world_size=2).error
     assert isinstance(error, errors.TrainingError)
     assert [each.rank for each in error.failures] == [0, 1]
 
@@ -183,7 +183,7 @@ def test_the_drivers_clock_counts_where_it_was_told():
 def test_an_error_that_cannot_be_explained_is_an_error():
     found = collected(failure(0, 1.0), failure(1, "noon"))
     for cause in (None, RankFailed((failure(0, 1.0), failure(1, "noon")))):
-        told = verdict.verdict(cause, found, None, run_id="3f2a", world_size=2)
+        told = verdict.verdict(cause, found, None, label="3f2a", world_size=2)
         assert isinstance(told.error, errors.DistributorError)
         assert "TypeError" in str(told.error)
         assert told.status is Status.FAILED
