@@ -40,6 +40,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: The runs of this process that have been started and have not ended, in order.
+_active: dict[Run, None] = {}
+
+
+def runs() -> list[Run]:
+    """Return the handles of this process's runs that have not ended, the oldest first.
+
+    A notebook's cell that is run again finds a run here whose handle was lost.
+
+    Example:
+        >>> [run.name for run in distributor.runs()]  # doctest: +SKIP
+        ['digits']
+        >>> distributor.runs()[0].cancel()  # doctest: +SKIP
+    """
+    return list(_active)
+
+
 class Run:
     """The handle of one run, returned by ``TorchDistributor.submit``.
 
@@ -85,6 +102,7 @@ class Run:
             StartError: Spark's context was stopped, or no thread can be started.
         """
         weakref.finalize(self, _tell_untold, self._callers.untold)
+        _active[self] = None
         self._times.submitted = time.time()
         try:
             self._display.open([f"run {self._job.label}: {note}" for note in notes])
@@ -110,8 +128,12 @@ class Run:
         self._verdict = Verdict(error=RunCancelledError(f"run {self._job.label} was interrupted before it began"))
         self._supervisor.end(self._verdict)
         self._display.close()
-        self._life.done.set()
+        self._end()
         return True
+
+    def _end(self) -> None:
+        _active.pop(self, None)
+        self._life.done.set()
 
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
@@ -437,7 +459,7 @@ class Run:
                 self._tell_end(consequent)
             finally:
                 self._display.close()
-                self._life.done.set()
+                self._end()
 
     def _tell_end(self, consequent: Sequence[int]) -> None:
         """Print in one line why the run failed, unless a waiting caller gets the error or the view shows it."""

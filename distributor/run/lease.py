@@ -78,7 +78,7 @@ class Lease:
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
-            raise _held(identity.name, None if again is None else again.holder)
+            raise _held(identity.name, None if again is None else again.holder, here)
         return record.training
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
@@ -97,7 +97,7 @@ class Lease:
                 _log.warning("run %s: %s %s %g s", self.job.label, found.holder, told, most)
             elif found.sequence != first.sequence:
                 assert self.job.identity is not None
-                raise _held(self.job.identity.name, found.holder)
+                raise _held(self.job.identity.name, found.holder, here)
             elif now - since > self._times.expire:
                 return found
             if not wanted():
@@ -208,7 +208,12 @@ def _has_ended(holder: Holder, here: Holder) -> bool:
     return same and processes.has_ended(holder.pid, holder.started)
 
 
-def _held(name: str, holder: Holder | None) -> StartError:
+def _held(name: str, holder: Holder | None, here: Holder) -> StartError:
+    if holder is not None and replace(holder, run=here.run) == here:
+        return StartError(
+            f"the name {name!r} is held by run {holder.run} of this process: distributor.runs() has its handle, to "
+            "wait for it or to cancel it; or pass another name"
+        )
     return StartError(
         f"the name {name!r} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "
         "another name"

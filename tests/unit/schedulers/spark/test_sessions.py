@@ -261,3 +261,14 @@ def test_the_token_of_an_address_is_in_no_error() -> None:
         sessions.create("sc://host:1/;token=geheim==", {})
     assert "no Spark session with master sc://host:1/;token=***: " in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("caller", "call"), [("__main__", "run at train.py:3"), ("distributor.cli.run", "distributor run")]
+)
+def test_the_users_call_is_where_this_packages_frames_begin(caller: str, call: str) -> None:
+    ours: dict[str, Any] = {"__name__": "distributor.api", "users_call": sessions.users_call}
+    exec("def run():\n    return users_call()", ours)
+    users = {"__name__": caller, "run": ours["run"]}
+    exec(compile("\n\ncall = run()", "/home/me/train.py", "exec"), users)
+    assert users["call"] == call
