@@ -409,3 +409,18 @@ def sum_in_processes() -> int:
 
 def test_a_function_starts_processes_of_its_own(make_local: Make) -> None:
     assert make_local(1).run(sum_in_processes) == 3
+
+
+def end_with_workers() -> None:
+    from torch.utils.data import DataLoader
+
+    batches = iter(DataLoader(range(1000), num_workers=2))  # type: ignore[arg-type]
+    next(batches)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_of_a_killed_rank_leave_no_folder(make_local: Make) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("pymp-*"))
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        make_local(1).run(end_with_workers)
+    assert set(Path(tempfile.gettempdir()).glob("pymp-*")) <= before

@@ -26,14 +26,16 @@ def check_place(*, local_rank: int) -> None:
     name = f".distributor-{session.origin}"
     key, rank = session.next_key(), session.exchange.rank
     problem = _write(session, name) if rank == 0 else ""
-    session.exchange.gather(f"{key}/1", b"", _WHAT)
-    written = json.loads(session.exchange.share(f"{key}/1", [json.dumps(problem).encode()], _WHAT))
-    if not written and local_rank == 0 and rank > 0:
-        problem = _look(session, name)
-    seen = session.exchange.gather(f"{key}/2", b"", _WHAT)
-    if seen:
-        with suppress(OSError):
-            session.storage.remove(name)
+    try:
+        session.exchange.gather(f"{key}/1", b"", _WHAT)
+        written = json.loads(session.exchange.share(f"{key}/1", [json.dumps(problem).encode()], _WHAT))
+        if not written and local_rank == 0 and rank > 0:
+            problem = _look(session, name)
+        session.exchange.gather(f"{key}/2", b"", _WHAT)
+    finally:
+        if rank == 0:
+            with suppress(OSError):
+                session.storage.remove(name)
     if problem:
         raise StartError(problem)
 

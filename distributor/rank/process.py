@@ -114,6 +114,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         stopping.begin(layout.vote_file(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
+    dataloaders.keep_sockets(order.folder, local_rank)
     if order.cwd is not None:
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path

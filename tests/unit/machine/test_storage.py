@@ -88,3 +88,19 @@ def test_an_error_says_what_stands_where_the_folder_should_be(tmp_path: Path, ki
 def test_a_folder_that_cannot_be_made_keeps_the_systems_words() -> None:
     with pytest.raises(OSError, match="/proc/nothing"):
         Folder(Path("/proc/nothing/below")).write("a", b"")
+
+
+def test_a_write_or_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    storage = Folder(tmp_path)
+    storage.write("kept", b"old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write("kept", b"new")
+    monkeypatch.setattr("shutil.copy2", lambda source, target: Path(target).write_bytes(b"half") and full())
+    with pytest.raises(OSError, match="No space left"):
+        storage.copy("kept", "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert storage.read("kept") == b"old"
