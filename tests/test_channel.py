@@ -1,4 +1,4 @@
-"""The channel between nodes and driver: what it carries, how it comes back, and when somebody is lost."""
+"""Where the driver listens, and a run whose channel breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers at the channel's door while a run goes on behind it: they change nothing, and cost bounded memory."""
+"""Connections without the token while a run trains, and secrets that must not be shown."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def typed(error: BaseException) -> DistributorError:
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OSError) and error.errno in _NUMBERS:
         text = f"{_NUMBERS[error.errno]} ({error})"
-    elif _is_no_thread(error):
+    elif isinstance(error, RuntimeError) and "start new thread" in str(error):
         text = f"{_NO_THREAD} ({error})"
     elif isinstance(error, FileNotFoundError):
         text = f"a file or folder is gone: {error}"
@@ -101,10 +101,6 @@ def jvm_ended(label: str) -> StartError:
 def is_final(error: BaseException) -> bool:
     """Return whether an error already explains why all nodes were lost: a ``NodeLostError`` would not."""
     return getattr(error, "_final", False)
-
-
-def _is_no_thread(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
 def final(error: E) -> E:

@@ -52,7 +52,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
     if (raised := re.search(r"^\s*distributor\.errors\.StartError: (.*)$", text, re.MULTILINE)) is not None:
         return StartError(raised[1])
     if "PYTHON_VERSION_MISMATCH" in text:
-        mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)
+        mismatch = text.partition("[PYTHON_VERSION_MISMATCH] ")[2].partition("\n")[0].strip()
         return StartError(
             f"the Spark job failed{where}: {mismatch} Choose another Python before the session starts (PYSPARK_PYTHON, "
             "spark.pyspark.python)"
@@ -78,10 +78,6 @@ def is_loss(error: Exception) -> bool:
     """
     lost = r"Python worker exited unexpectedly|java\.net\.SocketException|ExecutorLostFailure"
     return bool(re.search(lost, str(error)))
-
-
-def _line_with(word: str, text: str) -> str:
-    return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
 
 
 def reason(text: str) -> str:

@@ -15,7 +15,7 @@ from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import connect
-from distributor.schedulers.spark.connect import ConnectSession
+from distributor.schedulers.spark.connect import ConnectSession, StageProgress
 from distributor.schedulers.spark.rows import CROWDED
 from distributor.values.job import Function, StatusDetail
 
@@ -104,3 +104,15 @@ def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert remote.session.collect(SHIPPED, None, SERVER).lost_hosts == ("host",)
     remote.session.cancel()
     assert remote.interrupted == ["distributor-r1"]
+
+
+def test_progress_tells_whether_tasks_have_started() -> None:
+    progress = StageProgress(2)
+    stage, other = SimpleNamespace(num_tasks=2), SimpleNamespace(num_tasks=3)
+    progress([other], 3, "q", False)
+    assert not progress.waiting
+    progress([stage], 0, "q", False)
+    assert progress.waiting
+    progress([stage], 1, "q", False)
+    progress([stage], 0, "q", False)
+    assert not progress.waiting
