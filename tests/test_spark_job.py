@@ -371,7 +371,9 @@ def test_authentication_alone_is_told_once(sessions: Sessions, caplog: pytest.Lo
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["session", "context"])
-def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
+def test_ignore_ssl_accepts_unencrypted_traffic(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
     key = "pytorch.spark.distributor.ignoreSsl"
     settings = ENCRYPTED
     session = sessions.get("local[2]", **settings, **({key: "true"} if where == "context" else {}))

@@ -71,7 +71,7 @@ def test_a_reset_is_an_end(line):
     assert control.receive(ours) is None
 
 
-def test_sending_to_nobody_is_an_os_error(line):
+def test_sending_to_a_closed_socket_is_an_oserror(line):
     ours, theirs = line
     theirs.close()
     with pytest.raises(OSError):

@@ -35,7 +35,9 @@ def test_ports_of_a_range_are_tried_in_turn() -> None:
         pytest.param(bytes(32), id="zeros"),
     ],
 )
-def test_who_has_no_token_is_turned_away(served: tuple[Listener, ChannelServer, Endpoint], sent: bytes) -> None:
+def test_connections_without_the_token_are_refused(
+    served: tuple[Listener, ChannelServer, Endpoint], sent: bytes
+) -> None:
     listener, _, endpoint = served
     with stranger(endpoint) as connection:
         with suppress(OSError):

@@ -43,7 +43,7 @@ def returned(
     return asyncio.run(returns.wait(lambda: nodes, lambda: hopeless, 0.1))
 
 
-def test_all_that_nodes_bring_back_is_there() -> None:
+def test_results_of_all_nodes_are_returned() -> None:
     both = {"b": Finished(B, ((2, "QUI="),)), "a": Finished(A, (), (0, 1))}
     found = returned(both, rank_0=b"zero", rank_1=b"one")
     assert found is not None
@@ -52,7 +52,7 @@ def test_all_that_nodes_bring_back_is_there() -> None:
     assert returned(both, hopeless=True, rank_0=b"zero", rank_1=b"one") is not None
 
 
-def test_what_was_brought_is_forgotten() -> None:
+def test_results_are_freed() -> None:
     receiver = ResultReceiver()
     receiver.expect(range(1))
     receiver._arrived[0] = Arrived(memoryview(b"value"), b"")
@@ -63,7 +63,7 @@ def test_what_was_brought_is_forgotten() -> None:
     assert (receiver.get(0), receiver.received, bool(returns)) == (None, 0, False)
 
 
-def test_what_does_not_come_is_not_waited_for() -> None:
+def test_results_that_cannot_arrive_are_not_awaited() -> None:
     both: dict[str, Any] = {"a": Finished(A), "b": Finished(B)}
     assert returned(both) is not None
     assert returned({"a": Finished(A)}) is None

@@ -28,7 +28,7 @@ class TestPlain:
         assert shown.footer == ()
         return list(shown.notes)
 
-    def test_what_takes_long_is_said(self) -> None:
+    def test_a_status_that_lasts_is_printed(self) -> None:
         view = PlainView()
         waiting = at(Status.WAITING, detail="waiting for 4 task slots: 1 is free", name="digits")
         told = "run digits (3f2a): waiting for 4 task slots: 1 is free, 4.0 s"
@@ -40,13 +40,13 @@ class TestPlain:
         told = "run digits (3f2a): importing torch on 2 nodes, 34 s"
         assert self.shown(view, replace(changed, since=40, lasting=34)) == [told]
 
-    def test_what_goes_on_is_said_again_ever_less_often(self) -> None:
+    def test_an_unchanged_status_is_printed_less_and_less_often(self) -> None:
         view = PlainView()
         importing = at(Status.WAITING, detail="importing torch on 2 nodes")
         told = [since for since in range(3000) if self.shown(view, replace(importing, since=since))]
         assert told == [3, 13, 26, 52, 104, 208, 416, 832, 1432, 2032, 2632]
 
-    def test_a_quick_run_says_nothing(self) -> None:
+    def test_a_quick_run_prints_nothing(self) -> None:
         view = PlainView()
         for status in Status:
             assert self.shown(view, at(status, since=1, error=ERROR)) == []
@@ -68,12 +68,12 @@ class TestPlain:
         assert self.shown(view, at(Status.STARTING, since=5)) != []
         assert self.shown(view, at(Status.STOPPING, since=5, detail="cancelled")) == ["run 3f2a: stopping: cancelled"]
 
-    def test_packing_that_is_quick_says_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_quick_packing_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         with PlainView().packing("project") as packed:
             packed(0, 10)
         assert capsys.readouterr().err == ""
 
-    def test_packing_that_takes_long_is_said_once(
+    def test_slow_packing_prints_one_line(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         times = iter([0.0, 1.0, 4.0, 5.0])

@@ -45,14 +45,14 @@ def at(status: Status, **known: object) -> Snapshot:
         (at(Status.FAILED, error=NodeLostError("")), "failed: NodeLostError"),
     ],
 )
-def test_where_a_run_stands_in_words(snapshot: Snapshot, words: str) -> None:
+def test_the_status_in_words(snapshot: Snapshot, words: str) -> None:
     assert state(snapshot) == words
 
 
 FAR = {"progress": Progress(120, 1000, 12.34), "metrics": {f"m{number}": 0.123456 for number in range(10)}}
 
 
-def test_what_ranks_have_reported_in_words() -> None:
+def test_reports_in_words() -> None:
     assert reported(at(Status.RUNNING)) == ""
     told = reported(at(Status.RUNNING, **FAR))
     assert told.startswith("step 120 of 1000, 12.3 steps/s, 1 min 11 s left, m0 0.1235, ")

@@ -29,7 +29,7 @@ class TestTerminal:
     def narrow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "60")
 
-    def test_only_while_somebody_waits(self) -> None:
+    def test_the_status_is_drawn_only_while_a_caller_waits(self) -> None:
         view = TerminalView()
         assert view.show(at(Status.RUNNING), False) == ((), ())
         assert view.show(at(Status.RUNNING), True).footer

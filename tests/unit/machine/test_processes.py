@@ -99,7 +99,7 @@ def test_killing_a_node_that_is_gone(spawn):
     assert processes.kill_node(f"{MARK}.none") == []
 
 
-def test_the_caller_is_spared(spawn):
+def test_killing_a_node_spares_the_calling_process(spawn):
     code = f"from distributor.machine import processes as p; print(p.processes_of('{MARK}'), p.kill_node('{MARK}'))"
     caller = spawn([sys.executable, "-c", code], MARK)
     assert caller.communicate()[0] == "[] []\n"

@@ -42,7 +42,7 @@ def test_a_storage_keeps_files(tmp_path: Path, kind: str) -> None:
         storage.size("f")
 
 
-def test_all_errors_are_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_of_a_storage_are_oserrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Url(f"file://{tmp_path}")
     with pytest.raises(OSError):
         remote.get("absent", str(tmp_path / "target"))

@@ -68,7 +68,7 @@ def test_a_broken_connection_is_an_echo(kind, message):
 
 
 @pytest.mark.parametrize(("kind", "message"), REASONS)
-def test_anything_else_is_a_reason(kind, message):
+def test_other_errors_are_no_echoes(kind, message):
     assert not is_consequence(failure(kind=kind, message=message))
 
 
@@ -130,7 +130,7 @@ RuntimeError: Connection closed by peer"""
         (failure(kind="exit", exit_code=3), False),
     ],
 )
-def test_what_is_not_the_users_code(found, expected):
+def test_failures_outside_of_users_code_are_infrastructure(found, expected):
     assert is_infrastructure(found) is expected
 
 
@@ -339,7 +339,7 @@ def test_a_failed_rank_raises_with_its_own_exception():
         (failure(0, 5.0, "signal", "killed by SIGABRT", signal="SIGABRT", exit_code=None), 4.0, False),
     ],
 )
-def test_who_had_returned_is_told_with_the_echo_of_it(root, returned, told):
+def test_an_echo_names_the_ranks_that_had_returned(root, returned, told):
     ranks = (Outcome(0, "a", "failed", root), Outcome(1, "a", "finished", called=1.0, returned=returned))
     with pytest.raises(errors.TrainingError) as caught:
         verdict.values(Collected((NodeReport(0, "a", ranks),)), 2)

@@ -169,7 +169,7 @@ def test_values() -> None:
     assert (decided.values, decided.error, decided.status) == ({0: 42}, None, Status.SUCCEEDED)
 
 
-def test_what_is_lost_after_all_is_here_is_no_loss() -> None:
+def test_a_node_lost_after_all_results_arrived_fails_no_run() -> None:
     assert decide(LOST, FINE) == Verdict({0: 42})
     one = replace(FINE.reports[0], outcomes=(Outcome(0, "host-a", "unreturned"),))
     other = replace(one, node_rank=1, outcomes=(Outcome(1, "host-a", "finished"),), passed=False)

@@ -48,7 +48,9 @@ def test_starting_over_takes_a_folder_of_its_own() -> None:
         (OLD, replace(SAME, target="other"), "the run named 'gpt' trains with 'train', and not with 'other': pass"),
     ],
 )
-def test_what_cannot_go_on(found: LeaseRecord | None, identity: Identity, told: str) -> None:
+def test_a_training_that_does_not_fit_the_last_run_is_refused(
+    found: LeaseRecord | None, identity: Identity, told: str
+) -> None:
     with pytest.raises(ConfigurationError, match=told):
         lease_record.following(found, identity, HERE)
 
@@ -83,7 +85,7 @@ def test_each_name_that_is_accepted_fits_into_a_file_name() -> None:
     assert found[-1] == names[-1]
 
 
-def test_ranks_hear_of_the_claim() -> None:
+def test_ranks_get_the_fencing_token() -> None:
     fence = FencingToken("s3://bucket/gpt", "a0")
     assert from_environ(to_environ(Checkpoints("runs"), "/tmp/node", {}, None, fence)).fence == fence
     assert from_environ({}).fence is None

@@ -95,7 +95,7 @@ def ends(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, *how:
         pytest.param({"reached": False, "address": None}, 0.1, False, id="nobody-could-come"),
     ],
 )
-def test_a_worker_that_is_lost(
+def test_a_lost_worker_restarts_a_job_that_has_not_begun(
     session: classic.ClassicSession,
     monkeypatch: pytest.MonkeyPatch,
     server: dict[str, Any],
@@ -114,7 +114,7 @@ def test_a_worker_that_is_lost(
 
 
 @pytest.mark.parametrize("how", ["other", "often", "cancelled"])
-def test_what_does_not_start_a_run_again(
+def test_failures_after_which_no_job_is_submitted_again(
     session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     failures = {"other": [RuntimeError("no")], "often": [LOST] * 3, "cancelled": [LOST]}[how]

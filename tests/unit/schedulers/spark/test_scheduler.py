@@ -30,7 +30,9 @@ CLUSTER = Cluster("spark://host:7077", executor_cores=4)
 
 
 @pytest.mark.parametrize("brought", [True, False])
-def test_an_agent_that_dies_after_it_has_told_all(brought: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_agent_that_dies_after_its_results_arrived_fails_no_run(
+    brought: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its task has nothing to bring then. Output and times are those that the job brought."""
     spark = Collected(lost_hosts=("host",), logs=(Log(0, 1, 0, b"line"),), times={"submitted": 1.0})
     channel = Collected((NodeReport(0, "host", passed=True),), {0: [b"value"]})
@@ -103,7 +105,7 @@ def test_tasks_state_the_versions_of_what_the_launch_path_needs(
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_what_somebody_else_has_cancelled_is_final(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_was_cancelled_in_spark_is_not_submitted_again(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that the run itself ends, for example after a lost node, may be followed by another one."""
     monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
     made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
