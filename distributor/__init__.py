@@ -15,8 +15,8 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Run                    the handle of a submitted run: returns its
-                           results, stops it, shows what its ranks do
+    Run, runs              the handle of a submitted run: results, status,
+                           stop; the handles of all active runs
     Status                 the states of a run, such as ``RUNNING``
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         TrainingError as TrainingError,
     )
     from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
-    from distributor.run.handle import Run as Run
+    from distributor.run.handle import Run as Run, runs as runs
     from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
 
@@ -76,6 +76,7 @@ _WHERE = {
     "zero": "distributor.launch.deepspeed.zero",
     "Checkpoints": "distributor.values.checkpoints",
     "Run": "distributor.run.handle",
+    "runs": "distributor.run.handle",
     "Status": "distributor.values.job",
     **dict.fromkeys(
         (

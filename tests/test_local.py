@@ -340,3 +340,18 @@ def test_pyspark_does_not_take_a_rank_for_its_doctests(make_local: Make) -> None
     """Where its main module has neither file nor specification, PySpark ends the process, with exit code 0."""
     pytest.importorskip("pyspark", minversion="4.3")
     assert "grpc" in make_local(1, keep_warm=0).run(what_pyspark_says_without_grpc)
+
+
+def end_with_workers() -> None:
+    from torch.utils.data import DataLoader
+
+    batches = iter(DataLoader(range(1000), num_workers=2))  # type: ignore[arg-type]
+    next(batches)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_of_a_killed_rank_leave_no_folder(make_local: Make) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("pymp-*"))
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        make_local(1).run(end_with_workers)
+    assert set(Path(tempfile.gettempdir()).glob("pymp-*")) <= before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import re
@@ -91,6 +92,19 @@ def session(master: str, sessions: Sessions) -> Any:
 def ranks(master: str) -> int:
     """As many as there are slots."""
     return 2 if master == ONE_TASK_EACH else 4
+
+
+def test_sparks_pages_name_the_users_call(session: Any) -> None:
+    run = on_executors().submit(trainings.rank)
+    assert run.results(timeout=watch.DEADLINE) == [0, 1]
+    scala = session.sparkContext._jsc.sc()
+    (number,) = scala.statusTracker().getJobIdsForTag(f"distributor-{run.id}")
+    job = watch.until(lambda: scala.statusStore().job(number))
+    stage = scala.statusStore().lastStageAttempt(job.stageIds().last())
+    line = inspect.getsourcelines(test_sparks_pages_name_the_users_call)[1] + 1
+    assert (job.name(), stage.name()) == (f"submit at test_spark_job.py:{line}",) * 2
+    session.sparkContext.parallelize([1], 1).count()
+    assert scala.getLocalProperty("callSite.short") is None
 
 
 @pytest.mark.parametrize("how", ["diverge", pytest.param("SIGKILL", marks=pytest.mark.slow)])
@@ -354,7 +368,9 @@ def test_authentication_alone_is_told_once(sessions: Sessions, caplog: pytest.Lo
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["session", "context"])
-def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
+def test_ignore_ssl_accepts_unencrypted_traffic(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
     key = "pytorch.spark.distributor.ignoreSsl"
     settings = ENCRYPTED
     session = sessions.get("local[2]", **settings, **({key: "true"} if where == "context" else {}))

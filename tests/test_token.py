@@ -96,7 +96,7 @@ def say(endpoint: Endpoint, *said: messages.Message | Log) -> list[messages.Mess
         pytest.param([task(4)], id="no-task"),
     ],
 )
-def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
+def test_an_invalid_message_ends_its_connection_with_a_line_in_the_log(
     served: Served, said: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     listener, it, endpoint = served
@@ -109,7 +109,7 @@ def test_what_is_wrong_ends_its_connection_with_a_line_in_the_log(
     assert {type(message) for _, message in listener.events[known:]} <= {messages.Hello, messages.AllNodes}
 
 
-def test_a_node_that_was_wrong_may_come_back(served: Served) -> None:
+def test_a_node_may_reconnect_after_an_invalid_message(served: Served) -> None:
     listener, _, endpoint = served
     say(endpoint, hello("b"), messages.Stop("because"))
     with member(endpoint, "b") as again:
@@ -119,9 +119,7 @@ def test_a_node_that_was_wrong_may_come_back(served: Served) -> None:
         assert isinstance(answer(again), messages.Farewell)
 
 
-def test_who_shows_the_token_and_stays_silent_is_turned_away_in_time(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_a_first_message_ends_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_FIRST_TIMEOUT", 0.5, raising=False)
     with trusted(served[2]) as silent, trusted(served[2]) as half:
         half.sendall(struct.pack("!IB", 1000, 1))
@@ -130,7 +128,7 @@ def test_who_shows_the_token_and_stays_silent_is_turned_away_in_time(
             assert refused(connection)
 
 
-def test_who_has_not_said_who_it_is_counts_as_a_stranger(served: Served) -> None:
+def test_a_connection_without_a_first_message_counts_as_unauthenticated(served: Served) -> None:
     """Otherwise they would take all descriptors, and memory for each message that they have not finished."""
     listener, _, endpoint = served
     before = watch.open_descriptors()
@@ -145,7 +143,7 @@ def test_who_has_not_said_who_it_is_counts_as_a_stranger(served: Served) -> None
         watch.until(lambda: listener.heard(messages.Bye))
 
 
-def test_who_does_not_read_is_dropped(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_does_not_read_is_dropped(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     _, it, endpoint = served
     before = psutil.Process().memory_info().rss
     with member(endpoint, "b") as deaf:
@@ -203,7 +201,7 @@ def test_a_task_that_comes_after_the_start_stops_itself_only(monkeypatch: pytest
             assert it.stop_reason == ""
 
 
-def test_what_follows_the_facts_of_a_task_is_not_kept() -> None:
+def test_bytes_after_a_tasks_facts_are_not_kept() -> None:
     with ChannelServer(Listener(), tasks=2) as it:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         before = psutil.Process().memory_info().rss
@@ -216,7 +214,7 @@ def test_what_follows_the_facts_of_a_task_is_not_kept() -> None:
             assert refused(connection)
 
 
-def test_tasks_that_cannot_be_are_refused() -> None:
+def test_facts_of_impossible_tasks_are_refused() -> None:
     with ChannelServer(Listener(), tasks=1) as it, ExitStack() as stack:
         endpoint = it.listen("127.0.0.1", "127.0.0.1")
         for number in range(8):
@@ -287,7 +285,7 @@ def attack(endpoint: Endpoint, drawn: list[bytes], openings: list[bytes]) -> Non
     "count", [2_000, pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.long)]
 )
 @pytest.mark.slow
-def test_a_run_goes_on_while_who_has_the_token_sends_anything(
+def test_a_run_goes_on_while_random_frames_come_with_the_token(
     count: int,
     one_jvm: Any,
     shown: list[Log],
@@ -330,7 +328,7 @@ def test_a_run_goes_on_while_who_has_the_token_sends_anything(
     assert "Traceback" not in caplog.text
 
 
-def test_what_a_node_may_say_cannot_break_the_driver(run_of_nobody: Callable[[], Run]) -> None:
+def test_no_valid_message_of_a_node_breaks_the_driver(run_of_nobody: Callable[[], Run]) -> None:
     """Whatever passes the guard is taken without an error, even if it is not what an agent would say."""
     run = run_of_nobody()
     guard = run._supervisor._guard()

@@ -11,6 +11,8 @@ from distributor.errors import StartError
 
 _WHAT = "the check of checkpoints="
 
+_STOPPED = 60.0  # seconds within which a rank is stopped after another one has failed
+
 _VISIBLE = 10.0  # seconds within which other nodes must see a file; NFS may show it late
 
 
@@ -26,16 +28,22 @@ def check_place(*, local_rank: int) -> None:
     name = f".distributor-{session.origin}"
     key, rank = session.next_key(), session.exchange.rank
     problem = _write(session, name) if rank == 0 else ""
-    session.exchange.gather(f"{key}/1", b"", _WHAT)
-    written = json.loads(session.exchange.share(f"{key}/1", [json.dumps(problem).encode()], _WHAT))
-    if not written and local_rank == 0 and rank > 0:
-        problem = _look(session, name)
-    seen = session.exchange.gather(f"{key}/2", b"", _WHAT)
-    if seen:
-        with suppress(OSError):
-            session.storage.remove(name)
+    try:
+        session.exchange.gather(f"{key}/1", b"", _WHAT)
+        written = json.loads(session.exchange.share(f"{key}/1", [json.dumps(problem).encode()], _WHAT))
+        if not written and local_rank == 0 and rank > 0:
+            problem = _look(session, name)
+        problems = session.exchange.gather(f"{key}/2", problem.encode(), _WHAT)
+        failed = session.exchange.share(f"{key}/2", [b"failed" if any(problems) else b""], _WHAT)
+    finally:
+        if rank == 0:
+            with suppress(OSError):
+                session.storage.remove(name)
     if problem:
         raise StartError(problem)
+    if failed:
+        time.sleep(_STOPPED)  # this rank is stopped before it runs the user's code: another rank says why
+        raise StartError(f"{_WHAT} has failed on another node")
 
 
 def _write(session: Session, name: str) -> str:

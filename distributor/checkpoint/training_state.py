@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
+from distributor.text import escapes
 
 _RANDOM = "#random"  # names of users' entries do not begin with #
 
@@ -218,12 +219,16 @@ def check_weights_only(objects: bytes) -> None:
     try:
         torch.load(io.BytesIO(objects), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigurationError(
             "save_checkpoint: load_checkpoint would refuse this state, because loading it may run code. Save numbers, "
             "strings, tensors, and lists and dicts of these; or pass weights_only=False to both functions. Torch says: "
-            f"{reason}"
+            f"{_first_line(error)}"
         ) from None
+
+
+def _first_line(error: pickle.UnpicklingError) -> str:
+    """Return the first line of torch's message, which it writes with colours."""
+    return escapes.plain(str(error).partition("\n")[0])
 
 
 def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, Any]:
@@ -231,10 +236,9 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
     try:
         found: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigurationError(
             "load_checkpoint: the checkpoint holds objects whose loading may run code. If you trust its origin, pass "
-            f"load_checkpoint(..., weights_only=False). Torch says: {reason}"
+            f"load_checkpoint(..., weights_only=False). Torch says: {_first_line(error)}"
         ) from None
     return found
 

@@ -57,10 +57,10 @@ class Logs:
                 self._console.write(log.rank, log.stream, data)
             self._note_last_line(key, data)
 
-    def release(self, shown: Iterable[int]) -> None:
-        """Show the texts for uncaught exceptions at the attempt's end, except of ranks ``shown`` by the run's error."""
+    def release(self, explained: Iterable[int]) -> None:
+        """Show the texts for uncaught exceptions at the attempt's end, except of ``explained`` ranks."""
         with self._lock:
-            for rank in sorted(self._held.keys() - set(shown)):
+            for rank in sorted(self._held.keys() - set(explained)):
                 self._console.write(rank, _STDERR, self._held[rank])
             self._held.clear()
 

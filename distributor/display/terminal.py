@@ -41,7 +41,8 @@ class TerminalView:
     announces = True
 
     def __init__(self) -> None:
-        self._spinner = Spinner("dots" if _is_utf8() else "line")
+        encoding = (getattr(sys.stderr, "encoding", None) or "").lower().replace("-", "")
+        self._spinner = Spinner("dots" if encoding == "utf8" else "line")
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
@@ -96,7 +97,3 @@ class TerminalView:
             lines.add_row(f"  {ranks}", Text.from_ansi(line, no_wrap=True, overflow="ellipsis"))
         metrics = Text(f"  {escapes.plain(reported(snapshot))}", no_wrap=True, overflow="ellipsis")
         return Group(head, *([metrics] if metrics.plain.strip() else []), *([lines] if snapshot.lines else []))
-
-
-def _is_utf8() -> bool:
-    return (getattr(sys.stderr, "encoding", None) or "").lower().replace("-", "") == "utf8"

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from typing import Literal
 
 from distributor.machine.processes import stat
 from distributor.values.environment import NODE_ID
@@ -18,24 +19,20 @@ _ARGUMENTS, _ENVIRONMENT = 45, 47
 END_SIGNAL = signal.SIGRTMIN + 14
 
 
-def overwrite_argument(old: str, new: str) -> None:
-    """Make the kernel show ``new``, which must not be longer, in place of the argument ``old`` of this process."""
-    _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
+def overwrite(old: str, new: str, file: Literal["cmdline", "environ"] = "cmdline") -> None:
+    """Make the kernel show ``new``, which must not be longer, in place of an argument or environment entry ``old``.
 
-
-def overwrite_environ(old: str, new: str) -> None:
-    """Make ``/proc/PID/environ`` show ``new``, not longer, for ``old``; ``os.environ`` does not change."""
-    _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
-
-
-def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
-    if len(new) > len(old):
+    ``sys.argv`` and ``os.environ`` do not change.
+    """
+    before, after = old.encode(), new.encode()
+    if len(after) > len(before):
         raise ValueError(f"the kernel cannot show {new!r} in place of {old!r} for this process: the new text is longer")
     with open(f"/proc/self/{file}", "rb") as shown:
-        at = (b"\0" + shown.read()).index(b"\0" + old + b"\0")
+        at = (b"\0" + shown.read()).index(b"\0" + before + b"\0")
     fields = stat(os.getpid())
     assert fields is not None
-    ctypes.memmove(int(fields[field]) + at, new.ljust(len(old), b"\0"), len(old))
+    start = int(fields[_ARGUMENTS if file == "cmdline" else _ENVIRONMENT])
+    ctypes.memmove(start + at, after.ljust(len(before), b"\0"), len(before))
 
 
 #: Modules that are started as processes, by the name that the command line shows.

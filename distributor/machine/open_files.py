@@ -42,11 +42,7 @@ def _open(pid: int) -> Iterator[tuple[str, str]]:
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):  # the file was just closed
                 path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                if _writes(pid, descriptor):
+                with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as info:
+                    flags = _FLAGS.search(info.read())
+                if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
                     yield path, f"/proc/{pid}/fd/{descriptor}"
-
-
-def _writes(pid: int, descriptor: str) -> bool:
-    with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as info:
-        flags = _FLAGS.search(info.read())
-    return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY

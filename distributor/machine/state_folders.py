@@ -60,16 +60,10 @@ def find(run_id: str) -> list[StateFolder]:
     begin, states = f"{layout.PREFIX}{run_id}", []
     for name in sorted(os.listdir(FOLDER)):
         match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
-        if match is not None and _is_private(path := f"{FOLDER}/{name}"):
-            states.append(StateFolder(path, int(match[1] or 0)))
+        with suppress(OSError):  # removed meanwhile
+            if match is not None and folders.is_private(path := f"{FOLDER}/{name}"):
+                states.append(StateFolder(path, int(match[1] or 0)))
     return states
-
-
-def _is_private(path: str) -> bool:
-    try:
-        return folders.is_private(path)
-    except OSError:  # removed meanwhile
-        return False
 
 
 def create_file(path: Path, size: int, limit: int) -> None:

@@ -13,8 +13,8 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -93,14 +93,11 @@ class Folder:
         return self._path
 
     def write(self, name: str, data: bytes) -> None:
-        target = self._made(name)
-        part = target.with_name(fitted(f".{target.name}", self._end))
-        with open(part, "wb") as file:
+        with self._incomplete(name) as part, open(part, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, target)
-        sync_folder(target.parent)
+        sync_folder(part.parent)
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -159,10 +156,30 @@ class Folder:
     def remove_folder(self, name: str) -> None:
         shutil.rmtree(self._path / name, ignore_errors=True)
 
+    @contextmanager
+    def _incomplete(self, name: str) -> Iterator[Path]:
+        """Yield a path for the content of a file, which gets its name after the ``with`` block, or is removed."""
+        target = self._made(name)
+        part = target.with_name(fitted(f".{target.name}", self._end))
+        try:
+            yield part
+            os.replace(part, target)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
     def _made(self, name: str) -> Path:
         """Return the path of a file whose parent folder exists now."""
         path = self._path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            for above in path.parents:
+                if os.path.lexists(above) and not above.is_dir():
+                    kind = "a link that leads to no folder" if above.is_symlink() else "a file, not a folder"
+                    raise NotADirectoryError(f"{above} is {kind}") from error
+            raise
         return path
 
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 import torch  # noqa: F401  # first, so that a Python without torch is said to lack torch
 
 from distributor.machine import bootstrap
-from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
+from distributor.machine.bootstrap import overwrite
 from distributor.machine.processes import die_with_parent
 from distributor.node import launchers
 from distributor.node.rank_supervisor import RankSupervisor
@@ -51,8 +51,8 @@ def main(path: str, agent_pid: str) -> None:
 
 def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
     """Make this fork of the agent look like a new process, then run the ranks (entry point of the fork)."""
-    overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
-    overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
+    overwrite(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
+    overwrite(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}", "environ")
     _settle(order)
     _begin(order, agent_pid)
 
@@ -86,14 +86,14 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
         for descriptor in (order.event_fd, order.store_fd, order.slots_fd):
             if descriptor is not None:
                 os.close(descriptor)
-        overwrite_argument("launcher", _SPARE)
+        overwrite("launcher", _SPARE)
         line = socket.socket(fileno=spare_fd)
         line.send(str(os.getpid()).encode())
         following = launchers.await_order(line)
         if following is None:
             os._exit(0)
         die_with_parent(agent_pid)  # the agent has adopted this process by now
-        overwrite_argument(_SPARE, "launcher")
+        overwrite(_SPARE, "launcher")
         _settle(following)
         _begin(following, agent_pid)
     except BaseException:

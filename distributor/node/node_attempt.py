@@ -128,7 +128,8 @@ class NodeAttempt:
         vote_file.create(
             layout.vote_file(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
         )
-        following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow())
+        # Without return_exceptions, asyncio would log an exception that nobody retrieves if this method raises.
+        following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow(), return_exceptions=True)
         successor = await self._run_processes()
         # Read before a failure is reported: the driver then orders a stop.
         stopped, stopping = self._stopping is not None, self._stopping or Stopping()

@@ -51,7 +51,7 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
     try:
         for descriptor in close:
             os.close(descriptor)
-        bootstrap.overwrite_argument(shown, instead)
+        bootstrap.overwrite(shown, instead)
         _Reaper(charge, owner, folder).run()
     except BaseException:
         traceback.print_exc()

@@ -86,7 +86,7 @@ class StateKeeper:
                 os.setsid()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, _leave)
-                bootstrap.overwrite_argument("agent", bootstrap.KEEPER)
+                bootstrap.overwrite("agent", bootstrap.KEEPER)
                 _let_go({self._line.fileno(), lock.fileno()})
                 until = time.monotonic() + self._job.deadlines.start_timeout + _LOADING
                 _watch(self._line, self._job.run_id, self._job.attempt, until)

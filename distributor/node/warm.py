@@ -323,7 +323,7 @@ class _Warm:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request.environ)
-            bootstrap.overwrite_argument(bootstrap.title("warm"), bootstrap.title("agent", request.owner))
+            bootstrap.overwrite(bootstrap.title("warm"), bootstrap.title("agent", request.owner))
             sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in zip(request.names, rest)}
             from distributor.node import agent
 

@@ -60,7 +60,7 @@ def typed(error: BaseException) -> DistributorError:
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OSError) and error.errno in _NUMBERS:
         text = f"{_NUMBERS[error.errno]} ({error})"
-    elif _is_no_thread(error):
+    elif isinstance(error, RuntimeError) and "start new thread" in str(error):
         text = f"{_NO_THREAD} ({error})"
     elif isinstance(error, FileNotFoundError):
         text = f"a file or folder is gone: {error}"
@@ -80,18 +80,18 @@ def is_mishap(error: BaseException) -> bool:
     return getattr(error, "_mishap", False)
 
 
-def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
+def context_stopped(label: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
     who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself (see Spark's log on the driver)"
-    return final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
+    return final(RunCancelledError(f"run {label} was cancelled, because its Spark session was stopped by {who}"))
 
 
-def jvm_ended(run_id: str) -> StartError:
+def jvm_ended(label: str) -> StartError:
     """Return the error of a run whose Spark driver's JVM has ended."""
     return final(
         mishap(
             StartError(
-                f"run {run_id} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
+                f"run {label} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
                 "see the driver's log), which also ended the executors. Restart Python or the notebook's kernel"
             )
         )
@@ -101,10 +101,6 @@ def jvm_ended(run_id: str) -> StartError:
 def is_final(error: BaseException) -> bool:
     """Return whether an error already explains why all nodes were lost: a ``NodeLostError`` would not."""
     return getattr(error, "_final", False)
-
-
-def _is_no_thread(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
 def final(error: E) -> E:

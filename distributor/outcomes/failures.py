@@ -65,6 +65,11 @@ def is_consequence(failure: Failure) -> bool:
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
+def consequent(failures: Sequence[Failure]) -> list[int]:
+    """Return the ranks whose failures look like consequences of the root."""
+    return [failure.rank for failure in order_failures(failures)[1:] if is_consequence(failure)] if failures else []
+
+
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 

@@ -79,7 +79,7 @@ def verdict(
     collected: Collected | None,
     error: BaseException | None,
     *,
-    run_id: str,
+    label: str,
     world_size: int,
     advise: Advise = lambda failure: "",
     local: bool = False,
@@ -89,13 +89,13 @@ def verdict(
 
     ``preempted`` is why ranks were asked to stop together, if it was not the user who asked.
 
-    >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
+    >>> verdict(Cancelled(), None, None, label="3f2a", world_size=2).error
     RunCancelledError('run 3f2a was cancelled')
     """
     # First why the driver stopped ranks: they may exit with 0 within the grace period, as if they had succeeded.
     if isinstance(cause, Cancelled):
         why = f": {cause.why}" if cause.why else ""
-        return Verdict(error=RunCancelledError(f"run {run_id} was cancelled{why}"))
+        return Verdict(error=RunCancelledError(f"run {label} was cancelled{why}"))
     if isinstance(cause, Stalled):
         return Verdict(error=StallError(cause.message, stacks=cause.stacks))
     if isinstance(cause, Disagreed):

@@ -7,6 +7,7 @@ its workers until then; by default, a worker ends at any SIGTERM, and ends the r
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import ModuleType
@@ -14,11 +15,26 @@ from typing import Any
 
 from distributor.machine.imports import on_import
 
+_LONGEST = 107 - len("/listener-12345678")  # bytes of a folder in which multiprocessing names sockets: unix(7)
+
 
 def keep_workers() -> None:
     """Shield the workers of all DataLoaders that this rank makes."""
     on_import("torch.utils.data._utils.signal_handling", _shield)
     on_import("torch.utils.data._utils.worker", _wrap)
+
+
+def keep_sockets(folder: str, local_rank: int) -> None:
+    """Let this rank and its workers make sockets in the node's folder, which is removed even if they are killed.
+
+    ``multiprocessing`` would make a folder for each process, and remove it when the process ends by itself.
+    """
+    from multiprocessing import process
+
+    path = os.path.join(folder, f"pymp-{local_rank}")
+    if len(os.fsencode(path)) <= _LONGEST:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        process.current_process()._config["tempdir"] = path  # type: ignore[attr-defined]
 
 
 def is_worker() -> bool:

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from distributor.channel.rank_slots import Slot
-from distributor.errors import GroupError
+from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
 from distributor.metrics import rank as reports, trainers
@@ -124,6 +124,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         stopping.begin(layout.vote_file(order.folder), local_rank, dataloaders.is_worker)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
+    dataloaders.keep_sockets(order.folder, local_rank)
     if order.cwd is not None:
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
@@ -191,6 +192,8 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     except BaseException as error:
         error.__traceback__ = _user_frames(error.__traceback__)
         text = result.raised(error)
+        if isinstance(error, StartError | ResourceError):  # the driver raises it: its sentence says all
+            return 1
         with deadline(PATIENCE, partial(_exit, 1)):
             _print(order, local_rank, error, text, is_rank=result.is_mine)
         return 1

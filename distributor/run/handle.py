@@ -40,6 +40,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: The runs of this process that have been started and have not ended, in order.
+_active: dict[Run, None] = {}
+
+
+def runs() -> list[Run]:
+    """Return the handles of this process's runs that have not ended, the oldest first.
+
+    A notebook's cell that is run again finds a run here whose handle was lost.
+
+    Example:
+        >>> [run.name for run in distributor.runs()]  # doctest: +SKIP
+        ['digits']
+        >>> distributor.runs()[0].cancel()  # doctest: +SKIP
+    """
+    return list(_active)
+
+
 class Run:
     """The handle of one run, returned by ``TorchDistributor.submit``.
 
@@ -85,6 +102,7 @@ class Run:
             StartError: Spark's context was stopped, or no thread can be started.
         """
         weakref.finalize(self, _tell_untold, self._callers.untold)
+        _active[self] = None
         self._times.submitted = time.time()
         try:
             self._display.open([f"run {self._job.label}: {note}" for note in notes])
@@ -107,11 +125,15 @@ class Run:
         """
         if not self._life.begin():
             return False
-        self._verdict = Verdict(error=RunCancelledError(f"run {self.id} was interrupted before it began"))
+        self._verdict = Verdict(error=RunCancelledError(f"run {self._job.label} was interrupted before it began"))
         self._supervisor.end(self._verdict)
         self._display.close()
-        self._life.done.set()
+        self._end()
         return True
+
+    def _end(self) -> None:
+        _active.pop(self, None)
+        self._life.done.set()
 
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
@@ -426,7 +448,7 @@ class Run:
         with self._callers.counted(self._callers.asking):
             ended = self.wait(timeout)
         if not ended:
-            raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
+            raise TimeoutError(f"run {self._job.label} has not ended within {timeout} s; it is {self.status.value}")
         self._callers.untold.clear()
         error = self._verdict.error
         if isinstance(error, DistributorError):
@@ -448,27 +470,29 @@ class Run:
             self._verdict = Verdict(error=typed(error))
         finally:
             self._times.ended = time.time()
+            consequent = self._supervisor.consequent()  # known until the attempt has ended
             try:
                 self._supervisor.end(self._verdict)
                 self._display.look()
                 self._life.decided = True
                 self._callbacks.close()
-                self._tell_end()
+                self._tell_end(consequent)
             finally:
                 self._display.close()
-                self._life.done.set()
+                self._end()
 
-    def _tell_end(self) -> None:
+    def _tell_end(self, consequent: Sequence[int]) -> None:
         """Print in one line why the run failed, unless a waiting caller gets the error or the view shows it."""
         error = self._verdict.error
         failures = error.failures if isinstance(error, TrainingError) else ()
-        self._display.logs.release(failure.rank for failure in failures if failure.traceback)
+        shown = [failure.rank for failure in failures if failure.traceback]
+        self._display.logs.release([*shown, *consequent])
         if error is None or isinstance(error, RunCancelledError):
             return
-        self._callers.untold.append(f"run {self.id} has failed, and no caller has received the error: {error}")
+        self._callers.untold.append(f"run {self._job.label} has failed, and no caller has received the error: {error}")
         if not self._callers.asking and self._display.announces:
             what = str(error).partition("\n")[0]
-            self._display.logs.note(f"run {self.id} has failed: {what} (result() raises the full error)")
+            self._display.logs.note(f"run {self._job.label} has failed: {what} (result() raises the full error)")
 
 
 @dataclass

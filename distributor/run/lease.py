@@ -78,7 +78,7 @@ class Lease:
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
-            raise self._held(None if again is None else again.holder)
+            raise self._held(None if again is None else again.holder, here)
         return record.training
 
     def _following(self, last: LeaseRecord | None, here: Holder) -> LeaseRecord:
@@ -109,12 +109,12 @@ class Lease:
                 waiting = f"{self._thing}: waiting to see whether it has ended, for at most {self._times.expire:g} s"
                 _log.warning("run %s: %s holds %s", self.job.label, found.holder, waiting)
             elif found.sequence != first.sequence:
-                raise self._held(found.holder)
+                raise self._held(found.holder, here)
             elif now - since > self._times.expire:
                 return found
             if not wanted():
                 raise RunCancelledError(
-                    f"run {self.job.run_id} was cancelled while it waited for another run to release {self._thing}"
+                    f"run {self.job.label} was cancelled while it waited for another run to release {self._thing}"
                 )
             time.sleep(self._times.look)
 
@@ -154,8 +154,13 @@ class Lease:
         holder = "no run" if found is None else str(found.holder or f"run {found.run}")
         return f"{holder} holds {self._thing} now"
 
-    def _held(self, holder: Holder | None) -> StartError:
+    def _held(self, holder: Holder | None, here: Holder) -> StartError:
         other = "name" if self.job.identity is not None else "folder"
+        if holder is not None and replace(holder, run=here.run) == here:
+            return StartError(
+                f"{self._thing} is held by run {holder.run} of this process: distributor.runs() has its handle, to "
+                f"wait for it or to cancel it; or pass another {other}"
+            )
         return StartError(
             f"{self._thing} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "
             f"another {other}"
@@ -182,7 +187,7 @@ class Lease:
                 _log.warning("run %s: cannot release %s, %s: %s", self.job.label, self._thing, text, error)
                 return
         if other is not None and finished:
-            raise RunCancelledError(f"run {self.job.run_id} was cancelled: {other}")
+            raise RunCancelledError(f"run {self.job.label} was cancelled: {other}")
 
 
 @contextmanager

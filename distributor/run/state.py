@@ -153,10 +153,11 @@ class AttemptState:
     @property
     def reason(self) -> str:
         """Why the attempt failed, in words: the failure that caused all others, even if it was reported later."""
-        if isinstance(self.cause, RankFailed | None) and (failures := failures_of(self.cause, self.failures)):
-            root = order_failures(failures)[0]
+        known = failures_of(self.cause, self.failures) or self._unexplained
+        if isinstance(self.cause, RankFailed | None) and known:
+            root = order_failures(known)[0]
             return f"rank {root.rank} failed: {root.message}"
-        return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
+        return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended, and none reported why"
 
     def begin(self) -> list[Action]:
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)

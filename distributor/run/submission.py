@@ -109,7 +109,7 @@ class Submission:
         try:
             return ask()
         except Exception as error:
-            _log.debug("run %s: cannot %s: %s", self.job.run_id, what, error)
+            _log.debug("run %s: cannot %s: %s", self.job.label, what, error)
             return otherwise
 
     def run(self, server: ChannelServer) -> Collected:

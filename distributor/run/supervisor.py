@@ -18,6 +18,7 @@ from distributor.metrics.ended import add_history
 from distributor.metrics.goodput import Goodput, goodput
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, Stalled, StartTimeout
+from distributor.outcomes.failures import consequent
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, failures_of, verdict
 from distributor.output.sink import OutputSink, held_now, keep
@@ -209,8 +210,12 @@ class Supervisor:
         """Log that another attempt follows, and record the end of this one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
         _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
-        self._display.logs.release(())
+        self._display.logs.release(self.consequent())
         self._end_attempt(why)
+
+    def consequent(self) -> list[int]:
+        """Return the ranks that the current attempt has lost because of another failure."""
+        return consequent(failures_of(self.state.cause, self.state.failures))
 
     def _follow(self, ended: Attempt, following: Attempt) -> None:
         """Make ``following`` the current attempt, and let ``ended`` count as failed."""
@@ -269,14 +274,14 @@ class Supervisor:
             cause,
             collected,
             error,
-            run_id=self._job.run_id,
+            label=self._job.label,
             world_size=self._job.world_size,
             advise=self._advise,
             local=self.submission.scheduler.on_driver,
             preempted=self._preempted(),
         )
         if self.state.terminated and isinstance(judged.error, NodeLostError):  # its ranks were told to end
-            return Verdict(error=RunCancelledError(f"run {self._job.run_id} was cancelled: its driver got SIGTERM"))
+            return Verdict(error=RunCancelledError(f"run {self._job.label} was cancelled: its driver got SIGTERM"))
         return judged
 
     def _preempted(self) -> Preempted | None:
@@ -296,7 +301,7 @@ class Supervisor:
         try:
             return advice.advise(failure, self._job, local=self.submission.scheduler.on_driver)
         except Exception as error:  # the search for modules calls third-party import finders, which may raise anything
-            _log.debug("no advice for run %s: %s", self._job.run_id, error)
+            _log.debug("no advice for run %s: %s", self._job.label, error)
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
@@ -329,7 +334,7 @@ class Supervisor:
     def _tell_where(self) -> None:
         stacks = None if self._where is None else self._dumps.take(self._where)
         if stacks is not None:
-            self._display.logs.note(f"run {self._job.run_id}: interrupted; {summary(stacks)}")
+            self._display.logs.note(f"run {self._job.label}: interrupted; {summary(stacks)}")
 
     def _ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump | None:
         """Ask all ranks for their stacks; ``None`` if none are running."""

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from distributor.text import wording
 from distributor.values.job import Job, Module, StatusDetail, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult, Sent
 from distributor.values.options import Resources
-from distributor.values.outcome import Collected, Log, NodeReport
+from distributor.values.outcome import Collected, Log
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder
 
@@ -35,15 +35,6 @@ _ADDRESS = "127.0.0.1"
 _CHUNK = 64 << 20
 
 T = TypeVar("T")
-
-
-@dataclass
-class _Part:
-    """The results of one node."""
-
-    report: NodeReport | None  # None: the agent died before it reported
-    values: dict[int, list[bytes]] = field(default_factory=dict)
-    logs: list[Log] = field(default_factory=list)
 
 
 class LocalScheduler:
@@ -75,9 +66,11 @@ class LocalScheduler:
                 "before Python starts"
             )
         if network.address_towards(_ADDRESS) is None:
+            is_up = network.address_towards("::1") is not None  # it has only IPv6
+            remedy = f"give loopback this address (ip addr add {_ADDRESS}/8 dev lo)"
             raise ConfigurationError(
-                f"ranks of one machine talk over loopback, but {_ADDRESS} cannot be reached here: bring loopback up "
-                "(ip link set lo up)"
+                f"ranks of one machine talk over loopback, but {_ADDRESS} cannot be reached here: "
+                + (remedy if is_up else "bring loopback up (ip link set lo up)")
             )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
@@ -180,15 +173,15 @@ class LocalScheduler:
             for held in (*listeners, *reserved):
                 held.close()
         return Collected(
-            reports=tuple(part.report for part in parts if part.report is not None),
+            reports=tuple(report for part in parts for report in part.reports),
             values={rank: chunks for part in parts for rank, chunks in part.values.items()},
-            lost_hosts=tuple(socket.gethostname() for part in parts if part.report is None),
+            lost_hosts=tuple(host for part in parts for host in part.lost_hosts),
             logs=tuple(log for part in parts for log in part.logs),
         )
 
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
-    ) -> _Part:
+    ) -> Collected:
         """Run one node's agent until it has sent its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
@@ -225,7 +218,7 @@ class LocalScheduler:
             )
             if (result := node.converse(order)) is None:
                 server.await_loss(executor)  # the driver can then say in the error why the node was lost
-            return _part(result)
+            return _collected(result)
 
 
 def _said() -> str:
@@ -241,14 +234,14 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
         yield "memory_per_process", max(1, asked.memory_per_process >> 20), limits.total_memory() >> 20, "MiB of memory"
 
 
-def _part(result: NodeResult | None) -> _Part:
+def _collected(result: NodeResult | None) -> Collected:
     """Read a report and the files that it names, before these are removed with the node's folder."""
-    if result is None:
-        return _Part(None)
-    return _Part(
-        pickle.loads(result.report),
+    if result is None:  # the agent died before it reported
+        return Collected(lost_hosts=(socket.gethostname(),))
+    return Collected(
+        (pickle.loads(result.report),),
         {rank: list(pieces(value, _CHUNK)) for rank, value in result.values.items() if not isinstance(value, Sent)},
-        [Log(*piece) for piece in rest(result.rest, _CHUNK)],
+        logs=tuple(Log(*piece) for piece in rest(result.rest, _CHUNK)),
     )
 
 

@@ -63,7 +63,8 @@ def pack_folder(
     PayloadError if there are more than ``limit`` bytes, or a name is not UTF-8; OSError if a file cannot be read.
     """
     out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
-    files = [path for path in _files_of(folder) if out.isdisjoint(Path(os.path.realpath(path)).parents)]
+    shipped = _files_below(folder, os.path.realpath(folder), frozenset())
+    files = [path for path in shipped if out.isdisjoint(Path(os.path.realpath(path)).parents)]
     sizes = {path: _size_of(path) for path in files}
     total = sum(sizes.values())
     if total > limit:
@@ -123,12 +124,8 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
                 os.chmod(path, mode & 0o777)
 
 
-def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the paths to be shipped: files, and links to other shipped folders of the project."""
-    return _files_below(folder, os.path.realpath(folder), frozenset())
-
-
 def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Path]:
+    """Yield the paths to be shipped: files, and links to other shipped folders of the project ``top``."""
     around |= {os.path.realpath(folder)}
     try:
         entries = [folder / name for name in sorted(os.listdir(folder))]

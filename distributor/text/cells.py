@@ -19,7 +19,7 @@ def readable(trace: str) -> str:
         if frame is None or frame["path"] not in linecache.cache:
             shown.append(line)
             continue
-        cell = _cell(frame["path"])
+        cell = name(frame["path"])
         shown.append(line if cell is None else f"  {cell}, line {frame['line']}{frame['rest']}")
         if not after.startswith("    "):
             shown.append(f"    {linecache.getline(frame['path'], int(frame['line'])).strip()}".rstrip())
@@ -31,10 +31,10 @@ def shell() -> Any:
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
-def _cell(path: str) -> str | None:
+def name(path: str) -> str | None:
     """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path is no cell's."""
     try:
-        kind, name = shell().compile.format_code_name(path)
+        kind, number = shell().compile.format_code_name(path)
     except Exception:  # there is no IPython, its version is too old, or the path belongs to a file
         return None
-    return f"{kind} {name}" if kind == "Cell" else None
+    return f"{kind} {number}" if kind == "Cell" else None

@@ -76,12 +76,7 @@ class LeaseRecord:
 
 def find(fetch: Callable[[str], bytes | None]) -> LeaseRecord | None:
     """Return the newest version of a record, whose files ``fetch`` reads; ``None`` if there is none."""
-    return read((fetch(FILES[0]), fetch(FILES[1])))
-
-
-def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
-    """Return the newest version in the contents of a record's two files; ``None`` stands for a missing file."""
-    records = [record for data in files if (record := sealed.unseal(LeaseRecord, data)) is not None]
+    records = [record for name in FILES if (record := sealed.unseal(LeaseRecord, fetch(name))) is not None]
     return max(records, key=lambda record: record.sequence, default=None)
 
 

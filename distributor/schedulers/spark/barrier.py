@@ -82,4 +82,4 @@ class BarrierSession(Protocol):
 def pause(cancelled: threading.Event, seconds: float, job: Job) -> None:
     """Wait before a job that may find no free slots yet. RunCancelledError: ``cancelled`` is set."""
     if cancelled.wait(seconds):
-        raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+        raise RunCancelledError(f"run {job.label} was cancelled while it waited for slots")

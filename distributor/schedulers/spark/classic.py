@@ -21,7 +21,7 @@ from distributor.schedulers.spark import exceptions as spark_errors, gathering, 
 from distributor.schedulers.spark.barrier import Delivery, pause
 from distributor.schedulers.spark.placing import Placing, crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
-from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, without_bar
+from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, named, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
 from distributor.text import escapes, notices
@@ -51,9 +51,10 @@ class ClassicSession:
 
     slots_may_come = True  # executors come up one after the other, and other jobs end
 
-    def __init__(self, session: SparkSession, cluster: Cluster) -> None:
+    def __init__(self, session: SparkSession, cluster: Cluster, call: str = "distributor") -> None:
         self._session = session
         self._cluster = cluster
+        self._call = call  # the user's, by which Spark's pages name the run's jobs
         self._tag = ""  # the tag of the run's Spark jobs; "" until the run begins to submit one
         self._server: ChannelServer | None = None  # set when the run begins to submit a Spark job
         self._cancelled = threading.Event()
@@ -101,7 +102,7 @@ class ClassicSession:
                 if lost >= _ATTEMPTS or not self._costs_nothing(error, server, time.monotonic() - submitted):
                     raise
                 server.start_again()
-                _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
+                _log.warning("starting run %s again: %s", job.label, spark_errors.reason(str(error)))
                 self.await_slots(job)
                 continue
             if placing.error is not None:
@@ -150,8 +151,8 @@ class ClassicSession:
         if life is Life.ALIVE:
             return None
         if life is Life.DEAD:
-            return driver_failures.jvm_ended(job.run_id)
-        return driver_failures.context_stopped(job.run_id, by_user=life is Life.STOPPED)
+            return driver_failures.jvm_ended(job.label)
+        return driver_failures.context_stopped(job.label, by_user=life is Life.STOPPED)
 
     def failures(self) -> Mapping[str, str]:
         return status.failures(self._session, self._tag)
@@ -197,7 +198,7 @@ class ClassicSession:
             work = tasks.mapPartitions(lambda _rows: task())
             if job.task_profile is not None:
                 work = work.withResources(profile(self._session, job.task_profile))
-            with without_bar(self._session):
+            with without_bar(self._session), named(context, self._call):
                 rows = work.collect()
             return [*rows, *(row for row in reports.rows if row not in rows)]
         except Exception:

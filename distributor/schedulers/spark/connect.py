@@ -19,7 +19,6 @@ from distributor.machine import network
 from distributor.schedulers.spark import gathering
 from distributor.schedulers.spark.barrier import Delivery, pause
 from distributor.schedulers.spark.placing import crowded, refuse
-from distributor.schedulers.spark.progress import StageProgress
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import conf, set_connect_python
 from distributor.schedulers.spark.slots import Slots, cluster_of, profile
@@ -48,6 +47,37 @@ class _Uploads:
 
 
 _uploaded: WeakKeyDictionary[SparkSession, _Uploads] = WeakKeyDictionary()
+
+
+class StageProgress:
+    """Finds out whether a Spark Connect server has started the tasks of a run's query (Spark 4).
+
+    Other queries with the same number of tasks are mistaken for it.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._submitted = time.monotonic()
+        self._queued = False
+        self._started: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the server has reported the query, but has not run any of its tasks yet."""
+        return self._queued and self._started is None
+
+    def running_for(self, now: float) -> float | None:
+        """Return for how many seconds tasks may have run, at most; ``None`` if the server has not started them."""
+        if self.waiting:
+            return None
+        return now - (self._submitted if self._started is None else self._started)
+
+    def __call__(self, stages: Iterable[Any], inflight_tasks: int, operation_id: str, done: bool) -> None:
+        """Record the progress of a query. PySpark calls this about every two seconds."""
+        if any(stage.num_tasks == self._tasks for stage in stages):
+            self._queued = True
+            if self._started is None and inflight_tasks > 0:
+                self._started = time.monotonic()
 
 
 class ConnectSession:

@@ -43,7 +43,7 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
             "shared storage and return its path"
         )
     if _CANCELLED.search(text):
-        return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
+        return RunCancelledError(f"the Spark job of run {job.label} was cancelled: {reason(text)}")
     if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
         return ResourceError(
             f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, but the cluster "
@@ -52,14 +52,14 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = (), explanation
     if (raised := re.search(r"^\s*distributor\.errors\.StartError: (.*)$", text, re.MULTILINE)) is not None:
         return StartError(raised[1])
     if "PYTHON_VERSION_MISMATCH" in text:
-        mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)
+        mismatch = text.partition("[PYTHON_VERSION_MISMATCH] ")[2].partition("\n")[0].strip()
         return StartError(
             f"the Spark job failed{where}: {mismatch} Choose another Python before the session starts (PYSPARK_PYTHON, "
             "spark.pyspark.python)"
         )
     why = f"{reason(text)}. {explanation}" if explanation else reason(text)
     if "Job aborted" in text and not re.search(_NOT_SENT, text):
-        return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {why}")
+        return NodeLostError(f"the Spark job of run {job.label} failed{where}: {why}")
     return driver_failures.mishap(StartError(f"Spark failed{where}: {why}"))
 
 
@@ -78,10 +78,6 @@ def is_loss(error: Exception) -> bool:
     """
     lost = r"Python worker exited unexpectedly|java\.net\.SocketException|ExecutorLostFailure"
     return bool(re.search(lost, str(error)))
-
-
-def _line_with(word: str, text: str) -> str:
-    return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
 
 
 def reason(text: str) -> str:

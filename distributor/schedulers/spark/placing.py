@@ -85,7 +85,7 @@ class Placing:
         try:
             is_possible = self._room(running) >= self._job.num_tasks
         except Exception as error:  # Spark's context may be stopping
-            _log.debug("run %s: cannot look for other hosts: %s", self._job.run_id, error)
+            _log.debug("run %s: cannot look for other hosts: %s", self._job.label, error)
             return True
         if is_possible:
             self._left -= 1
@@ -107,4 +107,4 @@ def refuse(job: Job, why: str, times: int, too_late: bool) -> None:
             "have fewer cores: free the slots, or give all executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
-        _log.warning("%s; placing run %s again", why, job.run_id)
+        _log.warning("%s; placing run %s again", why, job.label)

@@ -50,16 +50,14 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
             (length,) = struct.unpack_from("!I", body)
             files.setdefault(bytes(body[4 : 4 + length]), []).append(bytes(body[4 + length :]))
         elif kind == b"E":
-            reports.append(_unplaced(codec.read(UnfitNode, bytes(body))))
+            unfit = codec.read(UnfitNode, bytes(body))
+            error = "StartError", no_temporary_folder(unfit.host, unfit.why)
+            reports.append(NodeReport(-1, unfit.host, error=error))
         else:
             lost.append(bytes(body).decode())
     heads = {codec.read(FileHead, head): pieces for head, pieces in files.items()}
     brought = tuple(Brought(head.node, head.entry, pieces, head.uploaded) for head, pieces in heads.items())
     return Collected(tuple(reports), values, tuple(lost), tuple(logs), files=brought)
-
-
-def _unplaced(unfit: UnfitNode) -> NodeReport:
-    return NodeReport(-1, unfit.host, error=("StartError", no_temporary_folder(unfit.host, unfit.why)))
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:

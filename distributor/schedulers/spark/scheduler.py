@@ -22,7 +22,7 @@ from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.connect import ConnectSession
 from distributor.schedulers.spark.harmful_settings import Found
 from distributor.schedulers.spark.rows import Task
-from distributor.schedulers.spark.sessions import answering, conf, is_connect
+from distributor.schedulers.spark.sessions import answering, conf, is_connect, users_call
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
 from distributor.shipping import payload
@@ -52,12 +52,13 @@ class SparkScheduler:
 
     on_driver = False  # even with master local[...], ranks get copies of the script and the project folder
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, call: str | None = None) -> None:
         self._session = session
+        self._call = users_call() if call is None else call
         with answering():
             self._cluster = spark_slots.cluster_of(session)
         self._barrier: BarrierSession = (
-            ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
+            ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster, self._call)
         )
         self._job: Job | None = None  # set by check()
         self._found: list[Found] = []  # set by check(): the settings that may end tasks
@@ -101,7 +102,7 @@ class SparkScheduler:
         return self._barrier.leaving()
 
     def again(self, job: Job) -> SparkScheduler:
-        made = SparkScheduler(self._session)
+        made = SparkScheduler(self._session, self._call)
         made._job, made._found = job, self._found
         return made
 

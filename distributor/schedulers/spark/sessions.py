@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 from distributor.errors import ConfigurationError, DistributorError
 from distributor.schedulers.spark import java
-from distributor.text import notices, wording
+from distributor.text import cells, notices, wording
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -227,6 +228,31 @@ def set_connect_python(session: SparkSession) -> None:
     python = task_python(master_of(session), os.environ, configured, sys.executable)
     if python is not None:
         session.conf.set(_CONNECT_PYTHON, python)
+
+
+def users_call() -> str:
+    """Return which function of this package the user has called, and where, such as ``run at train.py:12``."""
+    frame: FrameType | None = sys._getframe()
+    function = ""
+    while frame is not None and (module := str(frame.f_globals.get("__name__"))).startswith("distributor."):
+        if module.startswith("distributor.cli."):
+            return "distributor run"
+        function, frame = frame.f_code.co_name, frame.f_back
+    if frame is None:
+        return function
+    file = cells.name(frame.f_code.co_filename) or os.path.basename(frame.f_code.co_filename)
+    return f"{function} at {file}:{frame.f_lineno}"
+
+
+@contextmanager
+def named(context: SparkContext, call: str) -> Iterator[None]:
+    """Let Spark's pages name this thread's jobs by the user's call; PySpark would name the start of the thread."""
+    from pyspark.traceback_utils import SCCallSiteSync
+
+    site: Any = SCCallSiteSync
+    with site(context):  # within, PySpark sets no other name
+        cast(Any, context)._jsc.setCallSite(call)
+        yield
 
 
 @contextmanager

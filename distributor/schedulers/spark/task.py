@@ -101,9 +101,12 @@ def _begin(shipment: Shipment, context: Any, executors: list[str], times: dict[s
         secret, nodes = proof.make(shipment["seal"], executor), len(set(executors))
         row = yield from _lead(shipment, known, mine, nodes, listener, times, secret)
         hold.close()
-        if row is not None and reached:  # then no task is in allGather when the driver cancels the job
+        endpoint = shipment["endpoint"]
+        if row is not None and reached and endpoint:  # then no task is in allGather when the driver cancels the job
             sent = row if len(row) <= messages.LARGEST_REPORT else b""
-            _report_failure(shipment, messages.FailedReport(nodes, len(sent), executor, secret), sent)
+            report = messages.FailedReport(nodes, len(sent), executor, secret)
+            with suppress(OSError):  # the driver cancels the job, or lets this task end
+                exchange.send_failed_report(endpoint, report, sent, shipment["patience"])
         if row:
             yield row
     finally:
@@ -204,13 +207,6 @@ def _lead(
         for rank, value in result.values.items():
             yield from _value(rank, value, shipment["chunk"])
         return b"" if result.failed and not result.cut else None
-
-
-def _report_failure(shipment: Shipment, report: messages.FailedReport, row: bytes) -> None:
-    """Send the driver the row of a failed node, and wait until it cancels the job or lets this task end."""
-    if shipment["endpoint"] is not None:
-        with suppress(OSError):
-            exchange.send_failed_report(shipment["endpoint"], report, row, shipment["patience"])
 
 
 def _give_up(shipment: Shipment, mine: NodeFacts, secret: str, why: str) -> bytes:

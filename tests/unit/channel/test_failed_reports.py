@@ -134,7 +134,7 @@ def test_a_node_that_has_succeeded_ends_the_wait(driver: Driver, stopped: bool) 
 
 
 @pytest.mark.parametrize("what", ["secret", "node"])
-def test_a_report_of_somebody_else_is_refused(driver: Driver, what: str) -> None:
+def test_a_report_without_the_nodes_secret_is_refused(driver: Driver, what: str) -> None:
     secret = proof.make(b"guessed" if what == "secret" else driver.seal, "a")
     told = FailedReport(1, 2, "a" if what == "secret" else "b", secret)
     with suppress(OSError):

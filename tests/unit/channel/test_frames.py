@@ -137,7 +137,7 @@ def test_a_longer_frame_is_refused_before_it_is_read(kind):
         pytest.param(raw(1, '{"kind": "Bye"}'.encode("utf-16")), "not a message", id="utf-16"),
     ],
 )
-def test_what_does_not_speak_the_protocol(data, message):
+def test_invalid_frames_are_protocol_errors(data, message):
     with pytest.raises(ProtocolError, match=message):
         read_all(data)
 
@@ -173,7 +173,7 @@ PACKED = frames.pack(Bye())
 
 
 @pytest.mark.parametrize("length", range(1, len(PACKED)))
-def test_an_end_inside_a_pack(length):
+def test_an_end_inside_a_frame(length):
     with pytest.raises(ProtocolError, match="inside a frame, before a whole message had arrived"):
         read_all(PACKED + PACKED[:length])
 
@@ -201,7 +201,7 @@ def test_sparks_workers_pack_the_same(message):
     assert _pack(message) == frames.pack(message)
 
 
-def test_halves_of_characters_are_escaped() -> None:
+def test_lone_surrogates_are_escaped() -> None:
     """No log and no file could hold them."""
     told = Warnings("host \udce4", ("half a \ud800 character", "a whole \U0001f600"))
     assert read_all(frames.pack(told)) == [Warnings("host \\udce4", ("half a \\ud800 character", "a whole \U0001f600"))]

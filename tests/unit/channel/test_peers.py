@@ -94,7 +94,7 @@ def test_a_copy_that_is_cut_off_does_not_count(node: Endpoint, folder: Path, tmp
     assert (folder / "5-0.record").read_bytes() == b"new"
 
 
-def test_without_room_nothing_is_taken(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+def test_a_copy_without_room_is_refused(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     path = state(tmp_path, LIMIT + 1)
     with pytest.raises(OSError, match="a rank needs 1 MiB of shared memory"):
         peers.send_copy(node, "5-0", b"", b"", str(path), [(0, LIMIT + 1)])
@@ -134,7 +134,7 @@ def test_a_folder_that_others_may_read_is_not_of_this_run(node: Endpoint, folder
         peers.recall(node, str(folder / "5-0"), [(0, 3)])
 
 
-def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> None:
+def test_connections_without_the_token_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> None:
     host, port, certificate, token = node
     (folder / "5-0").write_bytes(b"tensors")
     with pytest.raises(ConnectionError):

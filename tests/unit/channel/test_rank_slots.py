@@ -59,6 +59,6 @@ def test_a_fork_of_a_rank_writes_nothing(both: RankSlots) -> None:
     assert slots.read(both.descriptor, 0) is None
 
 
-def test_a_length_that_cannot_be_is_nothing(both: RankSlots) -> None:
+def test_an_impossible_length_reads_as_an_empty_slot(both: RankSlots) -> None:
     os.pwrite(both.descriptor, b"\xff" * 8, 0)
     assert slots.read(both.descriptor, 0) is None

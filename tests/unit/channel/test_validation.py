@@ -88,7 +88,7 @@ def hello_of(*nodes: Node, name: str = "a") -> Hello:
         messages.Bye(),
     ],
 )
-def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
+def test_messages_of_a_node_about_itself_pass(message: Message | Log) -> None:
     assert guard().passes("b", message)
 
 
@@ -130,7 +130,7 @@ def test_a_node_has_so_many_warnings_and_tells_them_again() -> None:
     assert not it.passes("a", messages.Warnings("host-a", ("x" * 20_000,)))
 
 
-def test_a_node_is_who_has_shown_its_secret_first() -> None:
+def test_a_node_is_the_process_that_showed_its_secret_first() -> None:
     it = guard()
     it.admit(Hello("a", secret="s"))
     it.admit(Hello("a", secret="s"))
@@ -171,7 +171,7 @@ def test_secrets_are_not_shown() -> None:
         ),
     ],
 )
-def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
+def test_a_hello_of_an_unknown_node_is_refused(hello: Hello, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         guard().admit(hello)
 

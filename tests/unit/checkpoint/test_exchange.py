@@ -255,7 +255,12 @@ def test_several_ranks_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
         connect_group(0, 2, "ab", "save")
 
 
-CHECK = "from distributor.checkpoint import start; start._VISIBLE = 0.3; start.check_place(local_rank=0)"
+CHECK = """
+from distributor.checkpoint import start
+start._VISIBLE, start._STOPPED = 0.3, 0.0
+start.check_place(local_rank=0)
+print("begins")
+"""
 
 
 def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
@@ -271,10 +276,14 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
             **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": folder.name, NODE_ID: "x"},
             **to_environ(Checkpoints(str(folder)), str(folder), {0: "host-a"}),
         }
-        return subprocess.Popen([sys.executable, "-c", CHECK], env=told, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", CHECK], env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     one, other = check(0, tmp_path / "ab"), check(1, tmp_path / "cd")
-    said = other.communicate(timeout=90)[1]
-    assert one.communicate(timeout=90) == (None, "")
-    assert f"checkpoints '{tmp_path}/cd' is not the same folder on this node as on host-a: a file" in said
+    begun, error = other.communicate(timeout=90)
+    assert f"checkpoints '{tmp_path}/cd' is not the same folder on this node as on host-a: a file" in error
+    begun_too, error = one.communicate(timeout=90)
+    assert "has failed on another node" in error
+    assert begun == begun_too == ""
     assert list((tmp_path / "ab").iterdir()) == []

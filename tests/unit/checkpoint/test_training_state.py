@@ -182,6 +182,12 @@ class Harmful:
         return (print, ("code of the checkpoint",))
 
 
+def test_why_weights_only_refuses_objects_is_one_line_without_colours() -> None:
+    reason = training_state.refused_by_weights_only(training_state.pack_objects({"harmful": Harmful()}))
+    assert reason is not None and reason.startswith("Weights only load failed")
+    assert "\x1b" not in reason and "\n" not in reason
+
+
 def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture[str]) -> None:
     for value in (Harmful(), Path("x").absolute, torch.nn.Linear):
         with pytest.raises(pickle.UnpicklingError, match="is not part of a checkpoint's metadata"):

@@ -490,7 +490,7 @@ def test_tiny_pieces_are_bounded_too(use):
     console.close()
 
 
-def test_what_is_skipped_is_said_in_its_place(use):
+def test_a_note_on_skipped_lines_stands_in_their_place(use):
     """Lines before, a gap, lines after; and a gap that nothing follows is said as soon as there is room."""
     out = use(Gate)
     console = Console(host_of, limit=10_000)
@@ -577,7 +577,7 @@ def test_closing_does_not_wait_for_a_blocked_output_for_ever(use):
     assert out.lines() == ["[rank 0 host-0] a", "[rank 0 host-0] b"]
 
 
-def test_what_a_node_has_skipped_is_said_in_its_place(use):
+def test_a_note_on_lines_that_a_node_skipped_stands_in_their_place(use):
     out = use(Stream)
     console = Console(host_of)
     console.write(0, 1, b"before\nunfinished")
@@ -905,7 +905,7 @@ def test_folding_keeps_each_ranks_lines_and_their_order(writes, wait, fold_limit
     assert {1: said_by(out.getvalue()), 2: said_by(err.getvalue())} == expected
 
 
-def test_ranks_that_say_the_same_are_folded_however_far_apart_they_are(use, monkeypatch):
+def test_equal_lines_are_folded_however_far_apart_they_are(use, monkeypatch):
     monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=3)

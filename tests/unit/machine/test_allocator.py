@@ -66,7 +66,7 @@ def test_freed_memory_is_kept_for_the_next_step() -> None:
         {"GLIBC_TUNABLES": "glibc.malloc.check=0"},
     ],
 )
-def test_a_word_of_the_users_leaves_the_allocator_alone(said: dict[str, str]) -> None:
+def test_users_settings_leave_the_allocator_unchanged(said: dict[str, str]) -> None:
     assert allocator.is_left_alone(said)
     assert allocator.huge_pages(said) == {}
     kept, _ = touch(**said)

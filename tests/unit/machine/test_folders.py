@@ -33,7 +33,7 @@ def test_a_folder_goes_once_its_owner_has(tmp_path):
         assert not os.path.exists(stale)
 
 
-def test_what_goes_with_a_folder_goes_with_it(tmp_path):
+def test_paths_noted_in_a_folder_are_removed_with_it(tmp_path):
     kept, one, two = (tmp_path / name for name in ("kept", "one", "two"))
     for path in (kept, one, two):
         path.touch()

@@ -35,7 +35,7 @@ def shortages(ranks=2, use_gpu=True, needed=100, **fields):
         ({"address_space": 2 * GIB}, ["2,048 MiB (ulimit -v", "spark.executor.pyspark.memory"]),
     ],
 )
-def test_what_is_too_little(fields, words):
+def test_limits_that_are_too_low_are_warned_of(fields, words):
     found = shortages(**fields)
     assert len(found) == (words is not None)
     for word in words or ():

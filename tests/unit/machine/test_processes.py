@@ -14,7 +14,6 @@ import pytest
 import watch
 
 from distributor.machine import processes
-from distributor.schedulers.spark import executor
 from distributor.values import environment
 from distributor.values.environment import NODE_ID
 
@@ -100,7 +99,7 @@ def test_killing_a_node_that_is_gone(spawn):
     assert processes.kill_node(f"{MARK}.none") == []
 
 
-def test_the_caller_is_spared(spawn):
+def test_killing_a_node_spares_the_calling_process(spawn):
     code = f"from distributor.machine import processes as p; print(p.processes_of('{MARK}'), p.kill_node('{MARK}'))"
     caller = spawn([sys.executable, "-c", code], MARK)
     assert caller.communicate()[0] == "[] []\n"
@@ -232,27 +231,6 @@ def test_signal_name(number, name):
 def test_cpu_count_is_what_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 5, 7})
     assert processes.cpu_count() == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "host"),
-    [
-        (
-            ["org.apache.spark.executor.CoarseGrainedExecutorBackend", "--hostname", "10.0.0.2", "--cores", "1"],
-            "10.0.0.2",
-        ),
-        (["org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend", "--hostname", "host"], "host"),
-        (["org.apache.spark.executor.CoarseGrainedExecutorBackend"], None),
-        (["org.apache.spark.deploy.SparkSubmit", "train.py", "--hostname", "the-jobs-own"], None),
-    ],
-)
-def test_what_an_executor_calls_its_host(arguments, host):
-    command = [sys.executable, "-c", "print(flush=True); input()", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        assert executor.executor_host(process.pid) == host
-        process.communicate(b"\n")
-    assert executor.executor_host(process.pid) is None
 
 
 def test_the_machine_of_devices():

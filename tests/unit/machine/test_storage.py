@@ -42,7 +42,7 @@ def test_a_storage_keeps_files(tmp_path: Path, kind: str) -> None:
         storage.size("f")
 
 
-def test_all_errors_are_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_of_a_storage_are_oserrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Url(f"file://{tmp_path}")
     with pytest.raises(OSError):
         remote.get("absent", str(tmp_path / "target"))
@@ -73,3 +73,33 @@ def test_what_is_below_a_file_is_not_there_to_remove(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     Folder(tmp_path).remove("a/b")
     assert (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("below", ["", "below/deeper"])
+@pytest.mark.parametrize("kind", ["a file", "a link that leads to no folder"])
+def test_an_error_says_what_stands_where_the_folder_should_be(tmp_path: Path, kind: str, below: str) -> None:
+    there = tmp_path / "there"
+    there.write_text("") if kind == "a file" else there.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match=f"there is {kind}"):
+        Folder(there / below).write("a", b"")
+
+
+def test_a_folder_that_cannot_be_made_keeps_the_systems_words() -> None:
+    with pytest.raises(OSError, match="/proc/nothing"):
+        Folder(Path("/proc/nothing/below")).write("a", b"")
+
+
+def test_a_write_or_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    storage = Folder(tmp_path)
+    storage.write("kept", b"old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write("kept", b"new")
+    monkeypatch.setattr("shutil.copy2", lambda source, target: Path(target).write_bytes(b"half") and full())
+    with pytest.raises(OSError, match="No space left"):
+        storage.copy("kept", "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert storage.read("kept") == b"old"

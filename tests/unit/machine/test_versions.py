@@ -18,7 +18,7 @@ def facts_of(*found):
     ]
 
 
-def test_those_of_this_process():
+def test_versions_of_this_process():
     assert versions.here() == {"Python": platform.python_version(), "torch": metadata.version("torch")}
 
 
@@ -71,7 +71,7 @@ def test_torch_may_be_missing(monkeypatch):
         pytest.param([{"torch": "2.9.0"}, {"torch": "2.9.1"}], None, id="torch-of-the-driver-alone-differs"),
     ],
 )
-def test_what_a_run_cannot_work_with(found, words):
+def test_versions_that_break_a_run_are_a_conflict(found, words):
     conflict = versions.conflict(DRIVER, facts_of(*found))
     assert (conflict is None) if words is None else conflict.startswith(words)
     assert versions.conflict(DRIVER, facts_of(*found)[::-1]) == conflict
@@ -100,7 +100,7 @@ def test_what_a_run_cannot_work_with(found, words):
         pytest.param(DRIVER, [{}, {}], [], id="unknown"),
     ],
 )
-def test_what_is_worth_a_warning(driver, found, words):
+def test_other_versions_of_torch_are_warned_of(driver, found, words):
     facts = facts_of(*found)
     told = versions.differences({"Python": "3.11.7", **driver}, facts[0], facts[1])
     assert len(told) == len(words)

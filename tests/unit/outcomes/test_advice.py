@@ -235,7 +235,7 @@ def test_a_file_of_the_driver(project: Path) -> None:
         ("ValueError", "No module named 'beside'"),
     ],
 )
-def test_where_there_is_nothing_to_say(project: Path, kind: str, message: str) -> None:
+def test_other_failures_get_no_advice(project: Path, kind: str, message: str) -> None:
     assert advise(failure(kind, message), job(Script(str(project / "train.py"), b""))) == ""
 
 

@@ -68,7 +68,7 @@ def test_a_broken_connection_is_an_echo(kind, message):
 
 
 @pytest.mark.parametrize(("kind", "message"), REASONS)
-def test_anything_else_is_a_reason(kind, message):
+def test_other_errors_are_no_echoes(kind, message):
     assert not is_consequence(failure(kind=kind, message=message))
 
 
@@ -133,7 +133,7 @@ RuntimeError: Connection closed by peer"""
         (failure(kind="ValueError", message="DataLoader worker (pid 7) is killed by signal: Killed. "), False),
     ],
 )
-def test_what_is_not_the_users_code(found, expected):
+def test_failures_outside_of_users_code_are_infrastructure(found, expected):
     assert is_infrastructure(found) is expected
 
 
@@ -178,7 +178,7 @@ def test_the_drivers_clock_counts_where_it_was_told():
     at = [each.time for each in verdict.on_one_clock([first, behind, other], told)]
     assert at == [5000.0, 5005.25, 5004.25]
     found = collected(first, behind)
-    error = verdict.verdict(RankFailed(tuple(told)), found, None, run_id="3f2a", world_size=2).error
+    error = verdict.verdict(RankFailed(tuple(told)), found, None, label="3f2a", world_size=2).error
     assert isinstance(error, errors.TrainingError)
     assert [each.rank for each in error.failures] == [0, 1]
 
@@ -186,7 +186,7 @@ def test_the_drivers_clock_counts_where_it_was_told():
 def test_an_error_that_cannot_be_explained_is_an_error():
     found = collected(failure(0, 1.0), failure(1, "noon"))
     for cause in (None, RankFailed((failure(0, 1.0), failure(1, "noon")))):
-        told = verdict.verdict(cause, found, None, run_id="3f2a", world_size=2)
+        told = verdict.verdict(cause, found, None, label="3f2a", world_size=2)
         assert isinstance(told.error, errors.DistributorError)
         assert "TypeError" in str(told.error)
         assert told.status is Status.FAILED
@@ -342,7 +342,7 @@ def test_a_failed_rank_raises_with_its_own_exception():
         (failure(0, 5.0, "signal", "killed by SIGABRT", signal="SIGABRT", exit_code=None), 4.0, False),
     ],
 )
-def test_who_had_returned_is_told_with_the_echo_of_it(root, returned, told):
+def test_an_echo_names_the_ranks_that_had_returned(root, returned, told):
     ranks = (Outcome(0, "a", "failed", root), Outcome(1, "a", "finished", called=1.0, returned=returned))
     with pytest.raises(errors.TrainingError) as caught:
         verdict.values(Collected((NodeReport(0, "a", ranks),)), 2)

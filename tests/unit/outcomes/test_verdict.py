@@ -51,7 +51,7 @@ UNFIT = report(error=("ResourceError", "there are 2 GPUs"))
 
 
 def decide(cause: Any, collected: Collected | None, error: BaseException | None = None) -> Verdict:
-    return verdict(cause, collected, error, run_id="3f2a", world_size=2)
+    return verdict(cause, collected, error, label="3f2a", world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_lost_node_says_why_spark_lost_it() -> None:
     ("cause", "collected"), [(LOST, STOPPED), (LOST, None), (None, STOPPED), (None, Collected(lost_hosts=("host-b",)))]
 )
 def test_local_mode_does_not_speak_of_spark(cause: Any, collected: Collected | None) -> None:
-    told = verdict(cause, collected, ENDED_BY_US, run_id="3f2a", world_size=2, local=True).error
+    told = verdict(cause, collected, ENDED_BY_US, label="3f2a", world_size=2, local=True).error
     assert isinstance(told, errors.NodeLostError)
     assert not any(word in str(told) for word in ("Spark", "executor", "worker"))
     assert "executor" in str(decide(cause, collected, ENDED_BY_US).error)
@@ -169,7 +169,7 @@ def test_values() -> None:
     assert (decided.values, decided.error, decided.status) == ({0: 42}, None, Status.SUCCEEDED)
 
 
-def test_what_is_lost_after_all_is_here_is_no_loss() -> None:
+def test_a_node_lost_after_all_results_arrived_fails_no_run() -> None:
     assert decide(LOST, FINE) == Verdict({0: 42})
     one = replace(FINE.reports[0], outcomes=(Outcome(0, "host-a", "unreturned"),))
     other = replace(one, node_rank=1, outcomes=(Outcome(1, "host-a", "finished"),), passed=False)
@@ -210,9 +210,9 @@ PREEMPTED = Preempted("rank 1 on host-a got SIGTERM", "There is no checkpoint")
 def test_ranks_that_were_told_to_stop(
     preempted: Preempted | None, collected: Collected, expected: BaseException | None
 ) -> None:
-    error = verdict(None, collected, None, run_id="3f2a", world_size=2, preempted=preempted).error
+    error = verdict(None, collected, None, label="3f2a", world_size=2, preempted=preempted).error
     assert repr(error) == repr(expected)
-    lost = verdict(LOST, collected, None, run_id="3f2a", world_size=2, preempted=preempted).error
+    lost = verdict(LOST, collected, None, label="3f2a", world_size=2, preempted=preempted).error
     assert repr(lost) == repr(expected), "the node has ended after its ranks"
 
 

@@ -81,6 +81,32 @@ def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterato
             run.result()
 
 
+def test_the_active_runs_of_a_process_are_listed_in_the_order_of_their_start() -> None:
+    with running(Scheduler()) as first, running(Scheduler()) as second:
+        assert module.runs() == [first, second]
+    assert module.runs() == []
+
+
+def test_a_run_that_was_withdrawn_before_it_began_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    run = module.Run(make_job(), Scheduler())
+    with monkeypatch.context() as broken, pytest.raises(StartError, match="no further thread"):
+        broken.setattr(threading.Thread, "start", refuse)
+        run.start()
+    assert module.runs() == []
+
+
+def test_errors_of_a_named_run_show_its_name() -> None:
+    run = module.Run(make_job(num_processes=2, name="digits"), Scheduler()).start()
+    with pytest.raises(TimeoutError, match=r"run digits \(3f2a\) has not ended"):
+        run.result(0)
+    run.cancel()
+    with pytest.raises(RunCancelledError, match=r"run digits \(3f2a\) was cancelled"):
+        run.result(watch.DEADLINE)
+
+
 @pytest.mark.parametrize("heard", ["facts", "importing"])
 def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()

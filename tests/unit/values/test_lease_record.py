@@ -19,6 +19,10 @@ OLD = LeaseRecord(4, 2, "train", "code", {"lr": "1"}, False, "a0", Holder("a0", 
 SAME = Identity("gpt", "auto", "train", "code", {"lr": "1"}, {"lr": "0.1"})
 
 
+def read(files: tuple[bytes | None, bytes | None]) -> LeaseRecord | None:
+    return lease_record.find(dict(zip(lease_record.FILES, files)).get)
+
+
 def test_a_new_name_begins_its_first_training() -> None:
     taken = lease_record.following(None, SAME, HERE)
     assert (taken.sequence, taken.training, taken.run, taken.holder, taken.finished) == (1, 1, "b1", HERE, False)
@@ -56,25 +60,27 @@ def test_starting_over_takes_a_folder_of_its_own() -> None:
         ),
     ],
 )
-def test_what_cannot_go_on(found: LeaseRecord | None, identity: Identity, told: str) -> None:
+def test_a_training_that_does_not_fit_the_last_run_is_refused(
+    found: LeaseRecord | None, identity: Identity, told: str
+) -> None:
     with pytest.raises(ConfigurationError, match=told):
         lease_record.following(found, identity, HERE)
 
 
 def test_the_newest_whole_record_counts() -> None:
     newer = OLD.renewed()
-    assert lease_record.read((seal(OLD), seal(newer))) == newer
+    assert read((seal(OLD), seal(newer))) == newer
     for length in range(len(seal(newer))):
         torn = seal(newer)[:length]
-        assert lease_record.read((seal(OLD), torn)) in (OLD, newer)
-        assert lease_record.read((torn, None)) in (None, newer)
-    assert lease_record.read((None, None)) is None
-    assert lease_record.read((seal(FencingToken("place", "a0")), b"nonsense")) is None
+        assert read((seal(OLD), torn)) in (OLD, newer)
+        assert read((torn, None)) in (None, newer)
+    assert read((None, None)) is None
+    assert read((seal(FencingToken("place", "a0")), b"nonsense")) is None
 
 
 def test_a_released_name_has_no_holder() -> None:
     assert OLD.released(finished=True) == replace(OLD, sequence=5, finished=True, holder=None)
-    assert lease_record.read((seal(OLD), seal(OLD.released(finished=False)))) == replace(OLD, sequence=5, holder=None)
+    assert read((seal(OLD), seal(OLD.released(finished=False)))) == replace(OLD, sequence=5, holder=None)
 
 
 def test_names_stay_below_the_place() -> None:
@@ -91,7 +97,7 @@ def test_each_name_that_is_accepted_fits_into_a_file_name() -> None:
     assert found[-1] == names[-1]
 
 
-def test_ranks_hear_of_the_claim() -> None:
+def test_ranks_get_the_fencing_token() -> None:
     fence = FencingToken("s3://bucket/gpt", "a0")
     assert from_environ(to_environ(Checkpoints("runs"), "/tmp/node", {}, None, fence)).fence == fence
     assert from_environ({}).fence is None

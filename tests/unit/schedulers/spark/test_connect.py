@@ -1,21 +1,23 @@
-"""How a run on Spark Connect is placed again, without a session."""
+"""How a run on Spark Connect is sent, placed again and cancelled, without a session."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import watch
-from jobs import make_job
+from jobs import changed, make_job
 
 from distributor.channel.result_receiver import ResultReceiver
 from distributor.errors import RunCancelledError, StartError
+from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import connect
-from distributor.schedulers.spark.connect import ConnectSession
+from distributor.schedulers.spark.connect import ConnectSession, StageProgress
 from distributor.schedulers.spark.rows import CROWDED
-from distributor.values.job import StatusDetail
+from distributor.values.job import Function, StatusDetail
 
 JOB = make_job("3f2a", node_limit=1)
 SERVER: Any = SimpleNamespace(receiver=ResultReceiver(limit=0), reached=False)
@@ -55,3 +57,62 @@ def test_a_cancelled_run_is_not_placed_again(session: ConnectSession, monkeypatc
         assert session.cancel() is False
         with pytest.raises(RunCancelledError, match="run 3f2a was cancelled while it waited for slots"):
             waiting.result(watch.DEADLINE)
+
+
+SHIPPED = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
+
+
+class Remote:
+    """The session of a client, which counts what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, bytes] = {}
+        self.told: list[StatusDetail | None] = []
+        self.interrupted: list[str] = []
+        self.session = connect.ConnectSession(self)
+
+    def addArtifacts(self, path: str, file: bool) -> None:
+        assert file
+        assert Path(path).name not in self.sent
+        self.sent[Path(path).name] = Path(path).read_bytes()
+        self.told.append(self.session.waiting_for(SHIPPED))
+
+    def interruptTag(self, tag: str) -> None:
+        self.interrupted.append(tag)
+
+
+def test_large_parts_are_sent_once_and_under_names_of_their_own() -> None:
+    remote = Remote()
+    large = changed(SHIPPED, target=Function("train", b"x" * (1 << 20) + b"x"))
+    first, again = remote.session.deliver(large), remote.session.deliver(large)
+    assert first == again
+    assert remote.sent[first.parts["function"]] == large.target.pickled
+    assert isinstance(first.job.target, Function)
+    assert first.job.target.pickled == b""
+    assert isinstance(first.package, str)
+    assert remote.sent[first.package].startswith(b"PK")
+    assert [str(step).partition(" ")[0] for step in remote.told] == ["sending", "sending"]
+    assert remote.session.waiting_for(SHIPPED) is None
+    assert remote.session.deliver(SHIPPED).parts == {}
+
+
+def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote()
+    remote.session.cancel()
+    assert remote.interrupted == []
+    monkeypatch.setattr(remote.session, "_submit", lambda *_: [b"Lhost"])
+    assert remote.session.collect(SHIPPED, None, SERVER).lost_hosts == ("host",)
+    remote.session.cancel()
+    assert remote.interrupted == ["distributor-r1"]
+
+
+def test_progress_tells_whether_tasks_have_started() -> None:
+    progress = StageProgress(2)
+    stage, other = SimpleNamespace(num_tasks=2), SimpleNamespace(num_tasks=3)
+    progress([other], 3, "q", False)
+    assert not progress.waiting
+    progress([stage], 0, "q", False)
+    assert progress.waiting
+    progress([stage], 1, "q", False)
+    progress([stage], 0, "q", False)
+    assert not progress.waiting

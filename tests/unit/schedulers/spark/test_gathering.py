@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributor.schedulers.spark import classic, connect, gathering
-from distributor.schedulers.spark.progress import StageProgress
+from distributor.schedulers.spark.connect import StageProgress
 from distributor.schedulers.spark.slots import Cluster
 
 

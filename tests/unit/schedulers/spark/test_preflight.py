@@ -69,7 +69,7 @@ def test_a_master_that_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing answers at 192.0.2.1:7077 (" in refused("sc://192.0.2.1:7077", {})
 
 
-def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_name_of_a_master_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(host: str, *_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -95,7 +95,7 @@ def test_one_master_of_several_is_enough(closed: int, listening: int, java: Path
     )
 
 
-def test_what_only_spark_can_reach_is_left_to_it(closed: int, java: Path) -> None:
+def test_masters_that_only_spark_can_reach_are_not_tried(closed: int, java: Path) -> None:
     environ = {"JAVA_HOME": str(java.parent.parent)}
     for master in ("local[2]", "k8s://https://127.0.0.1:1"):
         preflight.check(master, environ, use_gpu=False)

@@ -33,7 +33,7 @@ def test_what_the_channel_brought_is_not_copied() -> None:
     assert sort([announced(0, VALUE)], lambda rank: brought).values[0][0] is brought.data
 
 
-def test_what_no_row_announces_is_no_value() -> None:
+def test_a_value_that_no_row_announces_is_dropped() -> None:
     assert sort([], lambda rank: arrived(VALUE)).values == {}
 
 

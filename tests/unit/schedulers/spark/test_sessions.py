@@ -31,7 +31,7 @@ def test_other_masters_run_what_spark_takes(master: str) -> None:
 
 
 @pytest.mark.parametrize("master", ["local[4]", "local-cluster[2,1,1024]", "yarn"])
-def test_what_the_user_has_set_wins(master: str) -> None:
+def test_the_users_python_wins(master: str) -> None:
     assert task_python(master, {"PYSPARK_PYTHON": NAMED}, None, OURS) is None
     assert task_python(master, {"PYSPARK_PYTHON": NAMED}, "/usr/bin/python3", OURS) is None
     assert task_python(master, {}, NAMED, OURS) == NAMED  # which Spark reads in spark-submit only
@@ -98,7 +98,7 @@ def test_where_a_run_goes_after_the_jvm_has_ended(master: str, refused: bool, mo
             assert choose_session(local_mode) == (None, True)
 
 
-def test_what_spark_cannot_answer_is_one_of_our_errors() -> None:
+def test_errors_of_calls_to_spark_become_configuration_errors() -> None:
     with pytest.raises(ConfigurationError, match="the active Spark session cannot be used: no route to the server"):
         with answering():
             raise RuntimeError("no route to the server\n\tat java.lang.A")
@@ -261,3 +261,14 @@ def test_the_token_of_an_address_is_in_no_error() -> None:
         sessions.create("sc://host:1/;token=geheim==", {})
     assert "no Spark session with master sc://host:1/;token=***: " in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("caller", "call"), [("__main__", "run at train.py:3"), ("distributor.cli.run", "distributor run")]
+)
+def test_the_users_call_is_where_this_packages_frames_begin(caller: str, call: str) -> None:
+    ours: dict[str, Any] = {"__name__": "distributor.api", "users_call": sessions.users_call}
+    exec("def run():\n    return users_call()", ours)
+    users = {"__name__": caller, "run": ours["run"]}
+    exec(compile("\n\ncall = run()", "/home/me/train.py", "exec"), users)
+    assert users["call"] == call

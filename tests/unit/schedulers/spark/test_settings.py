@@ -36,7 +36,7 @@ class Settings:
         ),
     ],
 )
-def test_encryption_is_refused_unless_it_is_forgone(
+def test_encryption_is_refused_unless_ignore_ssl_is_set(
     settings: dict[str, str], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{words}, .* set pytorch\.spark\.distributor\.ignoreSsl to true"):
@@ -124,7 +124,7 @@ def connect_timeout(text: str) -> dict[str, str]:
         (CONNECT, connect_timeout("1000"), ["defaultSessionTimeout is 1000: "]),
     ],
 )
-def test_what_ends_a_long_task_is_refused(master: str, settings: dict[str, str], words: list[str]) -> None:
+def test_settings_that_end_long_tasks_are_refused(master: str, settings: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigurationError) as refused:
         checks.check_hazards(session(master, **settings))
     assert all(word in str(refused.value) for word in words)
@@ -153,7 +153,7 @@ def test_what_ends_a_long_task_is_refused(master: str, settings: dict[str, str],
         (CLUSTER, "4.3.0", {**DRIVER, "spark_driver_timeout": "0"}),
     ],
 )
-def test_what_does_no_harm_is_allowed(
+def test_harmless_settings_are_allowed(
     master: str, version: str, settings: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     checks.check_hazards(session(master, version, **settings))
@@ -167,7 +167,7 @@ def test_what_does_no_harm_is_allowed(
         (DRIVER, ["spark.driver.timeout is 60min and spark.plugins is ", "Spark ends the driver"]),
     ],
 )
-def test_what_may_end_a_long_task_is_a_warning_once_a_session(
+def test_settings_that_may_end_long_tasks_are_warned_of_once_a_session(
     settings: dict[str, str], words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     once = session(CLUSTER, **settings)

@@ -135,13 +135,13 @@ def test_ranks_of_one_executor(fields, limit):
         ),
     ],
 )
-def test_what_cannot_be(resources, there, error, words):
+def test_impossible_requests_for_tasks_are_refused(resources, there, error, words):
     with pytest.raises(error) as caught:
         shape(resources, there)
     assert words in str(caught.value)
 
 
-def test_memory_that_not_even_one_rank_finds():
+def test_too_little_memory_for_one_rank_is_refused():
     with pytest.raises(ResourceError, match=r"memory_per_process=8,192 MiB, but each executor has 1,024 MiB "):
         node_limit(asked(memory_per_process=8 * GIB), cluster(memory_beside_heap=GIB))
 
@@ -207,7 +207,7 @@ def test_memory_that_cannot_be_read():
         ),
     ],
 )
-def test_what_helps_against_too_few_slots(fields, words):
+def test_the_error_of_too_few_slots_names_what_to_raise(fields, words):
     job = make_job(
         **{
             "run_id": "run",

@@ -1,0 +1,98 @@
+"""What a terminal shows of the ranks' lines, a progress bar and a footer."""
+
+from __future__ import annotations
+
+import pyte
+import pytest
+import watch
+
+from distributor.display.console import Console
+
+
+class Screen:
+    """A terminal as its user sees it."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.screen = pyte.Screen(60, 12)
+        self.stream = pyte.Stream(self.screen)
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def lines(self) -> list[str]:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip("\n").split("\n")
+
+
+class TestConsole:
+    @pytest.fixture
+    def screen(self, monkeypatch: pytest.MonkeyPatch) -> Screen:
+        screen = Screen()
+        monkeypatch.setattr(
+            "distributor.display.printer.output", lambda stream: screen
+        )  # pytest replaces sys.stderr itself
+        monkeypatch.setenv("COLUMNS", "60")
+        return screen
+
+    def until(self, screen: Screen, lines: list[str]) -> None:
+        watch.until(lambda: screen.lines() == lines)
+
+    def test_a_footer_stays_below_the_lines(self, screen: Screen) -> None:
+        console = Console(lambda rank: "host-a")
+        console.footer(["running", "  rank 0  hello"])
+        self.until(screen, ["", "running", "  rank 0  hello"])
+        console.write(0, 1, b"hello\n")
+        self.until(screen, ["[rank 0 host-a] hello", "", "running", "  rank 0  hello"])
+        console.write(0, 2, b"10 %\r20 %")
+        self.until(screen, ["[rank 0 host-a] hello", "", "[rank 0 host-a] 20 %", "running", "  rank 0  hello"])
+        console.footer(["stopping"])
+        self.until(screen, ["[rank 0 host-a] hello", "", "[rank 0 host-a] 20 %", "stopping"])
+        console.footer([])
+        self.until(screen, ["[rank 0 host-a] hello", "[rank 0 host-a] 20 %"])
+        console.write(0, 2, b"\n")
+        console.note("run 3f2a succeeded")
+        console.close()
+        assert screen.lines() == ["[rank 0 host-a] hello", "[rank 0 host-a] 20 %", "[distributor] run 3f2a succeeded"]
+
+    def test_what_others_write_is_not_erased_with_it(self, screen: Screen) -> None:
+        console = Console(lambda rank: "host-a")
+        console.footer(["running", "more"])
+        self.until(screen, ["", "running", "more"])
+        screen.write("a warning of somebody else's\n")
+        console.footer(["running still", "more"])
+        self.until(screen, ["a warning of somebody else's", "", "running still", "more"])
+        console.close()
+        assert screen.lines() == ["a warning of somebody else's"]
+
+    def test_at_the_bottom_of_the_screen(self, screen: Screen) -> None:
+        console = Console(lambda rank: "a")
+        for number in range(20):
+            console.write(0, 1, b"%d\n" % number)
+        console.footer(["one", "two"])
+        self.until(screen, [*(f"[rank 0 a] {number}" for number in range(11, 20)), "", "one", "two"])
+        console.write(0, 1, b"20\n")
+        self.until(screen, [*(f"[rank 0 a] {number}" for number in range(12, 21)), "", "one", "two"])
+        console.close()
+
+    def test_no_prefix(self, capsys: pytest.CaptureFixture[str]) -> None:
+        console = Console(lambda rank: "a", prefix=False)
+        console.write(1, 1, b"one\n\ntwo\n")
+        console.write(0, 2, b"three")
+        console.note("a note")
+        console.close()
+        assert capsys.readouterr() == ("one\n\ntwo\n", "[distributor] a note\nthree\n")
+
+    def test_where_stderr_is_no_terminal_there_is_no_footer(self, capsys: pytest.CaptureFixture[str]) -> None:
+        console = Console(lambda rank: "a")
+        console.footer(["running"])
+        console.write(0, 1, b"one\n")
+        console.close()
+        assert capsys.readouterr() == ("[rank 0 a] one\n", "")
