@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import watch
 from leftovers import Leftovers
 
 RUN = secrets.token_hex(6)
@@ -29,9 +28,7 @@ def a_process_in_its_folder(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [a_process_with_its_name, a_process_in_its_folder])
-def test_a_process_without_a_mark_is_found(
-    command: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_a_mark_is_found(command: Callable[[Path], list[str]], tmp_path: Path) -> None:
     folder = tmp_path / f"distributor-{RUN}-x"
     folder.mkdir()
     leftovers = Leftovers()
@@ -40,10 +37,8 @@ def test_a_process_without_a_mark_is_found(
         process.stdout.readline()
         found = leftovers.of(RUN)  # other tests may leave something meanwhile
         assert [each for each in found if each.startswith(f"{process.pid}: ")]
-        monkeypatch.setattr(watch, "DEADLINE", 0.1)
         with pytest.raises(AssertionError, match=f"left behind 0.1 s after the end.*{process.pid}: "):
-            leftovers.gone(RUN)
-        monkeypatch.undo()
+            leftovers.gone(RUN, 0.1)
         process.kill()
     leftovers.gone(RUN)
 

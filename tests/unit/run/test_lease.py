@@ -78,7 +78,7 @@ def test_a_run_without_a_name_holds_its_folder(tmp_path: Path) -> None:
     with held(unnamed(tmp_path)) as made:
         assert made.job.checkpoints == Checkpoints(str(tmp_path))
         assert made.job.fence == lease_record.FencingToken(str(tmp_path), "a0", is_named=False)
-        with pytest.raises(StartError, match=f"the folder '{tmp_path}' for checkpoints is held by run a0 of process"):
+        with pytest.raises(StartError, match=f"the folder '{tmp_path}' for checkpoints is held by run a0 of this pro"):
             with held(unnamed(tmp_path, "b1")):
                 pass
         assert made.advance(replace(made.job, attempt=2)).fence == replace(made.job.fence, attempt=2)
