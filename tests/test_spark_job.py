@@ -273,7 +273,7 @@ def test_reports_that_the_channel_loses_come_through_spark(
     assert arrived
     assert isinstance(caught.value.__cause__, trainings.Diverged)
     assert caught.value.__cause__.step == caught.value.rank
-    assert {failure.rank for failure in caught.value.failures} == set(range(ranks))
+    assert {caught.value.rank} <= {failure.rank for failure in caught.value.failures} <= set(range(ranks))
     assert spark_job(session, run)[0] == ("FAILED" if lost == "none" else "SUCCEEDED")
     watch.gone(run.id)
 

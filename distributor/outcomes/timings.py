@@ -51,5 +51,6 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
     for phase, name in PHASES.items():
         end = max(before, moments.get(name, before))
         timings[phase], before = end - before, end
-    all_phases = {**timings, "collect": max(0.0, now - before), "total": now - submitted}
-    return {phase: round(seconds, 4) for phase, seconds in all_phases.items()}
+    timings["collect"] = max(0.0, now - before)
+    rounded = {phase: round(seconds, 4) for phase, seconds in timings.items()}
+    return {**rounded, "total": round(sum(rounded.values()), 4)}
