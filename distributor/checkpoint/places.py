@@ -21,8 +21,8 @@ def find(folder: str, settings: Settings) -> str:
         places.append(lease_record.folder_of(_root(settings), folder))
     looked = []
     for place in places:
-        if (record := lease_record.find(open_storage(place).read)) is not None:
-            place = lease_record.training_folder(place, record.training)
+        if (training := _training(place)) is not None:
+            place = lease_record.training_folder(place, training)
         if Catalog(open_storage(place), Checkpoints(place)).committed():
             return place
         looked.append(repr(place))
@@ -34,12 +34,18 @@ def named_runs(place: str) -> str:
     """Return a hint for the text of an error or a warning if a place has the folders of named runs; else ``""``."""
     names = (name for name, _ in open_storage(place).folders())
     runs = (f"{place.rstrip('/')}/{name}" for name in sorted(names))
-    listed = ", ".join(repr(run) for run in runs if lease_record.find(open_storage(run).read) is not None)
+    listed = ", ".join(repr(run) for run in runs if _training(run) is not None)
     return f", which has the folders of named runs: pass folder={listed}" if listed else ""
+
+
+def _training(place: str) -> int | None:
+    """Return the number of the newest training of the named run whose place this is; ``None`` if it is none's."""
+    record = lease_record.find(open_storage(place).read)
+    return None if record is None or not record.target else record.training
 
 
 def _root(settings: Settings) -> str:
     """Return the place below which named runs keep their checkpoints."""
-    if settings.fence is not None:
+    if settings.fence is not None and settings.fence.is_named:
         return settings.fence.place.rpartition("/")[0]
     return absolute(settings.checkpoints).dir

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,15 @@ def settings(place: str | Path, fence: str | None = None) -> Settings:
 def test_a_place_is_a_folder_a_url_or_a_run_of_the_same_place(root: str, tmp_path: Path) -> None:
     where = root if "://" in root else str(tmp_path / root)
     commit(f"{root}/plain")
+    record = lease_record.taken(None, Holder("3f", "h", "", 1, ""))
+    open_storage(f"{root}/plain").write(lease_record.FILES[0], seal(record))
     newest = named_run(where, "gpt 2", trainings=2)
     assert find(f"{root}/plain", settings("other")) == f"{where}/plain"
     assert find(f"{root}/gpt%202", settings("other")) == newest
     assert find("gpt 2", settings(root)) == newest
     assert find("gpt 2", settings(f"{where}/mine/1", fence=f"{where}/mine")) == newest  # a named run has that place
+    unnamed = FencingToken(where, "3f", is_named=False)
+    assert find("gpt 2", replace(settings(where), fence=unnamed)) == newest
     assert newest.endswith("/2")
 
 
