@@ -69,12 +69,15 @@ class Lease:
     def acquire(self, wanted: Callable[[], bool]) -> int:
         """Return the number of the training under this name, once an earlier holder has ended or expired.
 
-        StartError: it still renews. RunCancelledError: the run is no longer ``wanted()``.
+        If another run writes its record at the same moment, a run with a name finds out here, others at their first
+        renewal. StartError: the holder still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self.job.run_id)
         last = self._await_end(here, wanted)
         record = self._following(last, here)
         self._write(record)
+        if self.job.identity is None:
+            return record.training
         time.sleep(self._times.settle)
         again = self.read()
         if again is None or again.run != here.run:
@@ -120,8 +123,9 @@ class Lease:
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
         """Renew the lease until :meth:`release`. If it is gone or another run's, tell ``lost`` in words, and end."""
-        warned = False
-        while not self._ended.wait(self._times.renew):
+        warned, pause = False, self._times.settle
+        while not self._ended.wait(pause):
+            pause = self._times.renew
             try:
                 with self._writing:
                     if self._ended.is_set():
