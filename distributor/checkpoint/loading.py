@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from distributor.checkpoint import pickles, places, shards, training_state as states
 from distributor.checkpoint.context import Checkpoint, Session, current, has_place, in_run
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
-from distributor.checkpoint.memory.states import InMemory, Offer, choose, is_newer
+from distributor.checkpoint.memory.states import InMemory, MemoryOffer, choose, is_newer
 from distributor.checkpoint.records import Manifest, Shard, described
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.training_state import TrainingState
@@ -242,13 +242,13 @@ def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> M
     """Return what rank 0 chooses for all ranks. It adds to ``passed`` why newer checkpoints cannot be loaded."""
 
     def answer(offers: list[bytes]) -> list[bytes]:
-        kept = choose([codec.read(Offer, offer) for offer in offers])
+        kept = choose([codec.read(MemoryOffer, offer) for offer in offers])
         manifest = _committed(call.session, passed, has_state=kept is not None, best=call.best)
         if kept is not None and is_newer(kept[0].checkpoint, None if manifest is None else manifest.folder):
             return [codec.pack(_Choice(in_memory=each)) for each in kept]
         return [codec.pack(_Choice(manifest))]
 
-    offer = Offer() if memory is None else memory.offer()
+    offer = MemoryOffer() if memory is None else memory.offer()
     choice = codec.read(_Choice, call.ask(codec.pack(offer), answer))
     return choice.in_memory or choice.manifest
 

@@ -78,33 +78,33 @@ def said(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """How a save has ended, the same on all ranks: its checkpoint, or why there is none."""
 
     manifest: Manifest | None = None
     problem: str = ""
 
 
-def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> Outcome:
+def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> SaveOutcome:
     """Report this rank's part to rank 0, which commits or removes the checkpoint."""
     exchange, key = session.exchange, f"{save.key}/done"
     parts = exchange.gather(key, codec.pack(part), save.what, patient=True)
-    outcome = Outcome()
+    outcome = SaveOutcome()
     if exchange.rank == 0:
         outcome = _commit(session, save, [codec.read(Part, data) for data in parts], complete)
-    outcome = codec.read(Outcome, exchange.share(key, [codec.pack(outcome)], save.what, patient=True))
+    outcome = codec.read(SaveOutcome, exchange.share(key, [codec.pack(outcome)], save.what, patient=True))
     if outcome.manifest is not None:
         session.last = save.folder
     return outcome
 
 
-def warn_unless_saved(session: Session, save: Save, outcome: Outcome) -> None:
+def warn_unless_saved(session: Session, save: Save, outcome: SaveOutcome) -> None:
     """Log on rank 0 why nothing was saved, where training goes on without a checkpoint."""
     if outcome.manifest is None and session.exchange.rank == 0:
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
 
 
-def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> Outcome:
+def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> SaveOutcome:
     _remove_unfinished(session)
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
@@ -119,9 +119,9 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
     except Exception as error:  # any error: the other ranks wait for the outcome
         session.catalog.discard(save.folder)
         reports.unsaved(save.step, said(error))
-        return Outcome(problem=said(error) or type(error).__name__)
+        return SaveOutcome(problem=said(error) or type(error).__name__)
     reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
-    return Outcome(manifest)
+    return SaveOutcome(manifest)
 
 
 def _remove_unfinished(session: Session) -> None:

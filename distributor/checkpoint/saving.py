@@ -16,7 +16,7 @@ from distributor.checkpoint import plans, publishing, shards, training_state as 
 from distributor.checkpoint.context import Checkpoint, Session, current
 from distributor.checkpoint.memory.memory import Memory, Room, kept_by
 from distributor.checkpoint.memory.states import Seat
-from distributor.checkpoint.publishing import Outcome, Part, Save
+from distributor.checkpoint.publishing import Part, Save, SaveOutcome
 from distributor.checkpoint.records import Shard
 from distributor.metrics import rank as reports
 from distributor.text import notices
@@ -112,7 +112,7 @@ class _Task:
             if session.exchange.rank == 0:
                 reports.unsaved(save.step, str(error))
 
-    def run(self) -> Outcome:
+    def run(self) -> SaveOutcome:
         """Write this rank's part of a checkpoint, and commit the checkpoint with the other ranks."""
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)

@@ -64,7 +64,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Stopping:
+class StopReason:
     """An attempt is being stopped on this node."""
 
     gave_up: str | None = None  # why, if no order says so; completes the sentence "the node on HOST ..."
@@ -103,7 +103,7 @@ class NodeAttempt:
         self._activity: activity.Activity | None = None
         self._dumps = activity.StackRequests(order.folder, node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
-        self._stopping: Stopping | None = None
+        self._stopping: StopReason | None = None
         self.terminated = False  # got SIGTERM, and is about to end: a fact of the node, whatever the attempt does
         #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
@@ -132,7 +132,7 @@ class NodeAttempt:
         following = asyncio.gather(self._logs.follow(), self._ranks.node_stop.follow(), return_exceptions=True)
         successor = await self._run_processes()
         # Read before a failure is reported: the driver then orders a stop.
-        stopped, stopping = self._stopping is not None, self._stopping or Stopping()
+        stopped, stopping = self._stopping is not None, self._stopping or StopReason()
         error = stopping.error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
             self._link.tell(messages.Failed())
@@ -339,7 +339,7 @@ class NodeAttempt:
         until the launcher learns that the other nodes have ended, or until the grace period is over.
         """
         before = self._stopping
-        now = self._stopping = before or Stopping(error=error)
+        now = self._stopping = before or StopReason(error=error)
         if gave_up is not None:
             now = self._stopping = replace(now, gave_up=gave_up)
         if before is not None and grace:

@@ -43,18 +43,18 @@ class Finishing:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Over:
     """It has sent ``Bye``, its last message."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class Gone:
     """It has gone without ``Bye``."""
 
     alive: int | None  # live ranks at its last heartbeat; None if it never reported any
 
 
-Phase = Coming | Up | Resting | Finishing | Ended | Lost
+Phase = Coming | Up | Resting | Finishing | Over | Gone
 
 
 class Nodes:
@@ -110,7 +110,7 @@ class Nodes:
 
     def _go_on(self, name: str, phase: Phase) -> None:
         """Enter a phase, unless the node has ended or is lost."""
-        if not isinstance(self._phases[name], Ended | Lost):
+        if not isinstance(self._phases[name], Over | Gone):
             self._enter(name, phase)
 
     def started(self, name: str) -> None:
@@ -142,15 +142,15 @@ class Nodes:
         return any(isinstance(phase, Finishing) and phase.copies for phase in self._now())
 
     def ended(self, name: str) -> None:
-        self._go_on(name, Ended())
+        self._go_on(name, Over())
 
     def lost(self, name: str) -> bool:
         """Record that a node is lost. Return ``False`` if it was already."""
         phase = self._phases[name]
-        if isinstance(phase, Lost):
+        if isinstance(phase, Gone):
             return False
         ended = 0 if isinstance(phase, Resting | Finishing) else None
-        self._enter(name, Lost(phase.alive if isinstance(phase, Up) else ended))
+        self._enter(name, Gone(phase.alive if isinstance(phase, Up) else ended))
         self.first_lost = self.first_lost or name
         return True
 
@@ -160,7 +160,7 @@ class Nodes:
     @property
     def lost_tasks(self) -> list[str]:
         """Nodes whose ranks have succeeded, and whose agents outlive their Spark tasks."""
-        return [name for name in self._lost_tasks if not isinstance(self._phases[name], Ended | Lost)]
+        return [name for name in self._lost_tasks if not isinstance(self._phases[name], Over | Gone)]
 
     @property
     def step(self) -> StatusDetail | None:
@@ -200,7 +200,7 @@ class Nodes:
 
     @property
     def _gone(self) -> int:
-        return self._numbers[Ended] + self._numbers[Lost]
+        return self._numbers[Over] + self._numbers[Gone]
 
     @property
     def all_rest(self) -> bool:
@@ -269,7 +269,7 @@ class Nodes:
     def last_known(self, name: str, now: float) -> str:
         """Return the last report of a lost node in words; ``""`` if it never reported its ranks."""
         phase = self._phases[name]
-        if not isinstance(phase, Lost) or phase.alive is None:
+        if not isinstance(phase, Gone) or phase.alive is None:
             return ""
         return f"; last known state, {now - self._heard[name]:.0f} s earlier: {count(phase.alive, 'rank')} running"
 

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.peers import Peers
-from distributor.checkpoint.memory.states import Generation, InMemory, Offer, Piece, Seat, oldest, padded
+from distributor.checkpoint.memory.replicas import Peers
+from distributor.checkpoint.memory.states import Generation, InMemory, MemoryOffer, Piece, Seat, oldest, padded
 from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders
 from distributor.text import notices
@@ -120,16 +120,16 @@ class Memory:
                     found.append(generation)
         return found
 
-    def offer(self) -> Offer:
+    def offer(self) -> MemoryOffer:
         """Return what this rank tells rank 0. Usually, it names the states that it can load from its own node.
 
         If nodes keep copies, restarted ranks may load states from other nodes. So they tell where they are, and local
         rank 0 of each node which states its machine has.
         """
         if self.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-            return Offer(tuple(generation.checkpoint for generation in self.held()))
+            return MemoryOffer(tuple(generation.checkpoint for generation in self.held()))
         speaks = int(os.environ.get("LOCAL_RANK", 0)) == 0
-        return Offer(seat=self.peers.seat, holdings=tuple(self.peers.holdings()) if speaks else ())
+        return MemoryOffer(seat=self.peers.seat, holdings=tuple(self.peers.holdings()) if speaks else ())
 
     def read(self, chosen: InMemory) -> Held:
         """Return this rank's state; without sources, from the memory of its own node."""

@@ -154,7 +154,7 @@ def common(held: Sequence[Sequence[str]]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Offer:
+class MemoryOffer:
     """What a rank tells rank 0: the states that its own node has or, if nodes keep copies, where it is."""
 
     held: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ class InMemory:
         return step_of(self.checkpoint)
 
 
-def choose(offers: Sequence[Offer]) -> list[InMemory] | None:
+def choose(offers: Sequence[MemoryOffer]) -> list[InMemory] | None:
     """Return the newest state that all ranks can load, as each rank loads it; ``None`` if there is none."""
     seats = [offer.seat for offer in offers if offer.seat is not None]
     if len(seats) < len(offers):

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from distributor.node.node_attempt import Assignment, NodeAttempt, Notes, Stopping
+from distributor.node.node_attempt import Assignment, NodeAttempt, Notes, StopReason
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Function
@@ -105,29 +105,29 @@ ERROR = ("CompanionError", "the companion ended")
     ("steps", "stopping", "signals"),
     [
         ([started], None, []),
-        ([stop], Stopping(), [STOP]),
-        ([started, stop], Stopping(), [STOP]),
-        ([started, stop, stop], Stopping(), [STOP]),
-        ([started, stop, kill], Stopping(), [STOP, KILL]),
-        ([started, kill], Stopping(), [KILL]),
-        ([started, succeeded, stop], Stopping(), [KILL]),
+        ([stop], StopReason(), [STOP]),
+        ([started, stop], StopReason(), [STOP]),
+        ([started, stop, stop], StopReason(), [STOP]),
+        ([started, stop, kill], StopReason(), [STOP, KILL]),
+        ([started, kill], StopReason(), [KILL]),
+        ([started, succeeded, stop], StopReason(), [KILL]),
         ([driver_lost], None, []),
-        ([started, driver_lost], Stopping("lost the driver"), [STOP]),
-        ([started, stop, driver_lost], Stopping("lost the driver"), [STOP]),
+        ([started, driver_lost], StopReason("lost the driver"), [STOP]),
+        ([started, stop, driver_lost], StopReason("lost the driver"), [STOP]),
         ([started, succeeded, driver_lost], None, []),
-        ([started, sigterm], Stopping("got SIGTERM"), [STOP]),
-        ([started, stop, sigterm], Stopping(), [STOP]),
-        ([started, orphan], Stopping(), [STOP]),
+        ([started, sigterm], StopReason("got SIGTERM"), [STOP]),
+        ([started, stop, sigterm], StopReason(), [STOP]),
+        ([started, orphan], StopReason(), [STOP]),
         ([started, succeeded, orphan], None, []),
         ([started, passed, orphan], None, []),
-        ([started, companion_dies], Stopping(error=ERROR), [STOP]),
-        ([started, stop, companion_dies], Stopping(), [STOP]),
-        ([started, companion_dies, driver_lost], Stopping("lost the driver", ERROR), [STOP]),
+        ([started, companion_dies], StopReason(error=ERROR), [STOP]),
+        ([started, stop, companion_dies], StopReason(), [STOP]),
+        ([started, companion_dies, driver_lost], StopReason("lost the driver", ERROR), [STOP]),
         ([started, passed, companion_dies], None, []),
     ],
 )
 def test_what_stops_an_attempt(
-    steps: list[Step], stopping: Stopping | None, signals: list[int], tmp_path: Path
+    steps: list[Step], stopping: StopReason | None, signals: list[int], tmp_path: Path
 ) -> None:
     async def play() -> None:
         attempt, launcher, _ = make(tmp_path)

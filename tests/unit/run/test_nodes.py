@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distributor.run.nodes import Coming, Ended, Finishing, Lost, Nodes, Phase, Resting, Up
+from distributor.run.nodes import Coming, Finishing, Gone, Nodes, Over, Phase, Resting, Up
 from distributor.values.placement import Node, Placement
 
 A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
@@ -64,13 +64,13 @@ def finish(copies: bool) -> Step:
         ([start("a"), rest("a"), Nodes.again], Coming()),
         ([start("a"), finish(True)], Finishing(copies=True)),
         ([start("a"), rest("a"), finish(False)], Finishing(copies=False)),
-        ([start("a"), end("a")], Ended()),
-        ([start("a"), end("a"), rest("a"), finish(True), Nodes.again], Ended()),
-        ([lose("a")], Lost(None)),
-        ([start("a"), beat(2), lose("a")], Lost(2)),
-        ([start("a"), rest("a"), lose("a")], Lost(0)),
-        ([lose("a"), start("a"), beat(1), end("a")], Lost(None)),
-        ([end("a"), lose("a")], Lost(None)),
+        ([start("a"), end("a")], Over()),
+        ([start("a"), end("a"), rest("a"), finish(True), Nodes.again], Over()),
+        ([lose("a")], Gone(None)),
+        ([start("a"), beat(2), lose("a")], Gone(2)),
+        ([start("a"), rest("a"), lose("a")], Gone(0)),
+        ([lose("a"), start("a"), beat(1), end("a")], Gone(None)),
+        ([end("a"), lose("a")], Gone(None)),
     ],
 )
 def test_phases_of_a_node(steps: list[Step], phase: Phase, nodes: Nodes) -> None:

@@ -18,7 +18,7 @@ import stores  # noqa: E402
 from distributor.channel.tls import make_peer_key  # noqa: E402
 from distributor.checkpoint import pickles, plans as planning  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
-from distributor.checkpoint.memory.peers import Peers  # noqa: E402
+from distributor.checkpoint.memory.replicas import Peers  # noqa: E402
 from distributor.checkpoint.memory.states import InMemory, Seat, Source, common  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
 from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402

@@ -13,7 +13,7 @@ from distributor.checkpoint.memory.states import (
     Generation,
     Holding,
     InMemory,
-    Offer,
+    MemoryOffer,
     Piece,
     Seat,
     Source,
@@ -99,8 +99,8 @@ def test_a_state_of_which_a_part_is_missing_is_passed_over() -> None:
 
 
 def test_offers_and_choices_are_read_as_they_were_written() -> None:
-    offer = Offer(("a",), Seat("a", 1), (held(1, 0, state(1, piece("w"), others=("x",))),))
-    assert codec.read(Offer, codec.pack(offer)) == offer
+    offer = MemoryOffer(("a",), Seat("a", 1), (held(1, 0, state(1, piece("w"), others=("x",))),))
+    assert codec.read(MemoryOffer, codec.pack(offer)) == offer
     some = (Source(1, "/dev/shm/a", (piece("w"),), 5), Source(0, "/dev/shm/b", (piece("x"),)))
     for chosen in (InMemory("step-1-3f-0-1"), InMemory("step-1-3f-0-1", some, (Seat("a", 1),))):
         assert codec.read(InMemory, codec.pack(chosen)) == chosen
@@ -108,15 +108,17 @@ def test_offers_and_choices_are_read_as_they_were_written() -> None:
 
 def test_chooses_the_newest_state_of_all_ranks() -> None:
     first, second = (folder_name(step, "3f2a-0", step) for step in (1, 2))
-    assert choose([Offer((first, second)), Offer((first,))]) == [InMemory(first)] * 2
-    assert choose([Offer((first,)), Offer()]) is None
+    assert choose([MemoryOffer((first, second)), MemoryOffer((first,))]) == [InMemory(first)] * 2
+    assert choose([MemoryOffer((first,)), MemoryOffer()]) is None
     seats = [Seat(str(node), node, f"host-{node}") for node in range(2)]
     holdings = tuple(held(node, node, state(2, piece("w"))) for node in range(2))
-    chosen = choose([Offer(seat=seats[0], holdings=holdings[:1]), Offer(seat=seats[1], holdings=holdings[1:])])
+    chosen = choose(
+        [MemoryOffer(seat=seats[0], holdings=holdings[:1]), MemoryOffer(seat=seats[1], holdings=holdings[1:])]
+    )
     assert chosen is not None
     assert [(each.step, each.seats) for each in chosen] == [(2, tuple(seats))] * 2
     assert [source.node for each in chosen for source in each.sources or ()] == [0, 1]
-    assert choose([Offer(seat=seats[0], holdings=holdings[:1]), Offer(seat=seats[1])]) is None
+    assert choose([MemoryOffer(seat=seats[0], holdings=holdings[:1]), MemoryOffer(seat=seats[1])]) is None
 
 
 def name(step: int, attempt: int = 0, run: str = "3f2a") -> str:
