@@ -319,3 +319,4 @@ def test_a_slow_first_look_takes_no_name_of_a_run_that_renews(tmp_path: Path, mo
     with pytest.raises(StartError, match="is held by run z9"):
         with held(job(tmp_path), times=Times(expire=8.0)):
             pass
+    assert not list(tmp_path.rglob("lease-*"))
