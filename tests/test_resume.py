@@ -106,7 +106,10 @@ def test_a_driver_that_stands_still_loses_its_name(tmp_path: Path, make_local: M
             assert taken is not None
             os.kill(frozen.pid, signal.SIGCONT)
             told = frozen.error()
-            assert f"RunCancelledError: run {frozen.run} was cancelled: run {other.run} of process {other.pid}" in told
+            assert (
+                f"RunCancelledError: run digits ({frozen.run}) was cancelled: run {other.run} of process {other.pid}"
+                in told
+            )
             found = other.result()
     assert found["weights"] == undisturbed
     folders = [path.name for path in (tmp_path / "digits" / "1").glob("step-*")]
