@@ -159,7 +159,7 @@ class NodeAttempt:
         That is its successor, or the launcher itself if it has got no order, because a companion ended or the attempt
         was stopped.
         """
-        own: set[int] = set()
+        own = {self._launcher.pid}
         reaping = asyncio.ensure_future(_reap_orphans(own))
         try:
             if not await self._companions.start(own) or self._stopping:

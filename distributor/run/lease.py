@@ -101,14 +101,14 @@ class Lease:
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> LeaseRecord | None:
         """Return the last run's record once that run has ended or expired; ``None`` if there was none."""
         first: LeaseRecord | None = None
-        since = time.monotonic()
+        since = 0.0
         while True:
-            now = time.monotonic()
             found = self.read()
+            now = time.monotonic()  # a read may take long
             if found is None or found.holder is None or _has_ended(found.holder, here):
                 return found
             if first is None:
-                first = found
+                first, since = found, now
                 waiting = f"{self._thing}: waiting to see whether it has ended, for at most {self._times.expire:g} s"
                 _log.warning("run %s: %s holds %s", self.job.label, found.holder, waiting)
             elif found.sequence != first.sequence:

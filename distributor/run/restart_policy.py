@@ -112,17 +112,24 @@ def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
     return bool(failures) and is_infrastructure(order_failures(failures)[0])
 
 
-def is_stuck(steps: Sequence[int | None], killed: Collection[int] = ()) -> bool:
+def is_stuck(steps: Sequence[int | None], killed: Collection[int] = (), excused: Collection[int] = ()) -> bool:
     """Return whether the last three attempts reached no later step than those before them, if any of these is known.
 
-    Attempts in ``killed`` by the machine before their first step do not count: they say nothing about the code.
+    Attempts in ``killed`` by the machine before their first step do not count: they say nothing about the code. Nor do
+    ``excused`` ones, which saved what they had done.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)
     >>> is_stuck([40, None, None, None]), is_stuck([40, None, None, None], killed=[2])
     (True, False)
+    >>> is_stuck([140, 110, 120, 130]), is_stuck([140, 110, 120, 130], excused=[1, 2])
+    (True, False)
     """
-    steps = [step for number, step in enumerate(steps) if step is not None or number not in killed]
+    steps = [
+        step
+        for number, step in enumerate(steps)
+        if number not in excused and (step is not None or number not in killed)
+    ]
     before, last = steps[:-_PATIENCE], steps[-_PATIENCE:]
     reached = [step for step in before if step is not None]
     return bool(reached) and all(step is None or step <= max(reached) for step in last)

@@ -58,6 +58,7 @@ class Supervisor:
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
+        self._excused: set[int] = set()  # attempts that ended by preemption, or for more ranks
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
@@ -180,6 +181,8 @@ class Supervisor:
         follows = error is not None and again_in_new_job(
             error, current.number, recovery, widens=widens, excused=excused
         )
+        if isinstance(error, PreemptionError):
+            self._excused.add(current.number)
         if current.wish is not None or not follows or self._gives_up():
             return False
         why = current.reason if isinstance(current.cause, NodeLost) else str(error).partition("\n")[0]
@@ -249,7 +252,7 @@ class Supervisor:
         number, ended = self.state.number, self.reports.ended
         killed = {each.number for each in ended if each.executor is not None}
         killed |= set() if _blamed(self.state) is None else {number}
-        self._stuck = reached and is_stuck(self.reports.steps(number), killed)
+        self._stuck = reached and is_stuck(self.reports.steps(number), killed, self._excused)
         return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:

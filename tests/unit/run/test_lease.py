@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,3 +299,24 @@ def test_what_a_system_does_not_tell_is_no_end(tmp_path: Path, unknown: str, mon
     with held(job(tmp_path)):
         with pytest.raises(StartError, match="is held by run a0"), held(job(tmp_path, "b1")):
             pass
+
+
+def test_a_slow_first_look_takes_no_name_of_a_run_that_renews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a URL answers only after several attempts."""
+    clock, looks = [0.0], 0
+
+    def read(made: Lease) -> LeaseRecord:
+        nonlocal looks
+        looks += 1
+        clock[0] += 10.0 if looks == 1 else 0.1
+        return LeaseRecord(1 if looks < 3 else 2, 1, "train", "code", {}, False, "z9", of_another())
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(Lease, "read", read)
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    with pytest.raises(StartError, match="is held by run z9"):
+        with held(job(tmp_path), times=Times(expire=8.0)):
+            pass
+    assert not list(tmp_path.rglob("lease-*"))
