@@ -23,7 +23,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from importlib.machinery import ModuleSpec
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -39,6 +38,7 @@ from distributor.rank import (
     lasting_threads,
     lightning,
     lookups,
+    main_module,
     shared_host,
     spark,
     spawning,
@@ -282,13 +282,9 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     for call in (order.gpu_check, order.check, plan.first):
         _call_ours(call, local_rank)
     if isinstance(target, Function):
-        # If the main module has neither a file nor a specification, PySpark believes that its own doctests run, and may
-        # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies). With a name, mpi4py's pools
-        # would import the main module in their workers (mpi4py.futures._core.import_main).
-        spec = sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
-        spec.name = None  # type: ignore[assignment]
         sys.argv += target.argv
         function, args, kwargs = payload.load_function(target.pickled)
+        main_module.become(function, target.pickled, order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]

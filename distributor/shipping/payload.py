@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 
 import cloudpickle
 from cloudpickle.cloudpickle import (
+    _DYNAMIC_CLASS_TRACKER_BY_ID,
     _is_registered_pickle_by_value,
     _lookup_module_and_qualname,
     _make_skeleton_class,
@@ -96,6 +97,11 @@ def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], 
     """Inside a rank, unpickle the call that :func:`dump_function` pickled."""
     function, args, kwargs = pickle.loads(pickled)
     return function, args, kwargs
+
+
+def classes_by_value() -> list[type]:
+    """Return the classes that this process has unpickled by value, and that still exist."""
+    return [each for each in list(_DYNAMIC_CLASS_TRACKER_BY_ID.values()) if isinstance(each, type)]
 
 
 def name_of(function: Callable[..., Any]) -> str:

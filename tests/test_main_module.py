@@ -1,0 +1,81 @@
+"""What a script or notebook defines can be pickled by reference in a rank, and in processes that the rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import programs
+import pytest
+
+PROGRAM = """
+    import dataclasses
+    import json
+    import multiprocessing
+    import sys
+    from concurrent.futures import ProcessPoolExecutor
+
+    import torch
+    from distributor import TorchDistributor
+
+
+    class Net(torch.nn.Linear):
+        pass
+
+
+    @dataclasses.dataclass
+    class Config:
+        width: int
+
+
+    class Squares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return square(index)
+
+
+    def square(value):
+        return value * value
+
+
+    def train(path, config):
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        torch.save({"net": Net(config.width, 1), "config": config}, f"{path}/{dist.get_rank()}.pt")
+        configs = [None] * dist.get_world_size()
+        dist.all_gather_object(configs, config)
+        results = [[each.width for each in configs]]
+        for method in ("fork", "spawn", "forkserver"):
+            context = multiprocessing.get_context(method)
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                results.append(list(pool.map(square, [2, 3])))
+        loader = torch.utils.data.DataLoader(Squares(), num_workers=1, multiprocessing_context="spawn")
+        return [*results, [int(each) for each in loader]]
+
+
+    def load(path):
+        saved = torch.load(path, weights_only=False)
+        return isinstance(saved["net"], Net) and saved["config"] == Config(5)
+
+
+    if __name__ == "__main__":
+        folder, master = sys.argv[1:]
+        if master != "local":
+            from pyspark.sql import SparkSession
+
+            SparkSession.builder.master(master).config("spark.ui.enabled", "false").getOrCreate()
+        distributor = TorchDistributor(2, local_mode=master == "local", use_gpu=False, progress=False)
+        results = distributor.run(train, folder, Config(5))
+        print(json.dumps([results, load(f"{folder}/1.pt"), distributor.run(load, f"{folder}/0.pt")]))
+"""
+
+
+@pytest.mark.parametrize(
+    "master", ["local", pytest.param("local-cluster[2,1,1024]", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def test_what_a_script_defines_is_found_by_its_name(master: str, tmp_path: Path) -> None:
+    done = programs.run(tmp_path, PROGRAM, tmp_path, master)
+    assert json.loads(done.stdout.splitlines()[-1]) == [[[5, 5], [4, 9], [4, 9], [4, 9], [0, 1, 4]], True, True]

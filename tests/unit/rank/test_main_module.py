@@ -1,0 +1,68 @@
+"""Which names a rank's ``__main__`` gets; whole runs are in ``tests/test_main_module.py``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from distributor.rank import main_module
+from distributor.shipping import payload
+
+SOURCE = """
+import dataclasses
+
+WIDTH = 3
+
+@dataclasses.dataclass
+class Config:
+    width: int = 0
+
+class Trainer:
+    @staticmethod
+    def train():
+        return helper(WIDTH)
+
+    def fit(self, config):
+        return helper(config.width)
+
+def helper(value):
+    return value + 1
+
+def train(config=None):
+    class Inner:
+        pass
+    return helper(WIDTH), Inner
+"""
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The ``__main__`` of a notebook."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(SOURCE, vars(main))
+    return main
+
+
+def names(function: Any, *args: Any) -> set[str]:
+    arrived, *_ = payload.load_function(payload.dump_function(function, args, {}))
+    return {*main_module._names(arrived)}
+
+
+def test_names_come_with_the_function(user: Any) -> None:
+    assert {"train", "helper", "WIDTH"} <= names(user.train)
+    assert {"train", "helper"} <= names(functools.partial(user.train, None))
+    assert {"Trainer", "helper"} <= names(user.Trainer().fit)
+    assert {"Trainer", "helper", "WIDTH"} <= names(user.Trainer.train)
+
+
+def test_the_class_of_an_argument_has_its_name(user: Any) -> None:
+    assert {"Config", "train"} <= names(user.train, user.Config(3))
+
+
+def test_what_is_defined_inside_a_function_has_no_name(user: Any) -> None:
+    assert not {name for name in names(user.train) if "." in name or name == "Inner"}
