@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_distributor import Fake
 
 import distributor
 from distributor.cli import command
@@ -33,22 +34,6 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-class Fake:
-    """Takes note of what a distributor is asked for."""
-
-    asked: tuple[Any, dict[str, Any]]
-    ran: tuple[Any, ...]
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        Fake.asked = args, options
-
-    def run(self, *args: Any) -> None:
-        Fake.ran = ("run", *args)
-
-    def run_module(self, *args: Any) -> None:
-        Fake.ran = ("module", *args)
-
-
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any master answers."""
@@ -59,15 +44,6 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the session of another test."""
     monkeypatch.setattr("distributor.schedulers.spark.sessions.active_session", lambda: None)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setattr(command, "Distributor", Fake)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
-        monkeypatch.delenv(name, raising=False)
-    return Fake
 
 
 def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
+from fake_distributor import Fake
 
 from distributor.cli import command
 from distributor.launch import Accelerate, DeepSpeed
 from distributor.launch.torchrun import Torchrun
-
-
-class Fake:
-    """Takes note of what a distributor is asked for."""
-
-    asked: tuple[Any, dict[str, Any]]
-    ran: tuple[Any, ...]
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        Fake.asked = args, options
-
-    def run(self, *args: Any) -> None:
-        Fake.ran = ("run", *args)
-
-    def run_module(self, *args: Any) -> None:
-        Fake.ran = ("module", *args)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setattr(command, "Distributor", Fake)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
-        monkeypatch.delenv(name, raising=False)
-    return Fake
 
 
 @pytest.mark.parametrize(

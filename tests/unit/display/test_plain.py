@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from snapshots import ERROR, at
 
 from distributor.display.plain import PlainView
 from distributor.display.snapshot import Snapshot
-from distributor.errors import TrainingError
 from distributor.values.job import Status
-from distributor.values.outcome import Failure
-
-FAILURE = Failure(3, 0, "host-<b>", "ValueError", "ValueError: <lr>", "Traceback ...\nValueError: <lr>")
-
-
-ERROR = TrainingError("rank 3 on host-<b> failed: ValueError: <lr>\n\nTraceback ...", [FAILURE])
-
-
-def at(status: Status, **known: object) -> Snapshot:
-    return Snapshot("3f2a", "train", 4, status, **known)  # type: ignore[arg-type]
 
 
 class TestPlain:

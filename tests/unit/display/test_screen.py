@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-import pyte
 import pytest
 import watch
+from screens import Screen
 
 from distributor.display.console import Console
-
-
-class Screen:
-    """A terminal as its user sees it."""
-
-    encoding = "utf-8"
-
-    def __init__(self) -> None:
-        self.screen = pyte.Screen(60, 12)
-        self.stream = pyte.Stream(self.screen)
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.stream.feed(text.replace("\n", "\r\n"))
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def lines(self) -> list[str]:
-        return "\n".join(line.rstrip() for line in self.screen.display).rstrip("\n").split("\n")
 
 
 class TestConsole:

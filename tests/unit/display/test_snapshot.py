@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from snapshots import ERROR, at
 
 from distributor.display import notebook
 from distributor.display.plain import PlainView
 from distributor.display.snapshot import Snapshot, far, folded, reported, state
 from distributor.display.terminal import TerminalView
-from distributor.errors import NodeLostError, TrainingError
+from distributor.errors import NodeLostError
 from distributor.values.job import Status
-from distributor.values.outcome import Failure
-from distributor.values.placement import Node, Placement
 from distributor.values.reports import Progress
-
-PLACEMENT = Placement(
-    (
-        Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3, ("0", "1", "2")),
-        Node(1, "b", "host-<b>", "10.0.0.2", 1, 3, 3, 1, ("0",)),
-    )
-)
-FAILURE = Failure(3, 0, "host-<b>", "ValueError", "ValueError: <lr>", "Traceback ...\nValueError: <lr>")
-ERROR = TrainingError("rank 3 on host-<b> failed: ValueError: <lr>\n\nTraceback ...", [FAILURE])
-
-
-def at(status: Status, **known: object) -> Snapshot:
-    return Snapshot("3f2a", "train", 4, status, **known)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

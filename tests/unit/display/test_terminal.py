@@ -5,23 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from snapshots import PLACEMENT, at
 
-from distributor.display.snapshot import Snapshot
 from distributor.display.terminal import TerminalView
 from distributor.errors import TrainingError
 from distributor.values.job import Status
-from distributor.values.placement import Node, Placement
-
-PLACEMENT = Placement(
-    (
-        Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3, ("0", "1", "2")),
-        Node(1, "b", "host-<b>", "10.0.0.2", 1, 3, 3, 1, ("0",)),
-    )
-)
-
-
-def at(status: Status, **known: object) -> Snapshot:
-    return Snapshot("3f2a", "train", 4, status, **known)  # type: ignore[arg-type]
 
 
 class TestTerminal:

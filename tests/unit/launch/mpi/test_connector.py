@@ -189,13 +189,3 @@ def test_places_of_open_mpi_need_no_line_to_a_manager() -> None:
         companion.connect(f"\0{line}")
         companion.send(b"0")
         assert json.loads(companion.recv(1 << 16))["PMIX_NAMESPACE"] == "x"
-
-
-@pytest.fixture
-def companion() -> Iterator[tuple[str, socket.socket]]:
-    line = f"test-{secrets.token_hex(8)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{line}")
-        listener.listen()
-        listener.settimeout(DEADLINE)
-        yield line, listener

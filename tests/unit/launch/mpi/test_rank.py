@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -70,13 +69,3 @@ def test_more_ranks_than_cpus_yield_unless_the_user_says_otherwise(
         place.join()
     assert os.environ.pop("PMIX_RANK") == "0"
     assert {name: value for name, value in os.environ.items() if "YIELD" in name.upper()} == expected
-
-
-@pytest.fixture
-def companion() -> Iterator[tuple[str, socket.socket]]:
-    line = f"test-{secrets.token_hex(8)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{line}")
-        listener.listen()
-        listener.settimeout(DEADLINE)
-        yield line, listener
