@@ -206,13 +206,16 @@ class _Call:
 
     def resume(self, chosen: Manifest | InMemory | None) -> None:
         """Say on rank 0 from where training continues."""
-        where = self.session.settings.checkpoints.dir
         if self.session.exchange.rank > 0:
             return
-        if isinstance(chosen, Manifest):
-            reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time)
-        else:
-            reports.resumed(*((None, where) if chosen is None else (chosen.step, "the nodes' memory")))
+        where = self.session.settings.checkpoints.dir
+        match chosen:
+            case None:
+                reports.resumed(None, where)
+            case Manifest():
+                reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time)
+            case InMemory():
+                reports.resumed(chosen.step, "the nodes' memory")
 
     def attempt(self, read: Callable[[], T]) -> T | OSError:
         """Return what ``read`` returns; the same error on all ranks if it raises an ``OSError`` on any."""

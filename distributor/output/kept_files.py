@@ -29,11 +29,7 @@ class KeptFiles:
         self._owners: dict[str, int] = {}
         self._kept: dict[str, dict[int, Version]] = {}  # by path and node
         self._sizes = dict(before or {})  # of all files by name, also of those from before the run
-
-    @property
-    def size(self) -> int:
-        """The size of all files together, in bytes."""
-        return sum(self._sizes.values())
+        self.size = sum(self._sizes.values())  # of all files together: no file that arrives adds them up again
 
     @property
     def conflicts(self) -> list[str]:
@@ -79,7 +75,7 @@ class KeptFiles:
         if node in self._kept.get(path, {}):
             name = self._name(path, node)
             self._storage.remove(name)
-            self._sizes.pop(name, None)
+            self._forget(name)
             del self._kept[path][node]
 
     def _name(self, path: str, node: int) -> str:
@@ -87,5 +83,10 @@ class KeptFiles:
 
     def _move(self, source: str, name: str, size: int) -> None:
         self._storage.move(source, name)
-        self._sizes.pop(source, None)
+        self._forget(source)
+        self._forget(name)  # which the move has replaced
         self._sizes[name] = size
+        self.size += size
+
+    def _forget(self, name: str) -> None:
+        self.size -= self._sizes.pop(name, 0)
