@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -247,11 +247,17 @@ def users_call() -> str:
 @contextmanager
 def named(context: SparkContext, call: str) -> Iterator[None]:
     """Let Spark's pages name this thread's jobs by the user's call; PySpark would name the start of the thread."""
-    from pyspark.traceback_utils import SCCallSiteSync
+    with ExitStack() as named_by_pyspark:
+        try:
+            from pyspark.traceback_utils import SCCallSiteSync
 
-    site: Any = SCCallSiteSync
-    with site(context):  # within, PySpark sets no other name
-        cast(Any, context)._jsc.setCallSite(call)
+            site: Any = SCCallSiteSync
+            named_by_pyspark.enter_context(site(context))  # within, PySpark sets no other name
+            cast(Any, context)._jsc.setCallSite(call)
+        except Exception as error:  # another PySpark
+            notices.logger.warning(
+                "Spark's pages cannot name the run's jobs by the user's call (%s)", _first_words(error)
+            )
         yield
 
 

@@ -14,7 +14,7 @@ import watch
 from distributor.api.scheduling import choose_session
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.schedulers.spark import sessions
-from distributor.schedulers.spark.sessions import Life, answering, check_alive, life_of, task_python, without_bar
+from distributor.schedulers.spark.sessions import Life, answering, check_alive, life_of, named, task_python, without_bar
 
 OURS, NAMED = "/venv/bin/python", "/opt/python"
 
@@ -208,6 +208,14 @@ def test_a_context_that_cannot_be_copied_stays_with_one_warning(caplog: pytest.L
     assert sessions._with_python(context, "/env/python") is context
     (record,) = caplog.records
     assert "set spark.pyspark.python to /env/python" in record.getMessage()
+
+
+def test_jobs_of_another_pyspark_keep_their_name_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    context: Any = SimpleNamespace()
+    with named(context, "run at train.py:12"):
+        ran = True
+    (record,) = caplog.records
+    assert ran and "cannot name the run's jobs" in record.getMessage()
 
 
 def test_without_a_bar_nothing_is_hidden() -> None:
