@@ -15,6 +15,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
+    Data, snapshot         a DataFrame for the ranks; the same, kept in a folder
     Run, runs              the handle of a submitted run: results, status,
                            stop; the handles of all active runs
     Status                 the states of a run, such as ``RUNNING``
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from distributor.api.autotune import autotune as autotune
     from distributor.api.deepspeed import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.api.distributor import Distributor as Distributor, TorchDistributor as TorchDistributor
+    from distributor.data.snapshot import snapshot as snapshot
+    from distributor.data.source import Data as Data
     from distributor.errors import (
         CompanionError as CompanionError,
         ConfigurationError as ConfigurationError,
@@ -71,6 +74,8 @@ _WHERE = {
     "Distributor": "distributor.api.distributor",
     "TorchDistributor": "distributor.api.distributor",
     "DeepspeedTorchDistributor": "distributor.api.deepspeed",
+    "Data": "distributor.data.source",
+    "snapshot": "distributor.data.snapshot",
     "autotune": "distributor.api.autotune",
     "suggest_zero": "distributor.launch.deepspeed.zero",
     "zero": "distributor.launch.deepspeed.zero",

@@ -1,4 +1,4 @@
-"""Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
+"""Functions for use inside a rank. All but ``deepspeed_config()`` and ``dataset()`` also work outside a run.
 
 The functions about ranks read torchrun's environment variables (``RANK``, ``WORLD_SIZE``, ...). Without these
 variables, the functions return the values of a run with one rank, so the same script also runs without a launcher. If a
@@ -31,6 +31,7 @@ from distributor.stopping import rank as stopping
 if TYPE_CHECKING:
     from distributor.checkpoint.context import Checkpoint
     from distributor.checkpoint.exchange import Exchange
+    from distributor.data.loader import Table
 
 
 def rank() -> int:
@@ -464,6 +465,28 @@ def _variable(name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise ConfigurationError(f"the environment variable {name} must be a whole number, not {text!r}") from None
+
+
+def dataset(name: str) -> Table:
+    """Return a table of ``Distributor(data=...)``, for ``dataset(name).loader(batch_size=...)``.
+
+    Raises:
+        ConfigurationError: the run has no data of this name, or this process is no rank of a run.
+        OSError: this node does not see the folder with the data.
+
+    Example:
+        >>> for batch in dataset("train").loader(batch_size=64, shuffle=True):  # doctest: +SKIP
+        ...     loss = loss_function(model(batch["x"]), batch["y"])
+    """
+    from distributor.values.dataset import from_environ
+
+    found = from_environ(os.environ)
+    if name not in found:
+        has = f"this run has {', '.join(map(repr, found))}" if found else "this process has none"
+        raise ConfigurationError(f"there is no data {name!r}: {has}. Pass Distributor(data={{{name!r}: Data(df)}})")
+    from distributor.data.loader import Table
+
+    return Table.open(found[name], rank(), world_size())
 
 
 def deepspeed_config() -> dict[str, Any]:

@@ -21,14 +21,16 @@ from distributor.api.build import (
 )
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.identity import identify
-from distributor.api.parameters import Options, suggests_names
-from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session
+from distributor.api.parameters import Options, check_data, suggests_names
+from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session, is_here
 from distributor.api.target import find_target, named_module
+from distributor.data.source import shared_by
 from distributor.display.choose import choose as choose_view
 from distributor.display.view import View
 from distributor.errors import DistributorError, show_shortly
 from distributor.run.handle import Run
 from distributor.run.interrupt import plain_interrupts
+from distributor.run.supervisor import Feed
 from distributor.text import notices
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
@@ -164,6 +166,11 @@ class Distributor:
             ``checkpoint`` has the ``step`` and the ``path`` of a committed checkpoint, and ``attempt`` is one of
             ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
             ``on_end`` has returned, or after they have waited a minute for ``on_end``.
+        data: tables for the ranks by name, such as ``{"train": Data(df, pack={"x": ["age", "height"]}, label="y")}``.
+            Ranks read them with ``runtime.dataset("train").loader(...)``. Before training, each table is written once
+            as Arrow files: beside the checkpoints if ``checkpoints=`` is a folder, and then kept as long as a
+            checkpoint refers to it; otherwise, on one machine, to a temporary folder. On a cluster without
+            ``checkpoints=``, pass a :func:`snapshot`.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
@@ -220,8 +227,10 @@ class Distributor:
         restart_on: Literal["infrastructure", "any"] = "infrastructure",
         resume: Literal["auto", "must", "never"] | None = None,
         callbacks: Sequence[object] = (),
+        data: Mapping[str, Any] | None = None,
     ) -> None:
-        self._widths = widths = Widths(*check_range("num_processes", num_processes))
+        widths = Widths(*check_range("num_processes", num_processes))
+        self._widths = widths = shared_by(widths, check_data("data", data))
         given = {name: value for name, value in locals().items() if name not in ("self", "widths")}
         self._options = options = Options.of(**{**given, "num_processes": widths.most})
         self._launch: LaunchPath = self._launch_of(widths.least)
@@ -338,6 +347,10 @@ class Distributor:
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
+        if data := self._options.request.data:
+            from distributor.data import feeding  # imports pyarrow
+
+            feeding.check(data, job.checkpoints, one_machine=is_here(session))
         for warning in (fsdp_on_cpus, deepspeed_on_cpus):
             if (text := warning(job, os.environ if session is None else {})) is not None:
                 notices.logger.warning("run %s: %s", job.label, text)
@@ -351,8 +364,15 @@ class Distributor:
             view=view,
             resize=None if job.widths is None else self._resize(),
             callbacks=self._options.request.callbacks,
+            feed=self._feed() if self._options.request.data else None,
         )
         return run, () if view is None else self._notes(session, log_folder)
+
+    def _feed(self) -> Feed:
+        from distributor.data import feeding
+
+        data = self._options.request.data
+        return lambda job, wanted: feeding.feed(job, data, wanted)
 
     def _resize(self) -> Callable[[Job, int], Job]:
         """Return a function that gives a job another width; ConfigurationError if the launch path cannot have it."""
@@ -361,6 +381,7 @@ class Distributor:
         def resized(job: Job, width: int) -> Job:
             if width == job.resources.num_processes:
                 return job
+            shared_by(Widths(width, width), self._options.request.data)
             return replace(job, resources=replace(job.resources, num_processes=width), launch=launch_of(width))
 
         return resized

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, get_type_hints
 
 import distributor.launch as paths
+from distributor.data.source import Data, as_data
 from distributor.errors import ConfigurationError
 from distributor.values.checks import check_choice, check_title, optional
 from distributor.values.launch_path import Launch
@@ -62,6 +64,15 @@ def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
     return checked
 
 
+def check_data(name: str, data: Any) -> Mapping[str, Data]:
+    """Return the tables for the ranks by name, each as :class:`Data`."""
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping) or any(not isinstance(key, str) or not key.isidentifier() for key in data):
+        raise ConfigurationError(f"{name} must be a dict such as {{'train': Data(df)}}, not {reprlib.repr(data)}")
+    return {key: as_data(value) for key, value in data.items()}
+
+
 @dataclass(frozen=True)
 class Request(Group):
     """Where and how a run trains, and its name.
@@ -73,6 +84,7 @@ class Request(Group):
             a run.
         name: the user's name for the run, if it has one.
         callbacks: objects with methods that are called on the driver during the run.
+        data: tables for the ranks, by name.
     """
 
     local_mode: bool | None = option(None, check_choice, "Train on this machine, without Spark.")
@@ -86,6 +98,7 @@ class Request(Group):
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)
     )
     callbacks: tuple[Any, ...] = option((), check_callbacks, "Objects with methods to call on the driver.")
+    data: Mapping[str, Data] = option(None, check_data, "Tables for the ranks, by name.")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,15 @@ def choose_session(
     return session, False
 
 
+def is_here(session: SparkSession | None) -> bool:
+    """Whether all ranks run on the driver's machine, as far as the session's master says."""
+    if session is None:
+        return True
+    from distributor.schedulers.spark import sessions as spark_session
+
+    return not spark_session.is_connect(session) and spark_session.master_of(session).startswith("local")
+
+
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
     """Return the session's scheduler, or the local one, with the GPUs that Spark found for the driver, if any."""
     if session is not None:

@@ -190,10 +190,7 @@ class Reports:
     def _note_spent(self, spent: Spent) -> None:
         if spent.attempt < self._attempts:
             course = self._courses.setdefault(spent.attempt, Course())
-            if spent.what == "saving":
-                course.saving += spent.seconds
-            else:
-                course.loading += spent.seconds
+            setattr(course, spent.what, getattr(course, spent.what) + spent.seconds)
 
     def _note_newest(self, rank: int, report: Report) -> None:
         for name, value in report.values.items():

@@ -27,6 +27,7 @@ class Course:
     passed: float | None = None  # the same for the first one later than all steps of earlier attempts
     saving: float = 0.0  # seconds of rank 0 in ``save_checkpoint`` and ``checkpoint_folder``
     loading: float = 0.0  # seconds of rank 0 in ``load_checkpoint``
+    data: float = 0.0  # seconds for which rank 0 waited for a batch of ``runtime.dataset``
 
     def note(self, step: int, time: float, before: int | None) -> None:
         """Record a step that was reached at ``time``. ``before`` is the last step of all earlier attempts, if any."""
@@ -46,6 +47,7 @@ class Goodput:
         starting: time from the end of ``waiting`` until the first step of each attempt, without ``loading``.
         loading: time that rank 0 spent in ``runtime.load_checkpoint``.
         saving: time that rank 0 spent in ``runtime.save_checkpoint`` and ``runtime.checkpoint_folder``.
+        data: time for which rank 0 waited for batches of ``runtime.dataset(...).loader(...)``.
         redoing: time in steps that an earlier attempt had done, but whose results were lost when that attempt failed.
         stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
         stopping: time from the failure or cancellation of an attempt until the attempt had ended.
@@ -60,6 +62,7 @@ class Goodput:
     starting: float = 0.0
     loading: float = 0.0
     saving: float = 0.0
+    data: float = 0.0
     redoing: float = 0.0
     stalled: float = 0.0
     stopping: float = 0.0
@@ -107,7 +110,8 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
         first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
         start = min(start, first)
     loading, saving = min(course.loading, first - start), min(course.saving, stop - first)
-    left = stop - first - saving
+    data = min(course.data, stop - first - saving)
+    left = stop - first - saving - data
     redone = 0.0
     if course.first is not None:
         redone = left if course.passed is None else min(left, max(0.0, course.passed - course.first))
@@ -118,6 +122,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
         starting=first - start - loading,
         loading=loading,
         saving=saving,
+        data=data,
         redoing=redone,
         stalled=stalled,
         stopping=now - stop,

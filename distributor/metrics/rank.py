@@ -83,7 +83,7 @@ class Writer:
             self._write(pack(resumed))
         return resumed
 
-    def spent(self, what: Literal["saving", "loading"], seconds: float) -> None:
+    def spent(self, what: Literal["saving", "loading", "data"], seconds: float) -> None:
         """Write how long a call that saves or loads a checkpoint has taken, except in a fork of the rank."""
         if os.getpid() == self._owner:
             with self._lock:
@@ -176,6 +176,12 @@ def warn(text: str) -> None:
         notices.logger.warning("%s", text)
 
 
+def spent(what: Literal["saving", "loading", "data"], seconds: float) -> None:
+    """Tell the driver for how long this process has done something, if it is a rank."""
+    if _writer is not None:
+        _writer.spent(what, seconds)
+
+
 @contextmanager
 def spending(what: Literal["saving", "loading"]) -> Iterator[None]:
     """Tell the driver how long the ``with`` block takes, if this process is a rank."""
@@ -183,8 +189,7 @@ def spending(what: Literal["saving", "loading"]) -> Iterator[None]:
     try:
         yield
     finally:
-        if _writer is not None:
-            _writer.spent(what, time.monotonic() - began)
+        spent(what, time.monotonic() - began)
 
 
 def latest() -> dict[str, float]:

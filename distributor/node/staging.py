@@ -9,7 +9,7 @@ from pathlib import Path
 from distributor.errors import StartError
 from distributor.machine import folders, limits, state_folders
 from distributor.shipping import project
-from distributor.values import checkpoints, environment, layout
+from distributor.values import checkpoints, dataset, environment, layout
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
@@ -113,7 +113,9 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
         collect_all=job.collect == "all",
         start_method=job.startup.start_method,
         root=agent.root,
-        environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(agent, site)}),
+        environ=environment.apply(
+            os.environ, {**plan.node_env, **_checkpoint_env(agent, site), **dataset.to_environ(job.data)}
+        ),
         require_group=job.training.require_group,
         gpu_check=_gpu_check(job),
         check=_check(site),

@@ -29,7 +29,7 @@ from distributor.run.interrupt import plain_interrupts
 from distributor.run.margins import Margins
 from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
-from distributor.run.supervisor import Supervisor
+from distributor.run.supervisor import Feed, Supervisor
 from distributor.schedulers.base import Scheduler
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
@@ -77,6 +77,7 @@ class Run:
         margins: Margins | None = None,
         callbacks: Sequence[Any] = (),
         resize: Resize | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.id = job.run_id
         #: The user's name for the run; ``None`` if it has no name.
@@ -87,7 +88,7 @@ class Run:
         margins = Margins() if margins is None else margins
         logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
-        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize)
+        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize, feed)
         self._callbacks = Callbacks(callbacks, job.label, self._supervisor.reports.new)
         self._preparing = Preparing(margins)
         self._callers = _Callers()

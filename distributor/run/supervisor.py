@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 from distributor.channel.server import ChannelServer
@@ -44,17 +44,27 @@ from distributor.values.reports import Resumed
 
 _log = notices.logger
 
+#: Writes a run's data for the length of a ``with`` block, while it is wanted, and adds their places to the job.
+Feed = Callable[[Job, Callable[[], bool]], AbstractContextManager[Job]]
+
 
 class Supervisor:
     """Runs a job to its end, and submits a new job if the run can continue in another one."""
 
     def __init__(
-        self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, resize: Resize | None = None
+        self,
+        job: Job,
+        scheduler: Scheduler,
+        display: Display,
+        margins: Margins,
+        resize: Resize | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
         self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
+        self._feed = feed
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
@@ -95,9 +105,9 @@ class Supervisor:
         """Run the job, and further ones while they may succeed. ``submitted`` is in seconds since the epoch."""
         try:
             self._alarm.start()
-            with hold(self._job, self._waits_for_name, self._displace) as held_lease:
+            with hold(self._job, self._goes_on, self._displace) as held_lease:
                 self._held_lease, self.submission.job = held_lease, _with_peers(held_lease.job)
-                with keep(self._job) as output_sink:
+                with self._fed(), keep(self._job) as output_sink:
                     result = self._run_jobs(submitted, output_sink)
                 held_lease.release(finished=result.error is None and not self.state.stop_vote.halted)
         except BaseException as error:
@@ -106,8 +116,17 @@ class Supervisor:
             add_history(result.error, self.reports.ended, stuck=self._stuck)
         return result
 
-    def _waits_for_name(self) -> bool:
-        """Whether the run still waits for its name, as it does after ``run.stop()``: its ranks stop later."""
+    @contextmanager
+    def _fed(self) -> Iterator[None]:
+        """Bring the run's data to its nodes during the ``with`` block."""
+        if self._feed is None:
+            yield
+            return
+        with self._feed(self._job, self._goes_on) as self.submission.job:
+            yield
+
+    def _goes_on(self) -> bool:
+        """Whether the run is still wanted, as it is after ``run.stop()``: its ranks stop later."""
         return isinstance(self.state.wish, events.Halt | None)
 
     def _displace(self, by: str) -> None:

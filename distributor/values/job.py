@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints, PeerKey
+from distributor.values.dataset import Dataset
 from distributor.values.environment import job_id
 from distributor.values.lease_record import FencingToken, Identity
 from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
@@ -132,6 +133,7 @@ class Job:
         working_dir: project folder that becomes the ranks' current directory.
         output_dir: the folder or URL to which files that ranks write are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
+        data: where ranks read the data that the user has given, by name.
         identity: a description of the training (the target and its arguments), with which a later run of the same name
             is compared; ``None`` for a run without a name or without checkpoints.
         fence: the condition under which ranks may commit a checkpoint: that the run still holds the lease of its name
@@ -169,6 +171,7 @@ class Job:
     working_dir: WorkingDir | None = None
     output_dir: OutputDir | None = None
     checkpoints: Checkpoints | None = None
+    data: Mapping[str, Dataset] = field(default_factory=dict)
     identity: Identity | None = None
     fence: FencingToken | None = None
     peers: PeerKey | None = field(default=None, repr=False)

@@ -104,7 +104,7 @@ class Spent:
     """The time that a rank has spent in a call that saves or loads a checkpoint."""
 
     attempt: Count
-    what: Literal["saving", "loading"]
+    what: Literal["saving", "loading", "data"]
     seconds: Seconds
 
 

@@ -151,7 +151,8 @@ ROOMS = {
     "output": {"channel", "machine", "shipping"},
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
-    "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
+    "data": {"checkpoint.catalog", "metrics.rank", "schedulers.spark", "shipping", "machine"},
+    "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.

@@ -217,12 +217,17 @@ def _portable_task() -> bytes:
 
     PySpark encodes it as text for the JVM, which takes 2 ms for each 100 kB: compress it.
     """
+    return zlib.compress(portable(run_task))
+
+
+def portable(value: object) -> bytes:
+    """Pickle a value by value with the code that it uses of this package."""
     import pyspark.cloudpickle as spark_cloudpickle
 
     import distributor
 
     with payload.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
-        return zlib.compress(spark_cloudpickle.dumps(run_task))
+        return bytes(spark_cloudpickle.dumps(value))
 
 
 def _make_task(shipment: Shipment) -> Task:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _JVM_PATIENCE = 5.0  # seconds that the JVM gets to clean up
 _SPARKS_PYTHON = "python3"  # of classic sessions' workers, by default
 
-#: For the Python of a Connect session's workers, internal since Spark 3.5:
+#: For the Python of Arrow's workers, and of all workers of a Connect session, internal since Spark 3.5:
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
-_CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
+_ARROW_PYTHON = "spark.sql.execution.pyspark.python"
 
 _BAR_INTERVAL = 0.2  # seconds between two calls that hide Spark's progress bar
 _BAR_ORDER = 10.0  # seconds for which one call hides it
@@ -222,12 +222,30 @@ def set_connect_python(session: SparkSession) -> None:
     The setting belongs to the session, and stays after the run; a value that the user has set is not changed. A server
     that this process did not start chooses by itself, even on this machine: it may run in a container.
     """
-    if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
+    if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_ARROW_PYTHON, None):
         return
     configured = session.conf.get("spark.pyspark.python", None)
     python = task_python(master_of(session), os.environ, configured, sys.executable)
     if python is not None:
-        session.conf.set(_CONNECT_PYTHON, python)
+        session.conf.set(_ARROW_PYTHON, python)
+
+
+@contextmanager
+def arrow_python(session: SparkSession) -> Iterator[None]:
+    """Let a session's queries in the ``with`` block run the Python of :func:`task_python`."""
+    if is_connect(session):
+        set_connect_python(session)
+        yield
+        return
+    python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
+    if python is None or session.conf.get(_ARROW_PYTHON, None):
+        yield
+        return
+    session.conf.set(_ARROW_PYTHON, python)
+    try:
+        yield
+    finally:
+        session.conf.unset(_ARROW_PYTHON)
 
 
 def users_call() -> str:

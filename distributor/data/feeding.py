@@ -1,0 +1,139 @@
+"""Runs on the driver: brings the data of a run to where ranks read them, and removes what nothing needs any more."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from distributor.checkpoint.catalog import Catalog
+from distributor.data import snapshot, spark
+from distributor.data.manifest import Manifest
+from distributor.data.source import Data
+from distributor.errors import ConfigurationError
+from distributor.machine import folders
+from distributor.machine.storage import is_url, open_storage
+from distributor.text import notices
+from distributor.text.wording import duration, size
+from distributor.values.checkpoints import Checkpoints
+from distributor.values.dataset import Dataset
+from distributor.values.job import Job
+
+#: Begins the names of snapshots' folders beside checkpoints.
+_PREFIX = "data-"
+
+
+def check(data: Mapping[str, Data], checkpoints: Checkpoints | None, *, one_machine: bool) -> None:
+    """Check the data of a run, and that there is a place for it that all nodes see.
+
+    Raises:
+        ConfigurationError: see :func:`distributor.data.snapshot.check`, or there is no such place.
+    """
+    for name, each in data.items():
+        try:
+            snapshot.check(each)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"data {name!r}: {error}") from None
+        if not (snapshot.is_snapshot(each) or one_machine or _beside(checkpoints)):
+            raise ConfigurationError(
+                f"data {name!r} needs a folder that the driver and all executors see: write it there once, "
+                f"data={{{name!r}: snapshot(df, '/shared/{name}')}}, or pass checkpoints= with such a folder"
+            )
+
+
+def _beside(checkpoints: Checkpoints | None) -> str | None:
+    return None if checkpoints is None or is_url(checkpoints.dir) else checkpoints.dir
+
+
+@contextmanager
+def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iterator[Job]:
+    """Write the snapshots of a run unless they are there, and yield the job with their places. Remove them afterwards.
+
+    Beside checkpoints, a snapshot is kept as long as one of these may refer to it.
+    """
+    with ExitStack() as kept:
+        places = {}
+        for name, each in data.items():
+            if snapshot.is_snapshot(each):
+                folder = os.path.abspath(each.source)
+            elif (beside := _beside(job.checkpoints)) is not None:
+                folder = kept.enter_context(_kept(job, name, each, beside, wanted))
+            else:
+                folder = kept.enter_context(_temporary(job, name, each, wanted))
+            places[name] = Dataset(folder, each.lanes)
+        yield replace(job, data=places)
+
+
+def _write(job: Job, name: str, data: Data, folder: str, wanted: Callable[[], bool]) -> Manifest:
+    began = time.monotonic()
+    manifest = snapshot.write(data, folder, wanted)
+    took = duration(time.monotonic() - began)
+    whole = sum(part.size for part in manifest.parts)
+    notices.inform(f"run {job.label}: data {name!r}: {manifest.rows:,} rows ({size(whole)}) written in {took}")
+    return manifest
+
+
+@contextmanager
+def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> Iterator[str]:
+    private = folders.make(job.run_id)
+    try:
+        with folders.claim(private):
+            folder = os.path.join(private, name)
+            _write(job, name, data, folder, wanted)
+            yield folder
+    finally:
+        folders.remove(private)
+
+
+@contextmanager
+def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], bool]) -> Iterator[str]:
+    assert job.checkpoints is not None
+    there = _snapshots(beside, name)
+    source = snapshot.source_of(data)
+    newest = there[-1] if there else None
+    told = newest is not None and spark.tells(source) and newest[1].source == source
+    if newest is not None and (told or (_saved(job.checkpoints) and snapshot.may_be(newest[1], source))):
+        folder, manifest = newest
+        doubt = "" if told else ": it cannot be told whether its source has changed since"
+        notices.inform(
+            f"run {job.label}: data {name!r}: continues with the snapshot in {folder}, "
+            f"{snapshot.described(manifest)}{doubt}"
+        )
+    else:
+        folder = os.path.join(beside, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
+        _write(job, name, data, folder, wanted)
+    _remove_old(job.checkpoints, beside, name)
+    try:
+        yield folder
+    finally:
+        if not _saved(job.checkpoints):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _saved(checkpoints: Checkpoints) -> list[float]:
+    """Return when the checkpoints that are there were committed."""
+    return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).committed()]
+
+
+def _snapshots(beside: str, name: str) -> list[tuple[str, Manifest]]:
+    """Return the snapshots of this name, the oldest first."""
+    found = []
+    for folder in Path(beside).glob(f"{_PREFIX}{name}-????????"):
+        manifest = snapshot.find(str(folder))
+        if manifest is not None:
+            found.append((str(folder), manifest))
+    return sorted(found, key=lambda each: each[1].created)
+
+
+def _remove_old(checkpoints: Checkpoints, beside: str, name: str) -> None:
+    """Remove snapshots from whose time no checkpoint is left. A checkpoint refers to the newest one before it."""
+    there, saved = _snapshots(beside, name), _saved(checkpoints)
+    for (folder, manifest), (_, later) in itertools.pairwise(there):
+        if not any(manifest.created <= moment < later.created for moment in saved):
+            shutil.rmtree(folder, ignore_errors=True)

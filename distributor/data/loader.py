@@ -1,0 +1,410 @@
+"""Delivers the rows of a snapshot to one rank, batch after batch."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from distributor.data.manifest import Manifest
+from distributor.data.plan import Plan, check_batch, lanes_of, unit_rows, window_rows
+from distributor.data.reader import Files, read_manifest, windows
+from distributor.errors import ConfigurationError
+from distributor.metrics import rank as reports
+from distributor.values.dataset import Dataset
+
+Batch = dict[str, Any]
+
+_TELL = 0.5  # seconds of waiting after which the driver is told
+_AHEAD = 4  # batches that are ready before they are asked for
+
+#: Marks the rows of a batch that are not repeated ones, with ``drop_last=False``.
+VALID = "_valid"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A snapshot, as one rank sees it."""
+
+    folder: str
+    manifest: Manifest
+    lanes: int
+    rank: int
+    world_size: int
+
+    @classmethod
+    def open(cls, dataset: Dataset, rank: int, world_size: int) -> Table:
+        return cls(dataset.folder, read_manifest(dataset.folder), dataset.lanes, rank, world_size)
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names in each batch."""
+        return tuple(field.name for field in self.manifest.fields)
+
+    def loader(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool | None = None,
+        map: Callable[[Batch], Any] | None = None,
+        map_threads: int = 0,
+    ) -> Loader:
+        """Return a loader of this rank's share of each global batch. All ranks must pass the same arguments.
+
+        Args:
+            batch_size: number of rows of one rank's batch.
+            global_batch_size: number of rows of all ranks' batches together, in place of ``batch_size``: it stays the
+                same if the number of ranks changes. It is a multiple of the data's lanes.
+            shuffle: whether each epoch has its own random order.
+            seed: chooses the orders.
+            drop_last: whether rows that fill no global batch are left out of an epoch (default: as ``shuffle``).
+                Otherwise, the last batches repeat rows, and ``batch["_valid"]`` is false for these.
+            map: a function of a batch, such as one that decodes images. Threads call it.
+            map_threads: number of these threads (default 0: as many as this rank may use CPUs).
+
+        Raises:
+            ConfigurationError: an argument is wrong, or the table has too few rows for one batch.
+        """
+        if (batch_size is None) == (global_batch_size is None):
+            raise ConfigurationError("loader: pass either batch_size= or global_batch_size=")
+        rows = batch_size * self.world_size if batch_size is not None else global_batch_size
+        assert rows is not None
+        lanes_of(self.lanes, self.rank, self.world_size)
+        check_batch(self.lanes, rows)
+        per_lane, row_bytes = rows // self.lanes, self.manifest.row_bytes
+        plan = Plan(
+            rows=len(self),
+            unit=unit_rows(row_bytes),
+            lanes=self.lanes,
+            per_lane=per_lane,
+            window=window_rows(row_bytes, self.lanes, per_lane),
+            seed=seed,
+            epoch=0,
+            shuffle=shuffle,
+            drop_last=shuffle if drop_last is None else drop_last,
+        )
+        if not plan.steps:
+            raise ConfigurationError(
+                f"the data has {len(self)} rows, too few for one global batch of {rows} from {self.lanes} lanes: use a "
+                "smaller batch, fewer lanes (Data(..., lanes=N)) or drop_last=False"
+            )
+        return Loader(self, plan, map, map_threads or len(os.sched_getaffinity(0)))
+
+
+class Loader:
+    """The batches of one rank: an iterator over the rest of an epoch, with a state that checkpoints keep.
+
+    A batch is a dict: a tensor [rows, ...] for each field of numbers, values and offsets for lists of different
+    lengths, and a list of ``str`` or ``bytes`` for texts and binary values.
+
+    Attributes:
+        epoch: the current epoch, counted from 0.
+        waited: seconds for which training has waited for batches.
+    """
+
+    def __init__(self, table: Table, plan: Plan, map: Callable[[Batch], Any] | None, threads: int) -> None:
+        self.waited = 0.0
+        self._told = 0.0  # of waited, what the driver knows
+        self._table = table
+        self._plan = plan
+        self._step = 0  # batches of this epoch that were delivered
+        self._map = map
+        self._threads = threads
+        self._device: torch.device | None = None
+        self._resumes = False  # the next iteration continues an epoch, where a state was loaded
+        self._scrub: _Scrub | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._plan.epoch
+
+    def __len__(self) -> int:
+        """Number of batches of an epoch; the same on all ranks."""
+        return self._plan.steps
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of ``count``, beginning with one that was interrupted."""
+        while (epoch := self.epoch) < count:
+            yield epoch
+            if self.epoch == epoch:  # the caller has left it early
+                self._next_epoch()
+
+    def tensors_on(self, device: str | torch.device) -> Loader:
+        """Deliver tensors on a device, copied while training computes. Returns the loader."""
+        self._device = torch.device(device)
+        return self
+
+    def _next_epoch(self) -> None:
+        self._plan = replace(self._plan, epoch=self._plan.epoch + 1)
+        self._step, self._resumes = 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._step and not self._resumes:  # an iteration before was left early
+            self._next_epoch()
+        self._resumes = False
+        plan = self._plan
+        with _Prefetch(self._batches(plan, self._step), self._map, self._threads) as batches:
+            deliver = _Deliver(self._device)
+            while self._step < plan.steps:
+                begin = time.perf_counter()
+                batch = deliver(batches.next())
+                self._wait(time.perf_counter() - begin)
+                self._step += 1
+                if self._step == plan.steps:
+                    self._tell()
+                    if self._scrub is not None:
+                        self._scrub.join()
+                    self._next_epoch()
+                    yield batch
+                    return
+                yield batch
+
+    def _wait(self, seconds: float) -> None:
+        self.waited += seconds
+        if self.waited - self._told > _TELL:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the driver for how long training has waited since the last time."""
+        reports.spent("data", self.waited - self._told)
+        self._told = self.waited
+
+    def _batches(self, plan: Plan, step: int) -> Iterator[Batch]:
+        table = self._table
+        lanes = lanes_of(table.lanes, table.rank, table.world_size)
+        files = Files(table.folder, table.manifest)
+        if self._scrub is None:
+            self._scrub = _Scrub(table)
+        try:
+            yield from _Gather(plan, lanes, files, table.manifest, self._scrub).batches(step)
+        finally:
+            files.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands, counted in batches that were delivered: the same on all ranks."""
+        plan = self._plan
+        return {
+            "snapshot": self._table.manifest.id,
+            "seed": plan.seed,
+            "epoch": plan.epoch,
+            "step": self._step,
+            "global_batch_size": plan.lanes * plan.per_lane,
+            "lanes": plan.lanes,
+            "unit": plan.unit,
+            "window": plan.window,
+            "shuffle": plan.shuffle,
+            "drop_last": plan.drop_last,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another loader of the same snapshot stood, with any number of ranks that divides the lanes.
+
+        Raises:
+            ConfigurationError: the state is of another snapshot, or of batches that cannot be continued.
+        """
+        now = self.state_dict()
+        if state["snapshot"] != now["snapshot"]:
+            raise ConfigurationError(
+                f"the checkpoint's data is another snapshot ({state['snapshot']}) than this run's ({now['snapshot']}): "
+                "its rows have changed. Leave the loader out of load_checkpoint to train on these rows from the start"
+            )
+        for key, argument in (("global_batch_size", "global_batch_size"), ("lanes", "Data(lanes=...)")):
+            if state[key] != now[key]:
+                raise ConfigurationError(
+                    f"the checkpoint's data was read with {argument} {state[key]}, but this loader has {now[key]}: "
+                    f"pass {state[key]}"
+                )
+        kept = {key: state[key] for key in ("seed", "epoch", "unit", "window", "shuffle", "drop_last")}
+        self._plan = replace(self._plan, **kept)
+        self._step, self._resumes = state["step"], True
+
+
+class _Gather:
+    """Reads windows of a rank's lanes, and gathers batches from them."""
+
+    def __init__(self, plan: Plan, lanes: range, files: Files, manifest: Manifest, scrub: _Scrub) -> None:
+        self._plan = plan
+        self._lanes = lanes
+        self._files = files
+        self._scrub = scrub
+        self._windows = windows(manifest.fields, len(lanes), plan.window)
+        self._order: Any = np.zeros((len(lanes), plan.window), "int64")
+        self._valid: Any = np.ones((len(lanes), plan.window), bool)
+        self._starts: Any = np.zeros(len(lanes), "int64")  # of each lane's window, in rows of the lane
+
+    def batches(self, first: int) -> Iterator[Batch]:
+        plan = self._plan
+        steps, per_lane = np.arange(plan.per_lane), plan.per_lane
+        bases: Any = np.arange(len(self._lanes)) * plan.window
+        ends: Any = np.full(len(self._lanes), first)  # steps at which lanes need their next windows
+        for step in range(first, plan.steps):
+            for index in np.flatnonzero(ends == step).tolist():
+                begin, ends[index] = plan.window_at(self._lanes[index], step)
+                self._read(index, self._lanes[index], begin * per_lane, int(ends[index]) * per_lane)
+            self._scrub.check()
+            at = ((bases + step * per_lane - self._starts)[:, None] + steps).reshape(-1)
+            rows = self._order.reshape(-1)[at]
+            batch = {name: each.gather(rows, per_lane) for name, each in self._windows.items()}
+            if not plan.drop_last:
+                batch[VALID] = torch.from_numpy(self._valid.reshape(-1)[at])
+            yield batch
+
+    def _read(self, index: int, lane: int, start: int, stop: int) -> None:
+        plan, at = self._plan, 0
+        fields = list(self._windows.values())
+        for each in fields:
+            each.begin(index, stop - start)
+        firsts, counts = plan.pieces(lane, start, stop)
+        for first, count in zip(firsts.tolist(), counts.tolist()):
+            for block, begin, taken in self._files.blocks_of(first, count):
+                for each in fields:
+                    each.fill(self._files, index, at, block, begin, taken)
+                at += taken
+        order = plan.order(lane, start, stop)
+        self._order[index, : stop - start] = order + index * plan.window
+        self._starts[index] = start
+        if not plan.drop_last:
+            self._valid[index, : stop - start] = plan.is_valid(lane, start + order)
+
+
+class _Scrub:
+    """Compares a rank's share of the blocks with their checksums, once, beside the first epoch."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="distributor-data-check", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        files = Files(self._table.folder, self._table.manifest)
+        try:
+            for block in range(self._table.rank, files.blocks, self._table.world_size):
+                files.check(block)
+        except BaseException as error:
+            self._error = error
+        finally:
+            files.close()
+
+    def check(self) -> None:
+        """Raise what was found so far."""
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        """Wait until all blocks are compared, and raise what was found."""
+        self._thread.join()
+        self.check()
+
+
+class _Prefetch:
+    """Makes batches in a thread, and maps them in others, ahead of training."""
+
+    def __init__(self, batches: Iterator[Batch], map: Callable[[Batch], Any] | None, threads: int) -> None:
+        self._batches = batches
+        self._map = map
+        self._pool = None if map is None else ThreadPoolExecutor(threads, "distributor-data-map")
+        self._ready: queue.Queue[Any] = queue.Queue(_AHEAD + (0 if map is None else threads))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distributor-data-read", daemon=True)
+
+    def __enter__(self) -> _Prefetch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(0.01)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                return
+
+    def _run(self) -> None:
+        try:
+            for batch in self._batches:
+                self._ready.put(batch if self._pool is None else self._pool.submit(self._mapped, batch))
+                if self._ended.is_set():
+                    break
+        except BaseException as error:
+            self._ready.put(_Failed(error))
+        finally:
+            self._batches.close()  # type: ignore[attr-defined]
+
+    def _mapped(self, batch: Batch) -> Any:
+        assert self._map is not None
+        return self._map(batch)
+
+    def next(self) -> Any:
+        item = self._ready.get()
+        if isinstance(item, _Failed):
+            raise item.error
+        return item.result() if isinstance(item, Future) else item
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+class _Deliver:
+    """Copies batches to a device: over a ring of pinned buffers if it is a GPU, while training computes."""
+
+    _RING = 3
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._rings: dict[str, deque[tuple[torch.Tensor, Any]]] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        if self._device is None or not isinstance(batch, dict):
+            return batch
+        return {name: self._moved(name, value) for name, value in batch.items()}
+
+    def _moved(self, name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._moved(f"{name}/{index}", each) for index, each in enumerate(value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self._device is None or self._device.type != "cuda":
+            return value.to(self._device)
+        pinned, used = self._slot(name, value)
+        pinned.copy_(value)
+        moved = pinned.to(self._device, non_blocking=True)
+        used.record()
+        return moved
+
+    def _slot(self, name: str, value: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return a pinned buffer that no copy uses any more, and the event after its next copy."""
+        ring = self._rings.setdefault(name, deque())
+        if len(ring) < self._RING or ring[0][0].shape != value.shape:
+            if len(ring) >= self._RING:
+                ring.popleft()
+            slot = torch.empty_like(value, pin_memory=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        else:
+            slot = ring.popleft()
+            slot[1].synchronize()
+        ring.append(slot)
+        return slot

@@ -1,0 +1,69 @@
+"""What a snapshot consists of: its fields, and its files with the places of their blocks."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+#: The manifest's file in a snapshot's folder. A folder without it is no snapshot.
+FILE = "snapshot.json"
+
+Kind = Literal["number", "list", "text", "binary"]
+
+#: Buffers of a column in each block: values alone, or offsets and values.
+BUFFERS: Mapping[str, int] = {"number": 1, "list": 2, "text": 2, "binary": 2}
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a batch holds under one name."""
+
+    name: str
+    kind: Kind
+    dtype: str = ""  # of numbers and of lists' elements, as NumPy names it
+    width: int | None = None  # elements of each row, if it has several and all rows have the same number
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file that a task has written: record batches, here called blocks."""
+
+    index: int  # of the task's partition
+    file: str = ""  # its name; empty without rows
+    size: int = 0
+    rows: tuple[int, ...] = ()  # of each block
+    #: For each block: begin and end in the file, then the place of each buffer of each field.
+    places: tuple[int, ...] = ()
+    checksums: tuple[int, ...] = ()  # CRC-32 of each block from begin to end
+    lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the shortest and longest list of a field
+    nulls: Mapping[str, int] = field(default_factory=dict)  # number by column of the source, if they are errors
+    problem: str = ""  # why nothing was written
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A snapshot: complete, and never changed."""
+
+    fields: tuple[Field, ...]
+    parts: tuple[Part, ...]
+    source: str  # a digest of what was asked and of the source's plan; empty if changes of the source cannot be told
+    created: float  # seconds since the epoch
+
+    @property
+    def rows(self) -> int:
+        return sum(sum(part.rows) for part in self.parts)
+
+    @property
+    def row_bytes(self) -> float:
+        """The mean size of a row."""
+        places, step = 0, 2 + sum(BUFFERS[each.kind] for each in self.fields)
+        for part in self.parts:
+            places += sum(part.places[1::step]) - sum(part.places[0::step])
+        return places / max(self.rows, 1)
+
+    @property
+    def id(self) -> str:
+        """A digest of the rows and their order: the same if the same rows are written again."""
+        content = repr((self.fields, [(part.rows, part.checksums) for part in self.parts]))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]

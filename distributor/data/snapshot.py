@@ -1,0 +1,190 @@
+"""Writes and commits snapshots, and finds those that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distributor.data import spark, tables
+from distributor.data.manifest import FILE, Field, Manifest, Part
+from distributor.data.source import Data, as_data, recipe
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.machine.storage import open_storage
+from distributor.shipping import modules
+from distributor.text import notices
+from distributor.text.wording import count, size
+from distributor.values import codec
+
+
+def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
+    """Write a DataFrame once, keep it in a folder, and return it as data for any number of runs.
+
+    If the folder has a snapshot already, it is used as it is, unless its source has changed. That can be told of
+    tables in files, by the plan and by the names of the files; of other sources, a line says that it cannot be told.
+
+    Args:
+        source: a DataFrame, or :class:`Data` with one.
+        folder: a folder that the driver and all nodes see under this path.
+
+    Raises:
+        ConfigurationError: an argument is wrong, the rows have nulls that ``Data`` does not allow, or the folder has
+            a snapshot of another source.
+        ResourceError: the disk is full.
+
+    Example:
+        >>> points = snapshot(Data(df, pack={"x": ["x1", "x2"]}, label="y"), "/shared/points")  # doctest: +SKIP
+        >>> Distributor(4, use_gpu=False, data={"train": points}).run(train)  # doctest: +SKIP
+    """
+    data = as_data(source)
+    place = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+    there, now = find(place), source_of(data)
+    if there is not None and may_be(there, now):
+        doubt = "" if spark.tells(now) else ": it cannot be told whether its source has changed since"
+        notices.inform(f"uses the snapshot in {place}, {described(there)}{doubt}")
+    elif there is not None:
+        raise ConfigurationError(
+            f"the folder {place!r} has a snapshot of another source or of other columns, {described(there)}: remove "
+            "the folder, or pass another"
+        )
+    else:
+        write(data, place)
+    return Data(place, lanes=data.lanes)
+
+
+def described(manifest: Manifest) -> str:
+    """Return how many rows a snapshot has, and when it was written."""
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
+    return f"{count(manifest.rows, 'row')} written at {written}"
+
+
+def find(folder: str) -> Manifest | None:
+    """Return the manifest of the snapshot in a folder; ``None`` if there is none."""
+    content = open_storage(folder).read(FILE)
+    return None if content is None else codec.read(Manifest, content)
+
+
+def source_of(data: Data) -> str:
+    """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
+    asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
+    seen = spark.source_of(data.source) if spark.is_frame(data.source) else ""
+    return f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}:{seen}"
+
+
+def _asked(source: str) -> str:
+    return source.partition(":")[0]
+
+
+def _seen(source: str) -> str:
+    return source.partition(":")[2]
+
+
+def may_be(there: Manifest, source: str) -> bool:
+    """Whether a snapshot may be of this source: nothing shows that it is of another."""
+    seen, now = _seen(there.source), _seen(source)
+    return _asked(there.source) == _asked(source) and (seen == now or not (seen and now))
+
+
+def check(data: Data) -> None:
+    """Check everything that can be known before rows are read.
+
+    Raises:
+        ConfigurationError: the source has no such column, or one that has no tensor, or a package is missing.
+    """
+    if (missing := next((each for each in ("pyarrow", "numpy") if modules.find(each) is None), None)) is not None:
+        raise ConfigurationError(f"data= needs {missing}, which is not installed: pip install 'distributor[data]'")
+    if not is_snapshot(data):
+        recipe(data, _types_of(data.source))
+    elif data.wanted is not None or data.nulls != "error" or data.dtypes:
+        raise ConfigurationError(
+            f"Data({data.source!r}) is a snapshot, which has its columns already: give pack=, label=, columns=, nulls= "
+            "and dtypes= where it is written"
+        )
+
+
+def is_snapshot(data: Data) -> bool:
+    """Whether the source is a folder with a snapshot."""
+    return isinstance(data.source, str) and os.path.exists(os.path.join(data.source, FILE))
+
+
+def _types_of(source: Any) -> dict[str, str]:
+    return spark.types_of(source) if spark.is_frame(source) else dict(tables.open_table(source).types)
+
+
+def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) -> Manifest:
+    """Write a snapshot, and commit it with its manifest, made from what the tasks returned and not from a listing.
+
+    Tasks that Spark repeats leave files, which are removed, as is everything if the snapshot fails.
+    """
+    files = os.path.join(folder, f"files-{uuid.uuid4().hex[:8]}")
+    is_new = not os.path.exists(folder)
+    try:
+        try:
+            os.makedirs(files)
+        except OSError as error:
+            raise ConfigurationError(f"the data cannot be written to {folder!r}: {error}") from None
+        manifest = _written(data, files, wanted)
+        open_storage(folder).write(FILE, codec.pack(manifest))
+        return manifest
+    except BaseException:
+        shutil.rmtree(folder if is_new else files, ignore_errors=True)
+        raise
+
+
+def _written(data: Data, files: str, wanted: Callable[[], bool]) -> Manifest:
+    if spark.is_frame(data.source):
+        types = spark.types_of(data.source)
+        made = recipe(data, types)
+        parts = spark.write(data.source, made, files, types, wanted)
+    else:
+        from distributor.data.writer import write_part
+
+        table = tables.open_table(data.source)
+        made = recipe(data, table.types)
+        parts = [write_part(files, made, 0, table.batches)]
+    _check_parts(parts, files)
+    kept = sorted((part for part in parts if part.file), key=lambda part: part.index)
+    for path in Path(files).iterdir():
+        if path.name not in {part.file for part in kept}:
+            path.unlink()
+    fields = tuple(_with_width(each, kept) for each in made.fields)
+    folder = os.path.basename(files)
+    named = tuple(replace(part, file=f"{folder}/{part.file}") for part in kept)
+    return Manifest(fields, named, source_of(data), time.time())
+
+
+def _check_parts(parts: Sequence[Part], files: str) -> None:
+    for part in parts:
+        if part.problem:
+            kind = ResourceError if "No space" in part.problem or "quota" in part.problem else ConfigurationError
+            raise kind(f"the data cannot be written: {part.problem}")
+    nulls: dict[str, int] = {}
+    for part in parts:
+        for name, number in part.nulls.items():
+            nulls[name] = nulls.get(name, 0) + number
+    if nulls:
+        shown = ", ".join(f"{name!r} ({number})" for name, number in sorted(nulls.items()))
+        raise ConfigurationError(
+            f'the data has nulls in {shown}: pass Data(..., nulls="drop"), "fill", "mask" or a dict of values'
+        )
+    if not any(part.file for part in parts):
+        raise ConfigurationError("the data has no rows" + (", or nulls in each" if parts else ""))
+    for part in parts:
+        path = os.path.join(files, part.file)
+        if part.file and (not os.path.exists(path) or os.path.getsize(path) != part.size):
+            raise ConfigurationError(
+                f"an executor wrote {part.file} ({size(part.size)}) to {files}, but the driver does not see it there: "
+                "pass a folder that the driver and all executors see, such as snapshot(df, '/shared/folder')"
+            )
+
+
+def _with_width(field: Field, parts: Sequence[Part]) -> Field:
+    """Return a field of lists with their length, if all have the same."""
+    found = {end for part in parts if field.name in part.lengths for end in part.lengths[field.name]}
+    return replace(field, width=found.pop()) if field.kind == "list" and len(found) == 1 else field

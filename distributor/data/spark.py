@@ -1,0 +1,162 @@
+"""Spark's side of a snapshot: a DataFrame's types, its tasks, and whether its source has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from distributor.data.manifest import Part
+from distributor.data.writer import Recipe, write_part
+from distributor.errors import ConfigurationError, RunCancelledError
+from distributor.schedulers.spark import sessions
+from distributor.schedulers.spark.scheduler import portable
+from distributor.values import codec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_POLL = 0.25  # seconds between two checks whether the run is still wanted
+
+#: Leaves of a plan whose text does not show which rows they have.
+_OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "JDBCRelation")
+
+
+def is_frame(source: Any) -> bool:
+    """Return whether this is a Spark DataFrame, classic or Connect."""
+    return type(source).__module__.startswith("pyspark.sql.") and hasattr(source, "mapInArrow")
+
+
+def types_of(frame: DataFrame) -> dict[str, str]:
+    """Return the columns' types. ConfigurationError: the frame is a stream, or has two columns of one name."""
+    if frame.isStreaming:
+        raise ConfigurationError(
+            "Data: a streaming DataFrame has no end: write it to a table first, and pass a DataFrame of that table"
+        )
+    types = dict(frame.dtypes)
+    if len(types) < len(frame.columns):
+        twice = next(name for name in frame.columns if frame.columns.count(name) > 1)
+        raise ConfigurationError(f"Data: the DataFrame has two columns {twice!r}: rename one")
+    return types
+
+
+def source_of(frame: DataFrame) -> str:
+    """Return a digest of the frame's plan and input files; empty if it would not show that the rows have changed."""
+    with suppress(Exception):  # a private function of PySpark, or a source that does not say
+        text = re.sub(r"#\d+L?", "", frame._explain_string(extended=True)).partition("== Optimized")[0]  # type: ignore[operator]
+        if not any(leaf in text for leaf in _OPAQUE):
+            return hashlib.sha256(repr((text, sorted(frame.inputFiles()))).encode()).hexdigest()
+    return ""
+
+
+def tells(source: str) -> bool:
+    """Whether a source's digest shows that the rows have not changed."""
+    return bool(source.partition(":")[2])
+
+
+def write(
+    frame: DataFrame, recipe: Recipe, folder: str, types: Mapping[str, str], wanted: Callable[[], bool]
+) -> list[Part]:
+    """Write a frame's rows with a Spark job; return what its tasks have written.
+
+    Raises:
+        ConfigurationError: executors lack a package.
+        RunCancelledError: the job was ended, because the snapshot is no longer ``wanted()``.
+    """
+    from pyspark.sql import functions
+
+    names = dict.fromkeys(name for output in recipe.outputs for name in output.sources)
+    columns = []
+    for name in names:
+        column = functions.col(f"`{name.replace('`', '``')}`")
+        if types[name] == "vector":
+            from pyspark.ml.functions import vector_to_array
+
+            column = vector_to_array(column, "float32").alias(name)
+        columns.append(column)
+    session: Any = frame.sparkSession
+    chosen = frame.select(*columns)
+    with sessions.arrow_python(session), _cancelled_unless(wanted, session) as ended:
+        try:
+            rows = chosen.mapInArrow(_make_task(recipe, folder), "part binary").collect()
+        except Exception as error:
+            if ended.is_set():
+                raise RunCancelledError("the run was cancelled while its data was written") from None
+            missing = re.search(r"No module named '(\w+)'", str(error))
+            if missing is not None:
+                raise ConfigurationError(
+                    f"data= needs {missing[1]} on the executors, where it is not installed: install pyarrow, pandas "
+                    "and numpy there"
+                ) from None
+            raise
+    return [codec.read(Part, bytes(row[0])) for row in rows]
+
+
+def _make_task(recipe: Recipe, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
+    packed = zlib.compress(portable(_Task(recipe, folder)))
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pickle
+        import zlib
+
+        yield from pickle.loads(zlib.decompress(packed)).run(batches)
+
+    return task
+
+
+class _Task:
+    """What one task does."""
+
+    def __init__(self, recipe: Recipe, folder: str) -> None:
+        self.recipe = recipe
+        self.folder = folder
+
+    def run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        part = write_part(self.folder, self.recipe, context.partitionId(), batches)
+        if part.file or part.nulls or part.problem:
+            yield pa.RecordBatch.from_arrays([pa.array([codec.pack(part)], pa.binary())], ["part"])
+
+
+@contextmanager
+def _cancelled_unless(wanted: Callable[[], bool], session: Any) -> Iterator[threading.Event]:
+    """Cancel this thread's Spark jobs once the snapshot is no longer wanted, or if the block raises."""
+    tag = f"distributor-data-{uuid.uuid4().hex}"
+    connect = sessions.is_connect(session)
+    context: Any = None if connect else session.sparkContext
+    marks: Any = session if connect else context
+    add, remove = (marks.addTag, marks.removeTag) if connect else (marks.addJobTag, marks.removeJobTag)
+    add(tag)
+    cancel: Any = session.interruptTag if connect else context.cancelJobsWithTag
+    done, ended = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL):
+            if not wanted():
+                ended.set()
+                with suppress(Exception):  # the context may be stopped
+                    cancel(tag)
+
+    watcher = threading.Thread(target=watch, name="distributor-data", daemon=True)
+    watcher.start()
+    try:
+        with nullcontext() if connect else sessions.named(context, sessions.users_call()):
+            yield ended
+    except BaseException:
+        with suppress(Exception):
+            cancel(tag)
+        raise
+    finally:
+        done.set()
+        watcher.join()
+        with suppress(Exception):
+            remove(tag)

@@ -1,0 +1,78 @@
+"""The tables that are no Spark DataFrames: their columns' types as Spark names them, and their rows."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributor.errors import ConfigurationError
+
+_NAMES = {"bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint",
+          "float": "float", "double": "double", "string": "string", "large_string": "string", "binary": "binary",
+          "large_binary": "binary", "date32[day]": "date", "date64[ms]": "date"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in memory or in Parquet files."""
+
+    types: Mapping[str, str]
+    batches: Iterable[Any]  # of pyarrow
+
+
+def open_table(source: Any, columns: Iterable[str] | None = None) -> Table:
+    """Return a pandas DataFrame, a ``pyarrow.Table`` or Parquet files as a table.
+
+    Raises:
+        ConfigurationError: it is none of these, or there are no such files.
+    """
+    import pyarrow as pa
+
+    if isinstance(source, str):
+        return _parquet(source)
+    if type(source).__module__.partition(".")[0] == "pandas":
+        source = pa.Table.from_pandas(source, preserve_index=False)
+    if not isinstance(source, pa.Table):
+        raise ConfigurationError(
+            "Data: the source must be a Spark or pandas DataFrame, a pyarrow.Table, the path of Parquet files or the "
+            f"folder of a snapshot, not {type(source).__name__}"
+        )
+    return Table(_types(source.schema), source.to_batches())
+
+
+def _parquet(pattern: str) -> Table:
+    import pyarrow.parquet as pq
+
+    files = [name for name in sorted(glob.glob(pattern, recursive=True)) if name.endswith(".parquet")]
+    files = files or sorted(glob.glob(f"{glob.escape(pattern)}/**/*.parquet", recursive=True))
+    if not files:
+        raise ConfigurationError(f"Data: there is no snapshot and no Parquet file at {pattern!r}")
+    return Table(_types(pq.read_schema(files[0])), _row_groups(files))
+
+
+def _row_groups(files: list[str]) -> Iterator[Any]:
+    """Yield batches, one row group after the other: ``Dataset.to_batches`` reads far ahead, and needs much memory."""
+    import pyarrow.parquet as pq
+
+    for name in files:
+        with pq.ParquetFile(name) as file:
+            for group in range(file.num_row_groups):
+                yield from file.read_row_group(group).to_batches()
+
+
+def _types(schema: Any) -> dict[str, str]:
+    return {each.name: _name_of(each.type) for each in schema}
+
+
+def _name_of(kind: Any) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return f"array<{_name_of(kind.value_type)}>"
+    if pa.types.is_dictionary(kind):
+        return _name_of(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return "decimal" if pa.types.is_decimal(kind) else _NAMES.get(str(kind), str(kind))

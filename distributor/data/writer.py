@@ -1,0 +1,322 @@
+"""Write rows as Arrow files: runs in a Spark task, where it arrives by value, or on the driver.
+
+It needs pyarrow and NumPy. Each file is an Arrow IPC file without nulls: numbers as they go into tensors.
+"""
+
+import os
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from distributor.data.manifest import BUFFERS, Field, Kind, Part
+
+BLOCK_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Output:
+    """One field, and how it is made from columns of the source."""
+
+    name: str
+    sources: tuple[str, ...]
+    kind: Kind
+    dtype: str = ""
+    is_packed: bool = False  # the columns, maybe only one, stand side by side in each row
+
+    @property
+    def field(self) -> Field:
+        return Field(self.name, self.kind, self.dtype, len(self.sources) if self.is_packed else None)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How rows become fields."""
+
+    outputs: tuple[Output, ...]
+    nulls: Literal["error", "drop", "fill", "mask"] = "error"
+    fills: tuple[tuple[str, Any], ...] = ()  # values by column, with nulls="error" for other columns
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        masks = (mask_of(each) for each in self.outputs if self.nulls == "mask")
+        return (*(each.field for each in self.outputs), *masks)
+
+
+class Refused(Exception):  # noqa: N818
+    """Rows that cannot become fields, in words."""
+
+
+def mask_of(output: Output) -> Field:
+    """Return the field that says which values of another were not null."""
+    kind: Kind = "list" if output.kind == "list" else "number"
+    return Field(f"{output.name}_mask", kind, "bool", output.field.width)
+
+
+def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> Part:
+    """Write one file, unless there are no rows, or nulls or values that must not be; then say so."""
+    path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
+    nulls: dict[str, int] = {}
+    try:
+        rows = 0
+        with pa.OSFile(path, "wb") as sink:
+            writer: Any = None
+            for block in _blocks(_converted(recipe, batches, nulls)):
+                writer = pa.ipc.new_file(sink, block.schema) if writer is None else writer
+                writer.write_batch(block)
+                rows += block.num_rows
+            if writer is not None:
+                writer.close()
+        if not rows or nulls:
+            os.remove(path)
+            return Part(index, nulls=nulls)
+        _sync(path)
+        return _described(path, recipe.fields, index)
+    except Refused as error:
+        _remove(path)
+        return Part(index, problem=str(error))
+    except OSError as error:
+        _remove(path)
+        return Part(index, problem=f"{error.strerror or error} (while it wrote {path})")
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    if os.path.exists(path):
+        os.remove(path)
+
+
+def _described(path: str, fields: tuple[Field, ...], index: int) -> Part:
+    """Return what readers need to know of a file."""
+    with pa.memory_map(path) as mapped:
+        whole = mapped.read_buffer()
+        reader = pa.ipc.open_file(pa.BufferReader(whole))
+        rows, places, checksums = [], [], []
+        lengths: dict[str, tuple[int, int]] = {}
+        for number in range(reader.num_record_batches):
+            block = reader.get_batch(number)
+            begins, ends = [], []
+            for each, column in zip(fields, block.columns):
+                for buffer in _buffers(each, column):
+                    begins.append(0 if buffer is None else buffer.address - whole.address)
+                    ends.append(0 if buffer is None else begins[-1] + buffer.size)
+                if each.kind == "list":
+                    found = pc.min_max(column.value_lengths()).as_py()
+                    least, most = lengths.get(each.name, (found["min"], found["max"]))
+                    lengths[each.name] = min(least, found["min"]), max(most, found["max"])
+            begin, end = min(begins), max(ends)
+            rows.append(block.num_rows)
+            places += [begin, end, *begins]
+            checksums.append(zlib.crc32(memoryview(whole)[begin:end]))
+        return Part(index, os.path.basename(path), whole.size, tuple(rows), tuple(places), tuple(checksums), lengths)
+
+
+def _buffers(field: Field, column: pa.Array) -> list[Any]:
+    """Return a column's buffers that hold offsets and values."""
+    buffers = column.buffers()
+    return [buffers[1], buffers[-1]] if BUFFERS[field.kind] == 2 else [buffers[-1]]
+
+
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Cut and join batches to blocks of about the same size."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size = sum(each.nbytes for each in waiting)
+        if size < BLOCK_BYTES:
+            continue
+        whole, most = _joined(waiting), max(1, rows * BLOCK_BYTES // size)
+        last = rows // most * most
+        for begin in range(0, last, most):
+            yield whole.slice(begin, most)
+        rows -= last
+        waiting = [whole.slice(last)] if rows else []
+    if rows:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+
+
+def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """Return batches of fields. Count nulls that are errors: from the first on, nothing more is returned."""
+    fills = dict(recipe.fills)
+    schema = _schema(recipe)
+    sources = list(dict.fromkeys(name for output in recipe.outputs for name in output.sources))
+    for batch in batches:
+        columns = {name: _sliced(batch.column(batch.schema.get_field_index(name))) for name in sources}
+        if recipe.nulls == "drop":
+            columns = _dropped(columns, batch.num_rows)
+        for name, column in columns.items():
+            if name in fills:
+                columns[name] = _filled(name, column, fills[name])
+            elif recipe.nulls == "error" and (count := _null_count(column)):
+                nulls[name] = nulls.get(name, 0) + count
+        count = len(next(iter(columns.values())))
+        if nulls or not count:
+            continue
+        made, masks = [], []
+        for output in recipe.outputs:
+            parts = [columns[name] for name in output.sources]
+            if recipe.nulls == "mask":
+                masks.append(_mask(output, parts))
+            if recipe.nulls in ("fill", "mask"):
+                parts = [_filled(name, part, None) for name, part in zip(output.sources, parts)]
+            made.append(_MAKERS[output.kind](output, parts))
+        yield pa.record_batch([*made, *masks], schema=schema)
+
+
+def _schema(recipe: Recipe) -> pa.Schema:
+    return pa.schema([pa.field(each.name, _type_of(each)) for each in recipe.fields])
+
+
+def _type_of(field: Field) -> pa.DataType:
+    if field.kind in ("text", "binary"):
+        return pa.string() if field.kind == "text" else pa.binary()
+    element = pa.from_numpy_dtype(np.dtype(_stored(field.dtype)))
+    if field.kind == "list":
+        return pa.list_(element)
+    return element if field.width is None else pa.list_(element, field.width)
+
+
+def _stored(dtype: str) -> str:
+    """Return the type in the file: Arrow packs eight booleans into a byte, which a tensor cannot read."""
+    return "uint8" if dtype == "bool" else dtype
+
+
+def _sliced(column: pa.Array) -> pa.Array:
+    """Return a column with offsets of 32 bits."""
+    if pa.types.is_large_list(column.type):
+        return column.cast(pa.list_(column.type.value_type))
+    if pa.types.is_fixed_size_list(column.type):
+        return column.cast(pa.list_(column.type.value_type))
+    if pa.types.is_dictionary(column.type):
+        return _sliced(column.dictionary_decode())
+    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        return column.cast(pa.string())
+    return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column
+
+
+def _null_count(column: pa.Array) -> int:
+    inside = column.flatten().null_count if pa.types.is_list(column.type) else 0
+    return int(column.null_count + inside)
+
+
+def _dropped(columns: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
+    """Return the rows in which no column has a null."""
+    keep: Any = np.ones(rows, bool)
+    for column in columns.values():
+        if column.null_count:
+            keep &= pc.is_valid(column).to_numpy(zero_copy_only=False)
+        if pa.types.is_list(column.type) and column.flatten().null_count:
+            bad = pc.filter(pc.list_parent_indices(column), pc.is_null(column.flatten()))
+            keep[bad.to_numpy(zero_copy_only=False)] = False
+    if keep.all():
+        return dict(columns)
+    chosen = pa.array(keep)
+    return {name: column.filter(chosen) for name, column in columns.items()}
+
+
+def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
+    """Replace nulls by a value; ``None`` is zero or an empty text. A list that is null has no length to fill."""
+    if pa.types.is_list(column.type):
+        if column.null_count:
+            raise Refused(
+                f"column {name!r} has {column.null_count} lists that are null, which cannot be filled: use nulls='drop'"
+            )
+        values = column.flatten()
+        if not values.null_count:
+            return column
+        offsets = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), _filled(name, values, value))
+    if not column.null_count:
+        return column
+    if value is None:
+        value = "" if pa.types.is_string(column.type) else b"" if pa.types.is_binary(column.type) else 0
+    if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type):
+        column = _plain(column)
+    return pc.fill_null(column, pa.scalar(value, column.type))
+
+
+def _mask(output: Output, parts: list[pa.Array]) -> pa.Array:
+    if output.kind == "list":
+        (column,) = parts
+        values = pc.is_valid(column.flatten()).cast(pa.uint8())
+        offsets = np.concatenate([[0], np.cumsum(pc.fill_null(column.value_lengths(), 0).to_numpy())])
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+    valid = [pc.is_valid(part).cast(pa.uint8()).to_numpy() for part in parts]
+    return _together(valid, packed=output.is_packed)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return times as whole numbers, decimals as floats and booleans as bytes."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64())
+    if pa.types.is_date(kind):
+        return column.cast(pa.date32()).cast(pa.int32())
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
+    return column.cast(pa.uint8()) if pa.types.is_boolean(kind) else column
+
+
+def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
+    values = _plain(column).to_numpy(zero_copy_only=False)
+    stored = np.dtype(_stored(dtype))
+    with np.errstate(all="ignore"):
+        made = values.astype(stored, copy=False)
+        if stored.kind in "iu" and made is not values and not np.array_equal(made, values):
+            wrong = values[made != values][0]
+            raise Refused(f"column {name!r} has values such as {wrong} that dtype {dtype!r} cannot hold: use another")
+    return made
+
+
+def _together(columns: list[Any], *, packed: bool) -> pa.Array:
+    if not packed:
+        return pa.array(columns[0])
+    table = np.empty((len(columns[0]), len(columns)), columns[0].dtype)
+    for position, column in enumerate(columns):
+        table[:, position] = column
+    return pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), len(columns))
+
+
+def _make_numbers(output: Output, parts: list[pa.Array]) -> pa.Array:
+    numbers = [_numbers(name, part, output.dtype) for name, part in zip(output.sources, parts)]
+    return _together(numbers, packed=output.is_packed)
+
+
+def _make_list(output: Output, parts: list[pa.Array]) -> pa.Array:
+    (column,), (name,) = parts, output.sources
+    values = _numbers(name, column.flatten(), output.dtype)
+    offsets = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _make_text(output: Output, parts: list[pa.Array]) -> pa.Array:
+    return parts[0]
+
+
+_MAKERS: Mapping[str, Callable[[Output, list[pa.Array]], pa.Array]] = {
+    "number": _make_numbers,
+    "list": _make_list,
+    "text": _make_text,
+    "binary": _make_text,
+}

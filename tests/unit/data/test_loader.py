@@ -1,0 +1,261 @@
+"""What a rank's loader delivers: the rows that the plan says, at any width, from where a state says."""
+
+import datetime
+import decimal
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from distributor.data import snapshot
+from distributor.data.loader import Table
+from distributor.data.reader import DataError
+from distributor.data.source import Data
+from distributor.errors import ConfigurationError
+from distributor.values.dataset import Dataset
+
+ROWS = 1000
+
+
+def columns(rows=ROWS):
+    return {"x1": np.arange(rows, dtype="float32"), "x2": -np.arange(rows, dtype="float32"), "y": np.arange(rows)}
+
+
+def write(folder, table=None, lanes=12, **options):
+    options = options or {"pack": {"x": ["x1", "x2"]}, "label": "y"}
+    snapshot.write(Data(pa.table(columns()) if table is None else table, **options), str(folder))
+    return Dataset(str(folder), lanes)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "points")
+
+
+def loader(dataset, rank=0, world_size=1, **options):
+    return Table.open(dataset, rank, world_size).loader(**{"global_batch_size": 48, "shuffle": True, **options})
+
+
+def rows_of(loader):
+    return [batch["y"].tolist() for batch in loader]
+
+
+def together(dataset, world_size, **options):
+    """The global batches of an epoch."""
+    ranks = [rows_of(loader(dataset, rank, world_size, **options)) for rank in range(world_size)]
+    return [sum(parts, []) for parts in zip(*ranks, strict=True)]
+
+
+def test_rows_belong_together_and_come_as_planned(there):
+    table = loader(there)
+    plan = table._plan
+    for step, batch in enumerate(table):
+        assert batch["y"].tolist() == plan.batch(step).tolist()
+        assert batch["x"].tolist() == [[row, -row] for row in batch["y"].tolist()]
+    assert (batch["x"].dtype, batch["y"].dtype) == (torch.float32, torch.int64)
+    assert step + 1 == len(table) == 20
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": False}])
+def test_global_batches_are_the_same_for_all_widths(there, options):
+    alone = together(there, 1, **options)
+    assert all(together(there, width, **options) == alone for width in (2, 3, 4, 6, 12))
+
+
+def test_evaluation_marks_the_rows_that_it_repeats(there):
+    seen = []
+    for batch in loader(there, shuffle=False):
+        seen += batch["y"][batch["_valid"]].tolist()
+    assert sorted(seen) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("width", [1, 2, 6])
+def test_every_step_can_be_continued_at_another_width(there, width):
+    whole = together(there, 1)
+    for step in range(0, 20, 3):
+        first = loader(there, 0, 3)
+        batches = iter(first)
+        for _ in range(step):
+            next(batches)
+        state = first.state_dict()
+        rest = []
+        for rank in range(width):
+            resumed = loader(there, rank, width)
+            resumed.load_state_dict(state)
+            rest.append(rows_of(resumed))
+        assert [sum(parts, []) for parts in zip(*rest, strict=True)] == whole[step:]
+
+
+def test_a_state_counts_what_was_delivered_and_is_the_same_on_all_ranks(there):
+    ranks = [loader(there, rank, 2) for rank in range(2)]
+    for each in ranks:
+        next(iter(each))
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    assert (ranks[0].state_dict()["epoch"], ranks[0].state_dict()["step"]) == (0, 1)
+
+
+def test_epochs_are_counted_and_an_interrupted_one_is_finished(there):
+    first = loader(there)
+    seen = []
+    for epoch in first.epochs(2):
+        for batch in first:
+            seen.append((epoch, batch["y"].tolist()))
+            if len(seen) == 25:
+                state = first.state_dict()
+    assert first.epoch == 2
+    resumed = loader(there)
+    resumed.load_state_dict(state)
+    again = [(epoch, batch["y"].tolist()) for epoch in resumed.epochs(2) for batch in resumed]
+    assert again == seen[25:]
+    assert seen[0][1] != seen[20][1], "the second epoch has the same order"
+
+
+def test_an_epoch_that_was_left_early_is_not_repeated(there):
+    table = loader(there)
+    for _ in table.epochs(2):
+        for _ in table:
+            break
+    assert table.epoch == 2
+
+
+def test_another_snapshot_or_batch_cannot_be_continued(there, tmp_path):
+    state = loader(there).state_dict()
+    other = columns()
+    other["y"] = other["y"] + 1
+    with pytest.raises(ConfigurationError, match=r"another snapshot .*Leave the loader out of load_checkpoint"):
+        loader(write(tmp_path / "other", pa.table(other))).load_state_dict(state)
+    with pytest.raises(ConfigurationError, match=r"global_batch_size 48, but this loader has 96: pass 48"):
+        loader(there, global_batch_size=96).load_state_dict(state)
+    same = write(tmp_path / "same")
+    loader(same).load_state_dict(state)  # the same rows, written again
+
+
+def test_arguments_are_checked(there):
+    with pytest.raises(ConfigurationError, match="either batch_size= or global_batch_size="):
+        loader(there, batch_size=3)
+    with pytest.raises(ConfigurationError, match=r"1000 rows, too few for one global batch of 1200 .*drop_last=False"):
+        loader(there, global_batch_size=1200)
+    with pytest.raises(ConfigurationError, match="5 ranks"):
+        loader(there, 0, 5)
+
+
+def test_functions_decode_batches_in_order(there):
+    def doubled(batch):
+        return {"y": batch["y"] * 2}
+
+    plain = [row * 2 for batch in rows_of(loader(there)) for row in batch]
+    assert [row for batch in rows_of(loader(there, map=doubled)) for row in batch] == plain
+    with pytest.raises(ZeroDivisionError):
+        list(loader(there, map=lambda batch: 1 / 0))
+
+
+def test_each_type_becomes_its_tensor_or_list(tmp_path):
+    rows = 12
+    when = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    table = pa.table(
+        {
+            "bool": [row % 2 == 0 for row in range(rows)],
+            "tiny": pa.array(range(rows), pa.int8()),
+            "double": [row / 2 for row in range(rows)],
+            "decimal": [decimal.Decimal(row) / 4 for row in range(rows)],
+            "date": [datetime.date(1970, 1, 1 + row) for row in range(rows)],
+            "time": [when + datetime.timedelta(seconds=row) for row in range(rows)],
+            "text": [f"é{row}" for row in range(rows)],
+            "bytes": [bytes([row]) * row for row in range(rows)],
+            "even": [[row, row + 1, row + 2] for row in range(rows)],
+            "ragged": [list(range(row)) for row in range(rows)],
+        }
+    )
+    dataset = write(tmp_path / "types", table, lanes=3, columns=None)
+    (batch,) = loader(dataset, global_batch_size=12, shuffle=False)
+    del batch["_valid"]
+    assert batch["bool"].dtype == torch.bool and batch["bool"].tolist()[:2] == [True, False]
+    assert batch["tiny"].dtype == torch.int8
+    assert batch["double"].tolist()[3] == 1.5
+    assert batch["decimal"].dtype == torch.float64 and batch["decimal"].tolist()[1] == 0.25
+    assert batch["date"].dtype == torch.int32 and batch["date"].tolist() == list(range(rows))
+    assert batch["time"].tolist()[1] == (when.timestamp() + 1) * 1_000_000
+    assert batch["text"] == [f"é{row}" for row in range(rows)]
+    assert batch["bytes"] == [bytes([row]) * row for row in range(rows)]
+    assert batch["even"].tolist()[4] == [4, 5, 6]
+    values, offsets = batch["ragged"]
+    assert [values[begin:end].tolist() for begin, end in zip(offsets[:-1], offsets[1:])] == [
+        list(range(row)) for row in range(rows)
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_table_is_delivered_as_it_was_written(data, tmp_path_factory):
+    deliver_any_table(data, tmp_path_factory)
+
+
+@pytest.mark.long
+@settings(max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_many_tables_are_delivered_as_they_were_written(data, tmp_path_factory):
+    deliver_any_table(data, tmp_path_factory)
+
+
+def deliver_any_table(data, tmp_path_factory):
+    rows = data.draw(st.integers(1, 300))
+    lanes = data.draw(st.sampled_from([1, 2, 4, 12]))
+    width = data.draw(st.sampled_from([each for each in (1, 2, 4) if lanes % each == 0]))
+    lists = [list(range(data.draw(st.integers(0, 3)))) for _ in range(rows)] if data.draw(st.booleans()) else None
+    table = {"y": np.arange(rows), "text": [str(row) for row in range(rows)]}
+    batches = pa.table(table if lists is None else {**table, "list": lists}).to_batches(data.draw(st.integers(1, 60)))
+    dataset = write(tmp_path_factory.mktemp("any") / "table", pa.Table.from_batches(batches), lanes, columns=None)
+    options = {"global_batch_size": lanes * data.draw(st.integers(1, 4)), "drop_last": False}
+    options |= {"shuffle": data.draw(st.booleans()), "seed": data.draw(st.integers(0, 9))}
+    seen = []
+    for rank in range(width):
+        for batch in loader(dataset, rank, width, **options):
+            assert batch["text"] == [str(row) for row in batch["y"].tolist()]
+            if isinstance(batch.get("list"), tuple):
+                values, offsets = batch["list"]
+                found = [values[begin:end].tolist() for begin, end in zip(offsets[:-1], offsets[1:])]
+                assert found == [lists[row] for row in batch["y"].tolist()]
+            seen += batch["y"][batch["_valid"]].tolist()
+    assert sorted(seen) == list(range(rows))
+
+
+def file_of(dataset):
+    (path,) = [os.path.join(at, name) for at, _, names in os.walk(dataset.folder) for name in names if ".arrow" in name]
+    return path
+
+
+def test_a_file_that_was_cut_short_is_named(tmp_path):
+    dataset = write(tmp_path / "cut")
+    os.truncate(file_of(dataset), os.path.getsize(file_of(dataset)) // 2)
+    with pytest.raises(DataError, match=r"\.arrow of the data .*(cut short|other checksum)"):
+        list(loader(dataset))
+
+
+def test_a_changed_byte_is_noticed_in_the_first_epoch(tmp_path):
+    dataset = write(tmp_path / "changed")
+    place = Table.open(dataset, 0, 1).manifest.parts[0].places[0]
+    with open(file_of(dataset), "r+b") as file:
+        file.seek(place + 5)
+        byte = file.read(1)
+        file.seek(place + 5)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(DataError, match="block 0 has another checksum"):
+        list(loader(dataset))
+
+
+def test_a_snapshot_that_was_removed_is_named(tmp_path):
+    dataset = write(tmp_path / "gone")
+    table = Table.open(dataset, 0, 1)
+    os.remove(file_of(dataset))
+    with pytest.raises(DataError, match=r"\.arrow of the data cannot be read: No such file"):
+        list(table.loader(global_batch_size=12))
+    with pytest.raises(DataError, match="cannot be read on this node: No such file"):
+        Table.open(Dataset(str(tmp_path / "none"), 12), 0, 1)
+
+
+def test_tensors_come_on_the_device(there):
+    batch = next(iter(loader(there).tensors_on("meta")))
+    assert batch["x"].device.type == "meta"

@@ -1,0 +1,130 @@
+"""Snapshots of tables that are no Spark DataFrames: rules for nulls, reuse, and what a failure leaves."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distributor.data import snapshot as snapshots
+from distributor.data.loader import Table
+from distributor.data.snapshot import snapshot
+from distributor.data.source import Data
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.values.dataset import Dataset
+
+NULLS = {"a": [1.0, None, 3.0, 4.0], "b": [1, 2, None, 4], "name": ["w", "x", "y", None], "list": [[1], [2], [3], [4]]}
+
+
+def written(folder, source, **options):
+    """Everything in a snapshot, in the order of the table."""
+    snapshots.write(Data(source, **options), str(folder))
+    (batch,) = Table.open(Dataset(str(folder), 1), 0, 1).loader(batch_size=100)
+    count = int(batch.pop("_valid").sum())
+    return {name: value[:count] if isinstance(value, list) else value[:count].tolist() for name, value in batch.items()}
+
+
+def test_nulls_are_errors_with_columns_and_counts(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"nulls in 'a' \(1\), 'b' \(1\), 'name' \(1\): pass Data\(.*drop"):
+        snapshots.write(Data(pa.table(NULLS)), str(tmp_path / "it"))
+    assert not (tmp_path / "it").exists()
+
+
+def test_rows_with_nulls_are_dropped(tmp_path):
+    assert written(tmp_path / "it", pa.table(NULLS), nulls="drop") == {
+        "a": [1.0],
+        "b": [1],
+        "name": ["w"],
+        "list": [[1]],
+    }
+
+
+def test_a_null_in_a_list_drops_its_row(tmp_path):
+    table = pa.table({"a": [1, 2, 3], "list": [[1, None], None, [5, 6]]}).slice(0)
+    assert written(tmp_path / "it", table, nulls="drop") == {"a": [3], "list": [[5, 6]]}
+
+
+def test_nulls_are_filled(tmp_path):
+    found = written(tmp_path / "it", pa.table(NULLS), nulls="fill")
+    assert (found["a"], found["b"], found["name"]) == ([1, 0, 3, 4], [1, 2, 0, 4], ["w", "x", "y", ""])
+
+
+def test_nulls_are_filled_with_values_by_column(tmp_path):
+    found = written(tmp_path / "it", pa.table(NULLS), nulls={"a": -1, "b": 9, "name": "?"})
+    assert (found["a"], found["b"], found["name"]) == ([1, -1, 3, 4], [1, 2, 9, 4], ["w", "x", "y", "?"])
+    with pytest.raises(ConfigurationError, match=r"nulls in 'b' \(1\), 'name' \(1\)"):
+        snapshots.write(Data(pa.table(NULLS), nulls={"a": -1}), str(tmp_path / "other"))
+
+
+def test_nulls_are_masked(tmp_path):
+    found = written(tmp_path / "it", pa.table(NULLS), pack={"x": ["a", "b"]}, columns=["name"], nulls="mask")
+    assert found["x"] == [[1, 1], [0, 2], [3, 0], [4, 4]]
+    assert found["x_mask"] == [[True, True], [False, True], [True, False], [True, True]]
+    assert found["name_mask"] == [True, True, True, False]
+
+
+def test_a_list_that_is_null_cannot_be_filled(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"column 'list' has 1 lists that are null.*nulls='drop'"):
+        snapshots.write(Data(pa.table({"list": [[1], None]}), nulls="fill"), str(tmp_path / "it"))
+
+
+def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"column 'a' has values such as 300 that dtype 'int8' cannot hold"):
+        snapshots.write(Data(pa.table({"a": [1, 300]}), dtypes={"a": "int8"}), str(tmp_path / "it"))
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="no rows"):
+        snapshots.write(Data(pa.table({"a": pa.array([], pa.int64())})), str(tmp_path / "it"))
+
+
+def test_large_tables_are_cut_into_blocks(tmp_path):
+    table = pa.table({"x": np.zeros((1_000_000, 1), "float32").reshape(-1), "text": ["a" * 10] * 1_000_000})
+    manifest = snapshots.write(Data(table), str(tmp_path / "it"))
+    (part,) = manifest.parts
+    assert sum(part.rows) == 1_000_000
+    assert len(part.rows) > 5
+    sizes = [end - begin for begin, end in zip(part.places[0::5], part.places[1::5])]
+    assert max(sizes) < 4 << 20
+
+
+def test_pandas_and_parquet_are_tables_too(tmp_path):
+    table = pa.table({"a": [1, 2, 3]})
+    for number in range(2):
+        pq.write_table(table.slice(number, 1), tmp_path / f"{number}.parquet", row_group_size=1)
+    assert written(tmp_path / "1", str(tmp_path / "*.parquet")) == {"a": [1, 2]}
+    assert written(tmp_path / "2", str(tmp_path)) == {"a": [1, 2]}
+    assert written(tmp_path / "3", table.to_pandas()) == {"a": [1, 2, 3]}
+    with pytest.raises(ConfigurationError, match="no snapshot and no Parquet file at"):
+        snapshots.check(Data(str(tmp_path / "*.csv")))
+    with pytest.raises(ConfigurationError, match="not list"):
+        snapshots.check(Data([1]))
+
+
+def test_a_snapshot_is_used_again_unless_other_columns_are_asked_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = tmp_path / "kept"
+    data = snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["a"], lanes=6), folder)
+    assert (data.source, data.lanes) == (str(folder), 6)
+    before = os.stat(folder / "snapshot.json").st_mtime_ns
+    snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["a"]), folder)
+    assert os.stat(folder / "snapshot.json").st_mtime_ns == before
+    assert "cannot be told whether its source has changed" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"another source or of other columns, 2 rows written at .*: remove"):
+        snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["b"]), folder)
+    with pytest.raises(ConfigurationError, match="is a snapshot, which has its columns already"):
+        snapshots.check(Data(str(folder), columns=["a"]))
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, full_disk):
+    table = pa.table({"a": np.arange(2_000_000)})
+    with pytest.raises(ResourceError, match=r"the data cannot be written: .*No space left on device"):
+        snapshots.write(Data(table), str(full_disk / "it"))
+    assert list(full_disk.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be written to '.*file/it'"):
+        snapshots.write(Data(pa.table({"a": [1]})), str(tmp_path / "file" / "it"))
