@@ -47,11 +47,18 @@ def types_of(frame: DataFrame) -> dict[str, str]:
 
 def source_of(frame: DataFrame) -> str:
     """Return a digest of the frame's plan and input files; empty if it would not show that the rows have changed."""
-    with suppress(Exception):  # a private function of PySpark, or a source that does not say
-        text = re.sub(r"#\d+L?", "", frame._explain_string(extended=True)).partition("== Optimized")[0]  # type: ignore[operator]
+    with suppress(Exception):  # a private part of PySpark, or a source that does not say
+        text = re.sub(r"#\d+L?", "", _analyzed(frame))
         if not any(leaf in text for leaf in _OPAQUE):
             return hashlib.sha256(repr((text, sorted(frame.inputFiles()))).encode()).hexdigest()
     return ""
+
+
+def _analyzed(frame: Any) -> str:
+    """Return a frame's analyzed plan as text."""
+    if sessions.is_connect(frame.sparkSession):
+        return str(frame._explain_string(extended=True)).partition("== Optimized")[0]
+    return str(frame._jdf.queryExecution().analyzed().toString())
 
 
 def tells(source: str) -> bool:

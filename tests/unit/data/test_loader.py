@@ -2,6 +2,9 @@
 
 import datetime
 import decimal
+import functools
+import itertools
+import operator
 import os
 
 import numpy as np
@@ -46,7 +49,7 @@ def rows_of(loader):
 def together(dataset, world_size, **options):
     """The global batches of an epoch."""
     ranks = [rows_of(loader(dataset, rank, world_size, **options)) for rank in range(world_size)]
-    return [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    return [functools.reduce(operator.iadd, parts, []) for parts in zip(*ranks, strict=True)]
 
 
 def test_rows_belong_together_and_come_as_planned(there):
@@ -86,7 +89,7 @@ def test_every_step_can_be_continued_at_another_width(there, width):
             resumed = loader(there, rank, width)
             resumed.load_state_dict(state)
             rest.append(rows_of(resumed))
-        assert [sum(parts, []) for parts in zip(*rest, strict=True)] == whole[step:]
+        assert [functools.reduce(operator.iadd, parts, []) for parts in zip(*rest, strict=True)] == whole[step:]
 
 
 def test_a_state_counts_what_was_delivered_and_is_the_same_on_all_ranks(there):
@@ -182,7 +185,7 @@ def test_each_type_becomes_its_tensor_or_list(tmp_path):
     assert batch["bytes"] == [bytes([row]) * row for row in range(rows)]
     assert batch["even"].tolist()[4] == [4, 5, 6]
     values, offsets = batch["ragged"]
-    assert [values[begin:end].tolist() for begin, end in zip(offsets[:-1], offsets[1:])] == [
+    assert [values[begin:end].tolist() for begin, end in itertools.pairwise(offsets)] == [
         list(range(row)) for row in range(rows)
     ]
 
@@ -216,7 +219,7 @@ def deliver_any_table(data, tmp_path_factory):
             assert batch["text"] == [str(row) for row in batch["y"].tolist()]
             if isinstance(batch.get("list"), tuple):
                 values, offsets = batch["list"]
-                found = [values[begin:end].tolist() for begin, end in zip(offsets[:-1], offsets[1:])]
+                found = [values[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
                 assert found == [lists[row] for row in batch["y"].tolist()]
             seen += batch["y"][batch["_valid"]].tolist()
     assert sorted(seen) == list(range(rows))

@@ -1,0 +1,236 @@
+"""A DataFrame in whole runs: written once, trained on by any number of ranks, and continued after a kill."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import operator
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from pyspark.sql import functions
+
+from distributor import Checkpoints, ConfigurationError, Data, Distributor, RunCancelledError, runtime, snapshot
+from distributor.data import feeding
+
+pytestmark = pytest.mark.spark
+
+ROWS = 2_000
+
+
+def table(session: Any, rows: int = ROWS) -> Any:
+    number = functions.col("id")
+    return session.range(rows, numPartitions=3).select(
+        number.alias("y"), number.cast("float").alias("x1"), (-number).cast("double").alias("x2")
+    )
+
+
+def points(session: Any, **options: Any) -> Data:
+    return Data(table(session), **{"pack": {"x": ["x1", "x2"]}, "label": "y", "dtypes": {"x": "float32"}, **options})
+
+
+def seen(epochs: int = 1, **options: Any) -> list[list[int]]:
+    loader = runtime.dataset("train").loader(**{"global_batch_size": 96, "shuffle": True, **options})
+    found = []
+    for _ in loader.epochs(epochs):
+        for batch in loader:
+            assert batch["x"].tolist() == [[y, -y] for y in batch["y"].tolist()]
+            found.append(batch["y"].tolist())
+    return found
+
+
+def left() -> list[str]:
+    """Snapshots in the temporary directory."""
+    return glob.glob(f"{tempfile.gettempdir()}/distributor-*/*/snapshot.json")
+
+
+def distributor(data: Any, ranks: Any = 2, **options: Any) -> Distributor:
+    return Distributor(ranks, **{"local_mode": True, "use_gpu": False, "data": {"train": data}, **options})
+
+
+def test_a_frame_is_shared_by_two_ranks_and_nothing_is_left(one_jvm: Any) -> None:
+    before = left()
+    first, second = distributor(points(one_jvm)).submit(seen).results()
+    assert len(first) == len(second) == ROWS // 96
+    rows = [row for batch in first + second for row in batch]
+    assert len(set(rows)) == len(rows)
+    assert left() == before
+
+
+def test_one_partition_feeds_two_ranks(one_jvm: Any) -> None:
+    """PySpark's _train_on_dataframe waits for ever here."""
+    data = Data(table(one_jvm).coalesce(1), pack={"x": ["x1", "x2"]}, label="y", dtypes={"x": "float32"})
+    assert [len(found) for found in distributor(data).submit(seen).results()] == [20, 20]
+
+
+def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path) -> None:
+    data = snapshot(points(two_executors), tmp_path / "points")
+    first, second = distributor(data, local_mode=False).submit(seen).results()
+    local = distributor(Data(str(tmp_path / "points")), ranks=1).run(seen)
+    assert [one + two for one, two in zip(first, second, strict=True)] == local
+
+
+def test_vectors_arrays_and_texts_come_from_spark(one_jvm: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(Vectors.dense([i, i + 1]) if i % 2 else Vectors.sparse(2, {1: i}), [i] * 3, f"t{i}") for i in range(50)]
+    frame = one_jvm.createDataFrame(rows, ["features", "triple", "text"])
+
+    def train() -> Any:
+        (batch,) = runtime.dataset("train").loader(batch_size=96)
+        return {name: getattr(value, "dtype", None) for name, value in batch.items()}, [
+            (each.tolist() if hasattr(each, "tolist") else each) for each in (batch["features"][1], batch["text"][3])
+        ]
+
+    types, values = distributor(Data(frame), ranks=1).run(train)
+    assert {name: str(kind) for name, kind in types.items()} == {
+        "features": "torch.float32", "triple": "torch.int64", "text": "None", "_valid": "torch.bool"
+    }  # fmt: skip
+    assert values == [[1.0, 2.0], "t3"]
+
+
+def interrupted(folder: str) -> list[list[int]]:
+    loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True, seed=3)
+    runtime.load_checkpoint({"data": loader})
+    found, step = [], 0
+    for _ in loader.epochs(2):
+        for batch in loader:
+            found.append(batch["y"].tolist())
+            step = loader.epoch * len(loader) + len(found)
+            runtime.save_checkpoint({"data": loader}, step, wait=True)
+            if len(found) == 7 and runtime.attempt() == 0:
+                Path(folder, f"seen-{runtime.rank()}").write_text(repr(found))
+                runtime.save_checkpoint({"data": loader}, step + 1, wait=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+@pytest.mark.parametrize("width", [2, (1, 3)])
+def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_path: Path, width: Any) -> None:
+    data = points(one_jvm, lanes=12)
+    run = distributor(data, width, checkpoints=str(tmp_path / "saved"), max_restarts=1)
+    rests = run.submit(interrupted, str(tmp_path)).results()
+    ranks = [eval(path.read_text()) for path in sorted(tmp_path.glob("seen-*"))]
+    got = [functools.reduce(operator.iadd, parts, []) for parts in zip(*ranks)] + [
+        functools.reduce(operator.iadd, parts, []) for parts in zip(*rests)
+    ]
+    whole = distributor(data, 1).run(seen, epochs=2, seed=3)
+    assert got == whole
+    (kept,) = (tmp_path / "saved").glob("data-train-*")
+    assert (kept / "snapshot.json").exists()
+
+
+def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path) -> None:
+    def train(most: int) -> list[int]:
+        loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
+        runtime.load_checkpoint({"data": loader})
+        found = []
+        for batch in loader:
+            found += batch["y"].tolist()
+            if len(found) >= most:
+                runtime.save_checkpoint({"data": loader}, 1, wait=True)
+                break
+        return found
+
+    options = {"ranks": 1, "checkpoints": str(tmp_path / "saved")}
+    first = distributor(points(one_jvm), **options).run(train, 5 * 96)
+    rest = distributor(points(one_jvm), **options).run(train, ROWS)
+    assert len(set(first + rest)) == len(first) + len(rest) == 20 * 96
+    assert len(list((tmp_path / "saved").glob("data-train-*"))) == 1
+    changed = Data(table(one_jvm, 1_500), pack={"x": ["x1", "x2"]}, label="y", dtypes={"x": "float32"})
+    with pytest.raises(Exception, match=r"another snapshot .*Leave the loader out"):
+        distributor(changed, **options).run(train, ROWS)
+
+
+def test_a_snapshot_without_a_checkpoint_is_not_kept(one_jvm: Any, tmp_path: Path) -> None:
+    distributor(points(one_jvm), checkpoints=str(tmp_path / "saved")).run(seen)
+    assert list((tmp_path / "saved").glob("data-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda session: table(session).withColumn("y", functions.expr("if(y % 2 = 0, null, y)")), r"'y' \(1000\)"),
+        (lambda session: table(session).withColumn("y", functions.struct("y")), "'y' is struct.*no tensor"),
+        (lambda session: session.readStream.format("rate").load(), "streaming DataFrame has no end"),
+        (lambda session: table(session).where("y < 0"), "no rows"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_ranks_start(one_jvm: Any, make: Any, words: str) -> None:
+    before = left()
+    with pytest.raises(ConfigurationError, match=words):
+        distributor(make(one_jvm)).run(seen)
+    assert left() == before
+
+
+def test_executors_need_a_folder_that_they_see(one_jvm: Any, tmp_path: Path) -> None:
+    data = {"train": points(one_jvm)}
+    with pytest.raises(ConfigurationError, match=r"data 'train' needs a folder .*snapshot\(df, '/shared/train'\)"):
+        feeding.check(data, None, one_machine=False)
+    feeding.check(data, Checkpoints(str(tmp_path)), one_machine=False)
+
+
+def test_a_snapshot_tells_whether_its_files_have_changed(one_jvm: Any, tmp_path: Path) -> None:
+    def read() -> Any:
+        return one_jvm.read.parquet(str(tmp_path / "source"))
+
+    table(one_jvm).write.parquet(str(tmp_path / "source"))
+    snapshot(read(), tmp_path / "kept")
+    made = (tmp_path / "kept" / "snapshot.json").stat().st_mtime_ns
+    snapshot(read(), tmp_path / "kept")
+    assert (tmp_path / "kept" / "snapshot.json").stat().st_mtime_ns == made
+    table(one_jvm).write.mode("append").parquet(str(tmp_path / "source"))
+    with pytest.raises(ConfigurationError, match="a snapshot of another source"):
+        snapshot(read(), tmp_path / "kept")
+
+
+def test_the_number_of_ranks_must_divide_the_lanes(one_jvm: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"num_processes=5: data 'train': 48 lanes .* 5 ranks"):
+        distributor(points(one_jvm), ranks=5)
+    assert distributor(points(one_jvm), ranks=(5, 7)).num_processes == 6
+
+
+def test_data_that_a_run_lacks_are_named(one_jvm: Any) -> None:
+    with pytest.raises(Exception, match=r"no data 'val': this run has 'train'\. Pass Distributor\(data="):
+        distributor(points(one_jvm), ranks=1).run(lambda: runtime.dataset("val"))
+    with pytest.raises(ConfigurationError, match="no data 'val': this process has none"):
+        runtime.dataset("val")
+
+
+def test_a_run_is_cancelled_while_its_data_is_written(one_jvm: Any, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+
+    @functions.udf("bigint")
+    def slow(value: int) -> int:
+        began.touch()
+        threading.Event().wait(60)
+        return value
+
+    data = Data(table(one_jvm).withColumn("y", slow("y")), pack={"x": ["x1", "x2"]}, label="y")
+    before = left()
+    run = distributor(data).submit(seen)
+    watch.until(began.exists)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result()
+    assert left() == before
+
+
+def test_waiting_for_data_is_part_of_the_goodput(one_jvm: Any) -> None:
+    def slow() -> None:
+        def wait(batch: Any) -> Any:
+            threading.Event().wait(0.1)
+            return batch
+
+        for step, _ in enumerate(runtime.dataset("train").loader(batch_size=96, map=wait, map_threads=1)):
+            runtime.report(step=step)
+
+    run = distributor(points(one_jvm), ranks=1).submit(slow)
+    run.result()
+    assert run.goodput.data > 0.5
