@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import glob
-import operator
+import importlib.util
+import itertools
 import os
 import signal
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -45,6 +46,11 @@ def seen(epochs: int = 1, **options: Any) -> list[list[int]]:
     return found
 
 
+def together(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """The global batches of which ranks have seen parts."""
+    return [list(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)]
+
+
 def left() -> list[str]:
     """Snapshots in the temporary directory."""
     return glob.glob(f"{tempfile.gettempdir()}/distributor-*/*/snapshot.json")
@@ -69,6 +75,7 @@ def test_one_partition_feeds_two_ranks(one_jvm: Any) -> None:
     assert [len(found) for found in distributor(data).submit(seen).results()] == [20, 20]
 
 
+@pytest.mark.slow
 def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path) -> None:
     data = snapshot(points(two_executors), tmp_path / "points")
     first, second = distributor(data, local_mode=False).submit(seen).results()
@@ -111,15 +118,13 @@ def interrupted(folder: str) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("width", [2, (1, 3)])
+@pytest.mark.parametrize("width", [2, pytest.param((1, 3), marks=pytest.mark.slow)])
 def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_path: Path, width: Any) -> None:
     data = points(one_jvm, lanes=12)
     run = distributor(data, width, checkpoints=str(tmp_path / "saved"), max_restarts=1)
     rests = run.submit(interrupted, str(tmp_path)).results()
     ranks = [eval(path.read_text()) for path in sorted(tmp_path.glob("seen-*"))]
-    got = [functools.reduce(operator.iadd, parts, []) for parts in zip(*ranks)] + [
-        functools.reduce(operator.iadd, parts, []) for parts in zip(*rests)
-    ]
+    got = together(ranks) + together(rests)
     whole = distributor(data, 1).run(seen, epochs=2, seed=3)
     assert got == whole
     (kept,) = (tmp_path / "saved").glob("data-train-*")
@@ -234,3 +239,16 @@ def test_waiting_for_data_is_part_of_the_goodput(one_jvm: Any) -> None:
     run = distributor(points(one_jvm), ranks=1).submit(slow)
     run.result()
     assert run.goodput.data > 0.5
+
+
+@pytest.mark.slow
+def test_the_example_scores_the_held_out_part(two_executors: Any, tmp_path: Path) -> None:
+    path = Path(__file__).parent.parent / "examples" / "tabular.py"
+    spec = importlib.util.spec_from_file_location("tabular", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    sys.modules["tabular"] = example
+    spec.loader.exec_module(example)
+    score = example.main(str(tmp_path))
+    assert score["rows"] == 143
+    assert score["accuracy"] > 0.9

@@ -1,6 +1,5 @@
-"""A Spark DataFrame reaches the ranks: written once as Arrow files, then read in an order that any width shares.
+"""A DataFrame on its way to the ranks: written once as Arrow files, then read in an order that all widths share.
 
-``source`` (driver) describes what is wanted; ``columns`` says which types there are; ``writer`` (a Spark task or the
-driver) writes Arrow files; ``snapshot`` (driver) commits them; ``manifest`` describes them; ``plan`` says which rows
-each global batch has; ``reader`` and ``loader`` (a rank) read and deliver them.
+``source`` says what is wanted. On the driver run ``feeding``, ``snapshot``, ``tables`` and ``spark``; in a Spark task or
+on the driver, ``writer``; in a rank, ``reader`` and ``loader``. ``manifest`` describes the files, ``plan`` the order.
 """

@@ -43,6 +43,8 @@ class Preparing:
         job = submission.job
         if job.identity is not None and job.fence is None:
             return StatusDetail(f"waiting until no other run uses the name {job.identity.name!r}")
+        if submission.feeding:
+            return StatusDetail("writing the data for the ranks")
         if state.unreached:
             return StatusDetail("Spark runs the tasks, but no node has reached the driver")
         server = submission.server

@@ -38,6 +38,7 @@ class Submission:
         self.job = job
         self.scheduler = scheduler
         self.server: ChannelServer | None = None  # None until the driver has opened the channel
+        self.feeding = False  # the run's data is being written
         self._alarm = alarm  # its thread ends the job, since Scheduler.cancel may block
         self._margins = margins
         self._resize = resize  # None: the number of ranks is fixed

@@ -122,7 +122,9 @@ class Supervisor:
         if self._feed is None:
             yield
             return
+        self.submission.feeding = True
         with self._feed(self._job, self._goes_on) as self.submission.job:
+            self.submission.feeding = False
             yield
 
     def _goes_on(self) -> bool:
