@@ -15,7 +15,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Data, snapshot         a DataFrame for the ranks; the same, kept in a folder
+    Data, snapshot         a DataFrame for ranks; the same, kept in a folder
     Run, runs              the handle of a submitted run: results, status,
                            stop; the handles of all active runs
     Status                 the states of a run, such as ``RUNNING``

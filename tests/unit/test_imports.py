@@ -151,7 +151,7 @@ ROOMS = {
     "output": {"channel", "machine", "shipping"},
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
-    "data": {"checkpoint.catalog", "metrics.rank", "schedulers.spark", "shipping", "machine"},
+    "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
@@ -220,6 +220,7 @@ def test_a_room_says_where_it_runs(room):
                     for name in ("exchange", "loading", "pickles", "plans", "saving", "training_state")
                 ),
                 "checkpoint/memory/memory.py",
+                *("data/loader.py", "data/reader.py"),
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
@@ -232,8 +233,15 @@ def test_a_room_says_where_it_runs(room):
         ("deepspeed", {"launch/deepspeed/checkpoint.py", "launch/deepspeed/extensions.py"}),
         ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
-        ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
-        ("pyarrow", {"metrics/table.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        ("pyspark", {"data/spark.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        (
+            "pyarrow",
+            {
+                "metrics/table.py",
+                *(f"data/{name}.py" for name in ("spark", "tables", "writer")),
+                *(name for name in FILES if name.startswith("schedulers/")),
+            },
+        ),
         ("pandas", {"metrics/table.py"}),
         ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py"}),
         ("fsspec", {"machine/storage.py"}),
