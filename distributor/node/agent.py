@@ -105,7 +105,7 @@ class _Agent:
             except Exception as error:
                 told = rank_exits.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
-                self._link.tell(messages.Failed())
+                self._link.tell(messages.Failed(attempt=self._restarts.ordered))
             await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
@@ -170,7 +170,7 @@ class _Agent:
         staging.clear(self._order)
         self._store = network.listen(site.node.address)
         port = self._store.getsockname()[1]
-        self._link.tell(*rank_exits.stopped(port, ended.outcomes, ended.error))
+        self._link.tell(*rank_exits.stopped(site.attempt, port, ended.outcomes, ended.error))
         begin = await self._restarts.wait()
         if begin is None:
             self._store.close()

@@ -113,6 +113,10 @@ class NodeAttempt:
         return self._assignment.order
 
     @property
+    def _number(self) -> int:
+        return self._assignment.number
+
+    @property
     def alive_pids(self) -> Mapping[int, int]:
         return self._ranks.alive_pids
 
@@ -135,7 +139,7 @@ class NodeAttempt:
         stopped, stopping = self._stopping is not None, self._stopping or StopReason()
         error = stopping.error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
-            self._link.tell(messages.Failed())
+            self._link.tell(messages.Failed(attempt=self._number))
         for backstop in self._backstops:
             backstop.cancel()
         self._notes.times["exited"] = time.time()
@@ -209,7 +213,7 @@ class NodeAttempt:
             self._notes.times["started"] = event.time
             if self._assignment.watch:
                 self._activity = activity.Activity(self._ranks.pids)
-            self._link.tell(messages.Started())
+            self._link.tell(messages.Started(attempt=self._number))
         elif isinstance(event, messages.Terminated):
             self.on_terminated()
         elif isinstance(event, messages.LauncherWarning):
@@ -221,7 +225,8 @@ class NodeAttempt:
             age = time.time() - failure.time
             # Pickled exceptions, and texts that are too long for this message, reach the driver with the report.
             brief = replace(failure, exception=None, traceback="", log_tail="")
-            self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
+            failed = messages.Failed(replace(failure, exception=None), age, attempt=self._number)
+            self._link.tell(failed, replace(failed, failure=brief))
 
     def status(self) -> messages.Beat:
         """Return a heartbeat: how many ranks are alive, and how long all have been idle, if that is measured."""
@@ -282,7 +287,7 @@ class NodeAttempt:
         if self._stopping:
             return
         if self._ranks.node_stop.asks and (self._link.is_open or self._is_alone):
-            self._link.tell(messages.RankPreempted())
+            self._link.tell(messages.RankPreempted(attempt=self._number))
             if not self._link.is_open:
                 self._ranks.node_stop.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
@@ -379,7 +384,7 @@ class NodeAttempt:
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
-            self._link.tell(messages.Failed())
+            self._link.tell(messages.Failed(attempt=self._number))
             self.stop(error=("CompanionError", text))
 
     def _kill_rest(self, spare: int) -> None:

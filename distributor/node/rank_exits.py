@@ -166,7 +166,7 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
     )
 
 
-def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
+def stopped(attempt: int, port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
     """Return a failed attempt's message at three lengths, of which the caller sends the first that fits into a frame.
 
     The first one lacks exceptions, the second also tracebacks and output, the third failures.
@@ -174,7 +174,7 @@ def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | Non
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
     bare = [replace(each, failure=None) for each in plain]
-    return tuple(Stopped(port, tuple(each), error) for each in (plain, brief, bare))
+    return tuple(Stopped(port, tuple(each), error, attempt=attempt) for each in (plain, brief, bare))
 
 
 def describe_exit(code: int, oom: bool) -> tuple[str, str]:

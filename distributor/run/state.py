@@ -217,6 +217,8 @@ class AttemptState:
             nodes.arrived(node, now)
             return self._on_placement(node, message, now) if isinstance(message, messages.AllNodes) else []
         nodes.heard(node, now)
+        if isinstance(message, messages.AttemptMessage) and message.attempt != self.number:
+            return []
         match message:
             case messages.Started():
                 nodes.started(node)

@@ -404,7 +404,7 @@ class Supervisor:
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
         elif isinstance(message, messages.Halted):
-            self.reports.reached(self.state.number, message.step)
+            self.reports.reached(message.attempt, message.step)
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(events.Heard(node, message))

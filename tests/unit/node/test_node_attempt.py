@@ -165,7 +165,7 @@ def test_the_driver_hears_of_a_companion_that_died_before_the_stop(tmp_path: Pat
         attempt, _, link = make(tmp_path)
         for step in (started, companion_dies):
             step(attempt)
-        assert link.told == [messages.Started(), messages.Failed()]
+        assert link.told == [messages.Started(attempt=0), messages.Failed(attempt=0)]
 
     asyncio.run(play())
 
