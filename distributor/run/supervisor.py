@@ -374,9 +374,9 @@ class Supervisor:
         self._leave(current, "restarting its ranks", current.reason)
         current.nodes.again()
         following = self._make_attempt(current.nodes, number)
+        server.begin(number, port)  # before `following` can order a stop, which this order would revoke
         self._follow(ended, following)
         following.begin()
-        server.begin(number, port)
         self._cancel_too(current)
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.

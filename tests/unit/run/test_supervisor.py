@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import watch
 from jobs import make_job
 
@@ -105,3 +106,22 @@ def test_what_a_node_says_again_of_an_ended_attempt_does_not_reach_the_next() ->
     assert scheduler.orders.count(messages.Begin(1, Breaking.port)) == 2
     assert supervisor.state.number == 1
     assert supervisor.state.moments.stopping is None
+
+
+def test_a_cancellation_just_before_an_attempt_begins_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has left the attempt before, and has not begun the next one on all nodes."""
+    supervisor = Supervisor(make_job(max_restarts=1), Mock(), Mock(), Margins())
+    server = supervisor.submission.server = Mock(reached=False)
+    supervisor.on(events.Heard("a", messages.AllNodes((Node(0, "a", "host-a", "127.0.0.1", 1, 0, 0, 1),))))
+    supervisor.on(events.Heard("a", messages.Failed(replace(KILLED, rank=0), attempt=0)))
+    server.reset_mock()
+    follow = supervisor._follow
+
+    def cancelled(*attempts: Any) -> None:
+        follow(*attempts)
+        supervisor.on(events.Cancel("enough", "enough"))
+
+    monkeypatch.setattr(supervisor, "_follow", cancelled)
+    supervisor.rest(4000)
+    supervisor._alarm.close()
+    assert [name for name, *_ in server.method_calls] == ["begin", "stop"]
