@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from distributor.channel.rank_slots import RankSlots
@@ -241,16 +242,19 @@ class NodeAttempt:
         """Obey an order: stop the ranks, stop all at the same step, or send stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
-                self._dumps.then(self.stop)
+                self._dumps.then(partial(self._obey_stop, order))
             else:
-                self.stop(grace=order.grace, hasty=order.hasty)
-            if order.hasty:
-                folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
-                self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
+                self._obey_stop(order)
         elif isinstance(order, messages.Propose | messages.Agree):
             self._ranks.node_stop.on_order(order)
         elif isinstance(order, messages.Dump):
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
+
+    def _obey_stop(self, order: messages.Stop) -> None:
+        self.stop(grace=order.grace, hasty=order.hasty)
+        if order.hasty and not self._has_ended:
+            folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
+            self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
 
     def give_up(self, why: str) -> None:
         """Stop living ranks without an order or, on a node without ranks, its companions."""
