@@ -249,7 +249,9 @@ class Supervisor:
         number, ended = self.state.number, self.reports.ended
         killed = {each.number for each in ended if each.executor is not None}
         killed |= set() if _blamed(self.state) is None else {number}
-        self._stuck = reached and is_stuck(self.reports.steps(number), killed)
+        courses = self.reports.courses(number)
+        steps, saved = [course.step for course in courses], [course.saved for course in courses]
+        self._stuck = reached and is_stuck(steps, killed, saved)
         return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:
