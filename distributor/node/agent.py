@@ -212,7 +212,8 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, placement.others)
         self._notes.warnings += [*warnings, *shortages, *([] if warning is None else [warning])]
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        memory = staging.shared_memory(self._job, self._order, placement.beside)
+        memory, unusable = staging.shared_memory(self._job, self._order, placement.beside)
+        self._notes.warnings += unusable
         return Site(self._job, placement, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> NodeAttempt:
