@@ -99,9 +99,11 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 
 def warn_unless_saved(session: Session, save: Save, outcome: SaveOutcome) -> None:
-    """Log on rank 0 why nothing was saved, where training goes on without a checkpoint."""
-    if outcome.manifest is None and session.exchange.rank == 0:
+    """Log on rank 0 why nothing was saved, where training goes on without a checkpoint: once while saves fail alike."""
+    problem = "" if outcome.manifest is not None else outcome.problem.replace(save.folder, "")
+    if problem and problem != session.problem and session.exchange.rank == 0:
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
+    session.problem = problem
 
 
 def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> SaveOutcome:
