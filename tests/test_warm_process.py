@@ -364,6 +364,24 @@ def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
     assert folder is None or not folder.exists()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a namespace of process IDs")
+def test_the_first_process_of_a_container_leaves_no_warm_folder(tmp_path: Path) -> None:
+    """The kernel kills the warm process with it."""
+    script, folder = tmp_path / "driver.py", tmp_path / "tmp"
+    folder.mkdir()
+    script.write_text("""
+import os, pathlib, tempfile
+from distributor import TorchDistributor
+TorchDistributor(1, True, False, logs="none").run(os.getpid)
+print(os.getpid(), len(list(pathlib.Path(tempfile.gettempdir()).glob("distributor-warm-*"))))
+""")
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, str(script)]
+    env = {**os.environ, "TMPDIR": str(folder)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, timeout=watch.DEADLINE)
+    assert ended.stdout == "1 1\n", ended.stderr
+    assert list(folder.iterdir()) == []
+
+
 def test_an_upgraded_module_takes_a_new_process(make_local: Make, tmp_path: Path) -> None:
     """An upgraded package, say."""
     module = tmp_path / "upgraded.py"
