@@ -31,6 +31,26 @@ def round_trip(saved: dict[str, Any], loaded: dict[str, Any]) -> None:
     training_state.restore(loaded, training_state.TrainingState(read, found.objects))
 
 
+@pytest.mark.parametrize("seeded", ["before", "after"])
+def test_random_states_of_gpus_wait_for_cuda(seeded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA starts after the load, on fewer GPUs. A seed from before the load is overwritten, as without a GPU."""
+    gpu, saved = torch.Generator(), torch.Generator().manual_seed(7)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+    monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", torch.cuda._LazySeedTracker())
+    states = {**training_state._random_states(), "cuda": [saved.get_state()] * 2}
+    if seeded == "before":
+        torch.manual_seed(1)
+    training_state._set_random_states(states)
+    if seeded == "after":
+        torch.manual_seed(1)
+    for call in torch.cuda._lazy_seed_tracker.get_calls():  # as torch.cuda.init does
+        if call:
+            call[0]()
+    assert gpu.initial_seed() == (7 if seeded == "before" else 1)
+    assert torch.equal(gpu.get_state(), (saved if seeded == "before" else torch.Generator().manual_seed(1)).get_state())
+
+
 def test_an_optimizer_that_has_state_for_some_parameters_only() -> None:
     """What had no gradient has no state afterwards either; so Adam counts no step too many."""
     model, other = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)]), None
