@@ -173,9 +173,11 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
         ungrouped.watch()
-    result.called()
     try:
         try:
+            for call in (order.gpu_check, order.check, order.plan.first):
+                _call_ours(call, local_rank)
+            result.called()
             value = _returned(order, local_rank)
         finally:
             _calm_signal_handlers()
@@ -278,9 +280,7 @@ def _exit_status(stop: SystemExit) -> tuple[int, str]:
 
 
 def _call(order: NodeOrder, local_rank: int) -> Any:
-    plan, target = order.plan, order.plan.target
-    for call in (order.gpu_check, order.check, plan.first):
-        _call_ours(call, local_rank)
+    target = order.plan.target
     if isinstance(target, Function):
         sys.argv += target.argv
         function, args, kwargs = payload.load_function(target.pickled)
