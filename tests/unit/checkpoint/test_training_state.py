@@ -16,6 +16,7 @@ from distributor.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")
 
+from fake_gpu import FakeCuda, on_gpu  # noqa: E402
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata  # noqa: E402
 
 from distributor.checkpoint import pickles, shards, training_state  # noqa: E402
@@ -195,6 +196,18 @@ def test_copies_keep_their_memory() -> None:
     assert second["a"].data_ptr() == first["a"].data_ptr()
     assert second["a"].tolist() == [5, 5, 5]
     assert (second["b"].device.type, second["b"].shape) == ("meta", (2, 1))
+
+
+def test_copies_from_gpus_are_pinned_in_one_piece(fake_cuda: FakeCuda) -> None:
+    copies, tensors = PlannedCopies(), {"a": on_gpu(torch.ones(3)), "b": on_gpu(torch.ones(9)), "c": torch.ones(2)}
+    first = copies.of(tensors, tensors.keys(), {})
+    ((address, size),) = fake_cuda.pinned.items()
+    assert [first[name].data_ptr() for name in "ab"] == [address, address + 64]
+    assert size >= 64 + 36
+    assert copies.of(tensors, {"a", "c"}, {})["a"].data_ptr() == address
+    copies.of({"a": on_gpu(torch.ones(4))}, {"a"}, {})
+    assert list(fake_cuda.pinned.values()) == [64]
+    assert fake_cuda.calls == 2
 
 
 class Harmful:
