@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ class Pinned:
         storage = block.untyped_storage()
         self._address = storage.data_ptr()
         self._held = int(self._cuda.cudaHostRegister(self._address, storage.nbytes(), _PORTABLE)) == 0
+        if not self._held:
+            with suppress(RuntimeError):  # CUDA remembers the error, and torch raises it at the next kernel
+                torch.ones(1, device="cuda")
 
     def release(self) -> None:
         if self._held:
