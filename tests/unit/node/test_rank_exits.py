@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -205,6 +206,12 @@ def test_a_full_disk_is_named() -> None:
     kind, text = rank_exits.explain(OSError(errno.ENOSPC, "No space left on device"), "/tmp/n")
     assert kind == "StartError"
     assert text.startswith("the disk of /tmp/n on ")
+
+
+def test_too_many_open_files_are_no_traceback() -> None:
+    kind, text = rank_exits.explain(OSError(errno.EMFILE, "Too many open files"), "/tmp/n")
+    assert kind == "StartError"
+    assert re.fullmatch(r"the agent on \S+ has too many open files: raise ulimit -n of .* local mode", text)
 
 
 def test_the_first_exceptions_of_a_node_are_kept() -> None:
