@@ -148,7 +148,7 @@ class Distributor:
             :class:`GroupError`, ``False`` does nothing.
         max_restarts: how many times all ranks are started again after a failure (default 0). They start on the same
             nodes within the same Spark job, or in a new job, for example if a node was lost. If three attempts in a
-            row reach no later step than the attempts before them, the run ends.
+            row neither reach nor save a later step than the attempts before them, the run ends.
         restart_on: the failures after which ranks are started again. ``"infrastructure"`` (default): a rank was killed
             by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
             exception in the user's code, or a rank's exit code other than 0.
