@@ -23,11 +23,11 @@ class Course:
     """The progress of an attempt: steps that a rank has reported, saved in a committed checkpoint, or stopped at."""
 
     step: int | None = None  # the last one
-    saved: int | None = None  # the last one in a committed checkpoint
     first: float | None = None  # when the first one was reached, in seconds since the epoch
     passed: float | None = None  # the same for the first one later than all steps of earlier attempts
     saving: float = 0.0  # seconds of rank 0 in ``save_checkpoint`` and ``checkpoint_folder``
     loading: float = 0.0  # seconds of rank 0 in ``load_checkpoint``
+    saved: int | None = None  # the last step in a committed checkpoint
 
     def note(self, step: int, time: float, before: int | None) -> None:
         """Record a step that was reached at ``time``. ``before`` is the last step of all earlier attempts, if any."""
