@@ -390,6 +390,19 @@ def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
 
 
+def test_the_collector_is_off_while_a_rank_imports_what_optimizers_need(make_local: Make) -> None:
+    def collections() -> int:
+        import gc
+
+        phases: list[str] = []
+        gc.callbacks.append(lambda phase, about: phases.append(phase))
+        importlib.import_module("torch._dynamo")
+        assert gc.isenabled()
+        return phases.count("start")
+
+    assert make_local(1).run(collections) <= 2  # just before, and just after
+
+
 def test_ranks_do_not_finalize_what_they_have_not_made(make_local: Make, tmp_path: Path) -> None:
     tmp_path.joinpath("has_folder.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
 
