@@ -408,6 +408,34 @@ def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
 
 
+def test_the_collector_is_off_while_a_rank_imports_what_optimizers_need(make_local: Make) -> None:
+    def collections() -> int:
+        import gc
+
+        phases: list[str] = []
+        gc.callbacks.append(lambda phase, about: phases.append(phase))
+        importlib.import_module("torch._dynamo")
+        assert gc.isenabled()
+        return phases.count("start")
+
+    assert make_local(1).run(collections) <= 2  # just before, and just after
+
+
+def test_ranks_do_not_finalize_what_they_have_not_made(make_local: Make, tmp_path: Path) -> None:
+    tmp_path.joinpath("has_folder.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
+
+    def exists() -> tuple[bool, str]:
+        import has_folder  # type: ignore[import-not-found]
+
+        own = tempfile.TemporaryDirectory()
+        sys.modules["keeps"] = own  # type: ignore[assignment]  # until the rank ends
+        return os.path.isdir(has_folder.folder.name), own.name
+
+    distributor = make_local(1, preload=["has_folder"], env={"PYTHONPATH": str(tmp_path)})
+    (first, own), (second, _) = distributor.run(exists), distributor.run(exists)
+    assert (first, second, os.path.exists(own)) == (True, True, False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", [pytest.param("{}", marks=pytest.mark.long, id="absolute"), "lib"])
 def test_torch_may_come_from_pythonpath(

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
+from distributor.machine.imports import import_quickly
 from distributor.machine.processes import die_with_parent
 from distributor.metrics import rank as reports, trainers
 from distributor.rank import (
@@ -170,6 +171,7 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()
+    import_quickly("torch._dynamo")  # by the first optimizer or DistributedDataParallel: 800 modules
     ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
         ungrouped.watch()
