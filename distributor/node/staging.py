@@ -15,7 +15,7 @@ from distributor.values.job import Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
 #: Names in the node's folder that are kept from one attempt to the next.
-_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
+_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import IO, TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
@@ -22,6 +23,7 @@ from distributor.schedulers.hosting.host_node import host_node
 from distributor.schedulers.hosting.report import pieces, rest
 from distributor.shipping import package, project
 from distributor.text import wording
+from distributor.values import layout
 from distributor.values.job import Job, Module, StatusDetail, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult, Sent
 from distributor.values.options import Resources
@@ -203,8 +205,11 @@ class LocalScheduler:
                 self._agents.append(agent)
                 if self._cancelled:
                     agent.kill()
+            rest, call = package.take_call(job)
+            if call is not None:
+                _bring_call(call, layout.call(node.folder))
             order = AgentOrder(
-                job=pickle.dumps(job),
+                job=pickle.dumps(rest),
                 executor=executor,
                 placed=[],
                 facts=[asdict(fact) for fact in facts],
@@ -219,6 +224,14 @@ class LocalScheduler:
             if (result := node.converse(order)) is None:
                 server.await_loss(executor)  # the driver can then say in the error why the node was lost
             return _collected(result)
+
+
+def _bring_call(call: bytes | IO[bytes], path: Path) -> None:
+    """Put the pickled call into the node's folder, a large one as a link to the file that this process has open."""
+    if isinstance(call, bytes):
+        path.write_bytes(call)
+    else:
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{call.fileno()}")
 
 
 def _said() -> str:

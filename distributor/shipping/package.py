@@ -10,8 +10,9 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import IO
 
-from distributor.values.job import Job
+from distributor.values.job import Function, Job
 
 
 @cache
@@ -50,9 +51,15 @@ def package_root() -> str:
     return str(Path(root).parent)
 
 
+def take_call(job: Job) -> tuple[Job, bytes | IO[bytes] | None]:
+    """Return a job without its pickled call, and the call; ``None`` if the job runs no function."""
+    if not isinstance(job.target, Function):
+        return job, None
+    return replace(job, target=replace(job.target, pickled=b"")), job.target.pickled
+
+
 #: The parts of a job that may be large: the field of the job, and the part's name in it.
 _PARTS = {
-    "function": ("target", "pickled"),
     "working_dir": ("working_dir", "archive"),
     "output_dir": ("output_dir", "archive"),
 }

@@ -193,6 +193,7 @@ def _shipment(job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str
     return {
         "job_id": job.job_id,
         "job": pickle.dumps(delivery.job),
+        "call": delivery.call,
         "parts": dict(delivery.parts),
         "package": delivery.package,
         "endpoint": endpoint,

@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 
@@ -144,7 +145,7 @@ import importlib.util, sys
 from distributor.shipping import payload
 assert not any(name.startswith("user_module") for name in sys.modules)
 assert importlib.util.find_spec({package!r}) is None
-function, args, kwargs = payload.load_function(sys.stdin.buffer.read())
+function, args, kwargs = payload.load_function("/dev/stdin")
 try:
     payload.dump_value(function(*args, **kwargs), sys.stdout.buffer)
 except Exception as error:
@@ -156,7 +157,11 @@ def call_elsewhere(module, pickled):
     """The bytes of what a call gives in another process."""
     # The root folder: the current directory is on the import path of python -c.
     command = [sys.executable, "-c", CALL.format(package=module.__name__.partition(".")[0])]
-    return subprocess.run(command, input=pickled, stdout=subprocess.PIPE, cwd=os.sep, check=True).stdout
+    with tempfile.TemporaryFile() if isinstance(pickled, bytes) else pickled as file:
+        if isinstance(pickled, bytes):
+            file.write(pickled)
+        file.seek(0)
+        return subprocess.run(command, stdin=file, stdout=subprocess.PIPE, cwd=os.sep, check=True).stdout
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def lead(result: NodeResult | None, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     monkeypatch.setattr(task, "_write_package", lambda *_: "")
     monkeypatch.setattr(task, "_order", lambda *_, **__: None)
     mine = NodeFacts(0, "a", "host-a", "10.0.0.1", 1)
-    shipment: Any = {"job_id": "r1", "endpoint": None, "warmth": None, "chunk": 3}
+    shipment: Any = {"job_id": "r1", "endpoint": None, "warmth": None, "chunk": 3, "call": None}
     rows: Generator[bytes, None, bytes | None]
     rows, yielded = task._lead(shipment, {}, mine, 1, socket.socket(), {}, "secret"), []
     while True:
