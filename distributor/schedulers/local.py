@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import ConfigurationError, ResourceError
+from distributor.errors import ConfigurationError, PayloadError, ResourceError
 from distributor.launch import assign_ranks
 from distributor.machine import devices, folders, limits, network, processes
 from distributor.schedulers.hosting import agents
@@ -57,6 +57,11 @@ class LocalScheduler:
                 "local_mode=False with Spark executors on Linux"
             )
         project.current_folder()
+        if (needed := package.call_size(job)) > (free := limits.free_memory()):
+            raise PayloadError(
+                f"{job.title} has {wording.size(needed)} of data with it, but this machine has only "
+                f"{wording.size(free)} of free memory: save the data to a file, and load parts inside the function"
+            )
         if not os.access(sys.executable or "", os.X_OK):
             raise ConfigurationError(
                 f"ranks are started with sys.executable, but {sys.executable!r} is not a program: set sys.executable "

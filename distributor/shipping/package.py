@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -56,6 +57,12 @@ def take_call(job: Job) -> tuple[Job, bytes | IO[bytes] | None]:
     if not isinstance(job.target, Function):
         return job, None
     return replace(job, target=replace(job.target, pickled=b"")), job.target.pickled
+
+
+def call_size(job: Job) -> int:
+    """Return the bytes of a job's pickled call; 0 if the job runs no function."""
+    _, call = take_call(job)
+    return len(call or b"") if isinstance(call, bytes | None) else os.fstat(call.fileno()).st_size
 
 
 #: The parts of a job that may be large: the field of the job, and the part's name in it.

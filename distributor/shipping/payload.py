@@ -496,9 +496,23 @@ def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     return candidates
 
 
+def largest_part(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    """Return the variable or argument of a call whose pickle is the largest, and that pickle's bytes."""
+    sizes = []
+    for label, value in _candidates(function, args, kwargs):
+        count = _Count()
+        with suppress(Exception, SystemExit):
+            _CallPickler(count, _PROTOCOL, count.add_buffer).dump(value)
+            sizes.append((label, count.total))
+    return max(sizes, key=lambda part: part[1], default=None)
+
+
 def _pickling_error(value: Any) -> BaseException | None:
     try:
-        _CallPickler(_Count(), _PROTOCOL).dump(value)
+        count = _Count()
+        _CallPickler(count, _PROTOCOL, count.add_buffer).dump(value)
     except (Exception, SystemExit) as error:
         return error
     return None
@@ -512,6 +526,9 @@ class _Count:
     def write(self, data: Any) -> int:
         self.total += (count := memoryview(data).nbytes)
         return count
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self.write(buffer.raw())
 
 
 def _one_line(error: BaseException) -> str:
