@@ -20,6 +20,7 @@ from distributor.outcomes import driver_failures, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import exceptions as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery, pause
+from distributor.schedulers.spark.harmful_settings import is_true
 from distributor.schedulers.spark.placing import Placing, crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, named, without_bar
@@ -31,7 +32,7 @@ from distributor.values.job import Job, StatusDetail
 from distributor.values.outcome import Collected
 
 if TYPE_CHECKING:
-    from pyspark import Broadcast, SparkContext
+    from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
 
@@ -85,7 +86,7 @@ class ClassicSession:
         package, in_place = shipping.package_zip(), self._cluster.is_local
         rest, call = shipping.take_call(job)
         if not isinstance(call, bytes | None):
-            self._large_call = broadcast(context_for_tasks(self._session), call)
+            self._large_call = broadcast(self._session, call)
         return Delivery(rest, self._large_call or call, {}, package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
@@ -234,12 +235,14 @@ class ClassicSession:
                 scala.cancelJobsWithTag(self._tag)
 
 
-def broadcast(context: SparkContext, file: IO[bytes]) -> Broadcast[Any]:
+def broadcast(session: SparkSession, file: IO[bytes]) -> Broadcast[Any]:
     """Return a broadcast of a file's content as it is: neither driver nor executor has a Python process that reads it.
 
     With ``spark.io.encryption.enabled``, tasks read the value from Spark, so it must be a pickle.
     """
     from pyspark import Broadcast
+
+    context = session.sparkContext
 
     class Content(Broadcast[Any]):
         def dump(self, value: IO[bytes], f: BinaryIO) -> None:
@@ -247,7 +250,7 @@ def broadcast(context: SparkContext, file: IO[bytes]) -> Broadcast[Any]:
                 shutil.copyfileobj(value, f, _CHUNK)
 
     file.seek(0)
-    if context.getConf().get("spark.io.encryption.enabled") == "true":
+    if is_true(conf(session, "spark.io.encryption.enabled")):
         return context.broadcast(file.read())
     return Content(context, file, context._pickled_broadcast_vars)
 
