@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,26 @@ def lead(result: NodeResult | None, monkeypatch: pytest.MonkeyPatch) -> tuple[li
             yielded.append(next(rows))
         except StopIteration as end:
             return yielded, end.value
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_large_call_that_spark_has_brought_is_linked_or_copied(
+    linked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: os.stat("/no/such/file"))
+    source, path = tmp_path / "broadcast", tmp_path / "call"
+    source.write_bytes(b"a call")
+    task._bring_call(SimpleNamespace(_path=str(source)), str(path))
+    assert os.path.samefile(source, path) == linked
+    source.unlink()  # as when the broadcast is destroyed
+    assert path.read_bytes() == b"a call"
+
+
+def test_a_small_call_and_one_that_spark_has_decrypted_are_written(tmp_path: Path) -> None:
+    for call in (b"a call", SimpleNamespace(value=b"a call")):
+        task._bring_call(call, str(tmp_path / "call"))
+        assert (tmp_path / "call").read_bytes() == b"a call"
 
 
 def failed(**about: Any) -> NodeResult:
