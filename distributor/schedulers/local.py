@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, PayloadError, ResourceError
@@ -211,8 +210,8 @@ class LocalScheduler:
                 if self._cancelled:
                     agent.kill()
             rest, call = package.take_call(job)
-            if call is not None:
-                _bring_call(call, layout.call(node.folder))
+            if call is not None:  # ranks map the file that this process has open
+                layout.call(node.folder).symlink_to(f"/proc/{os.getpid()}/fd/{call.fileno()}")
             order = AgentOrder(
                 job=pickle.dumps(rest),
                 executor=executor,
@@ -229,14 +228,6 @@ class LocalScheduler:
             if (result := node.converse(order)) is None:
                 server.await_loss(executor)  # the driver can then say in the error why the node was lost
             return _collected(result)
-
-
-def _bring_call(call: bytes | IO[bytes], path: Path) -> None:
-    """Put the pickled call into the node's folder, a large one as a link to the file that this process has open."""
-    if isinstance(call, bytes):
-        path.write_bytes(call)
-    else:
-        path.symlink_to(f"/proc/{os.getpid()}/fd/{call.fileno()}")
 
 
 def _said() -> str:

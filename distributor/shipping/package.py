@@ -52,17 +52,17 @@ def package_root() -> str:
     return str(Path(root).parent)
 
 
-def take_call(job: Job) -> tuple[Job, bytes | IO[bytes] | None]:
-    """Return a job without its pickled call, and the call; ``None`` if the job runs no function."""
-    if not isinstance(job.target, Function):
+def take_call(job: Job) -> tuple[Job, IO[bytes] | None]:
+    """Return a job without its pickled call, and the call; the same job and ``None`` if it has no large call."""
+    if not isinstance(job.target, Function) or isinstance(job.target.pickled, bytes):
         return job, None
     return replace(job, target=replace(job.target, pickled=b"")), job.target.pickled
 
 
 def call_size(job: Job) -> int:
-    """Return the bytes of a job's pickled call; 0 if the job runs no function."""
+    """Return the bytes of a job's pickled call if it is large, otherwise 0."""
     _, call = take_call(job)
-    return len(call or b"") if isinstance(call, bytes | None) else os.fstat(call.fileno()).st_size
+    return 0 if call is None else os.fstat(call.fileno()).st_size
 
 
 #: The parts of a job that may be large: the field of the job, and the part's name in it.

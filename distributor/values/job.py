@@ -46,7 +46,7 @@ class Function:
     """A callable with its arguments, pickled on the driver. ``argv`` is what it finds in ``sys.argv[1:]``."""
 
     name: str
-    pickled: bytes | IO[bytes] = field(repr=False)  # a large one is a file without a name; b"" on nodes
+    pickled: bytes | IO[bytes] = field(repr=False)  # a large one is a file without a name, and b"" on nodes
     argv: tuple[str, ...] = ()
 
 

@@ -19,7 +19,7 @@ class Delivery:
     """How a session sends a job to its tasks."""
 
     job: Job  # without ``call`` and ``parts``
-    call: Any  # the pickled call, the name of a file that Spark delivers, or a broadcast; None if there is no call
+    call: Any  # a large pickled call: the name of a file that Spark delivers, or a broadcast; None if there is none
     parts: Mapping[str, str]  # names of large parts, and of the files in which Spark delivers them
     package: bytes | str  # this package as a zip, or the name of a file that Spark delivers
     exchange: bool  # of facts: through the driver if it can be reached; otherwise with allGather

@@ -85,9 +85,9 @@ class ClassicSession:
     def deliver(self, job: Job) -> Delivery:
         package, in_place = shipping.package_zip(), self._cluster.is_local
         rest, call = shipping.take_call(job)
-        if not isinstance(call, bytes | None):
+        if call is not None:
             self._large_call = broadcast(self._session, call)
-        return Delivery(rest, self._large_call or call, {}, package, exchange=True, chunk=_CHUNK, in_place=in_place)
+        return Delivery(rest, self._large_call, {}, package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the Spark job, again if it ends for a temporary reason before any task has begun."""

@@ -112,7 +112,7 @@ class ConnectSession:
     def deliver(self, job: Job) -> Delivery:
         package = self._upload(shipping.package_zip())
         rest, call = shipping.take_call(job)
-        delivered = call if isinstance(call, bytes | None) else self._upload(call)
+        delivered = None if call is None else self._upload(call)
         rest, parts = shipping.detach(rest, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
         # No exchange: tasks can seldom reach the driver of a Connect session, and mapInArrow takes a second anyway.

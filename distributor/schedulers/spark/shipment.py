@@ -13,7 +13,7 @@ class Shipment(TypedDict):
 
     job_id: str
     job: bytes  # pickled, without call and parts
-    call: Any  # bytes, the name of a file that Spark delivers, or a broadcast; None if the job calls no function
+    call: Any  # a large one: the name of a file that Spark delivers, or a broadcast; None if there is none
     parts: dict[str, str]  # names of large parts of the job, and of the files in which Spark delivers them
     package: bytes | str  # this package as a zip, or the name of a file that Spark delivers
     endpoint: Endpoint | None  # where the driver listens, if it does

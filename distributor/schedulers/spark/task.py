@@ -187,7 +187,8 @@ def _lead(
         return _give_up(shipment, mine, secret, why)
     with host_node(shipment["job_id"], mine.partition) as node:
         root = _write_package(shipment, node.folder)
-        _bring_call(shipment["call"], os.path.join(node.folder, CALL))
+        if shipment["call"] is not None:
+            _bring_call(shipment["call"], os.path.join(node.folder, CALL))
         agent = node.start(
             root,
             {"store": listener},
@@ -232,16 +233,16 @@ def _write_package(shipment: Shipment, folder: str) -> str:
 
 
 def _bring_call(call: Any, path: str) -> None:
-    """Put the pickled call into the node's folder. A file that Spark has brought is not read here."""
+    """Put a large pickled call into the node's folder. A file that Spark has brought is not read here."""
     source = _delivered(call) if isinstance(call, str) else getattr(call, "_path", None)
-    if source is not None:
-        try:
-            os.link(source, path)
-        except OSError:  # such as another file system
-            shutil.copyfile(source, path)
-    elif call is not None:
+    if source is None:
         with open(path, "wb") as file:
-            file.write(call if isinstance(call, bytes) else call.value)  # a value that Spark has decrypted
+            file.write(call.value)  # Spark has decrypted it
+        return
+    try:
+        os.link(source, path)
+    except OSError:  # such as another file system
+        shutil.copyfile(source, path)
 
 
 def _order(shipment: Shipment, executor: str, folder: str, root: str, **further: Any) -> AgentOrder:

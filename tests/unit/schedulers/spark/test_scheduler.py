@@ -82,8 +82,8 @@ def test_the_kind_of_session_decides(monkeypatch: pytest.MonkeyPatch, module: st
 
 def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
     job = changed(JOB, grace_period=3.0, use_gpu=True)
-    shipment = scheduler._shipment(job, Delivery(JOB, b"c", {"working_dir": "w"}, "zip", False, 7), None, "host", b"s")
-    assert (shipment["job_id"], shipment["call"], shipment["parts"]) == ("r1", b"c", {"working_dir": "w"})
+    shipment = scheduler._shipment(job, Delivery(JOB, "c", {"working_dir": "w"}, "zip", False, 7), None, "host", b"s")
+    assert (shipment["job_id"], shipment["call"], shipment["parts"]) == ("r1", "c", {"working_dir": "w"})
     assert shipment["package"] == "zip"
     assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
     assert shipment["patience"] > job.deadlines.grace_period

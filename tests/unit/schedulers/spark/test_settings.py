@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,8 +53,9 @@ def test_a_call_that_a_heap_cannot_hold_is_refused(master: str, heap: int, execu
     lang = SimpleNamespace(Runtime=SimpleNamespace(getRuntime=lambda: runtime))
     session._jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
     checks.check_call(session, JOB)
-    with nullcontext() if words is None else pytest.raises(PayloadError, match=words):
-        checks.check_call(session, replace(JOB, target=Function("train", bytes(100 << 20))))
+    with tempfile.TemporaryFile() as file, nullcontext() if words is None else pytest.raises(PayloadError, match=words):
+        file.truncate(100 << 20)
+        checks.check_call(session, replace(JOB, target=Function("train", file)))
 
 
 @pytest.mark.parametrize(
