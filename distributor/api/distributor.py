@@ -19,7 +19,7 @@ from distributor.api.build import (
     pack_output_dir,
     pack_working_dir,
 )
-from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
+from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus, large_call
 from distributor.api.identity import identify
 from distributor.api.parameters import Options, suggests_names
 from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session
@@ -338,8 +338,14 @@ class Distributor:
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
-        for warning in (fsdp_on_cpus, deepspeed_on_cpus):
-            if (text := warning(job, os.environ if session is None else {})) is not None:
+        environ = os.environ if session is None else {}
+        warnings = (
+            fsdp_on_cpus(job, environ),
+            deepspeed_on_cpus(job, environ),
+            large_call(job, train_object, args, kwargs),
+        )
+        for text in warnings:
+            if text is not None:
                 notices.logger.warning("run %s: %s", job.label, text)
         make_output_dir(job.output_dir)
         log_folder = make_log_folder(output.log_dir, job.run_id)

@@ -10,15 +10,15 @@ from distributor.machine import folders, limits, state_folders
 from distributor.shipping import project
 from distributor.values import checkpoints, environment, layout
 from distributor.values.checkpoints import SharedMemory
-from distributor.values.job import Job, Script
+from distributor.values.job import Function, Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
 #: Names in the node's folder that are kept from one attempt to the next.
-_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
+_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
-    """Write the job's script and project folder into the node's folder.
+    """Write the job's script, pickled call and project folder into the node's folder. A large call is there already.
 
     The driver's ranks need no copies, except of a script from a pipe. Without a project folder, ranks run in the
     executor's current directory if it is also the driver's, or else in a new folder, so that their new files can be
@@ -28,6 +28,8 @@ def unpack(job: Job, agent: AgentOrder) -> None:
         copy = layout.script(agent.folder, script)
         copy.parent.mkdir()
         copy.write_bytes(script.source)
+    if isinstance(job.target, Function) and isinstance(job.target.pickled, bytes) and job.target.pickled:
+        layout.call(agent.folder).write_bytes(job.target.pickled)
     if agent.on_driver:
         return
     folder = layout.working_dir(agent.folder)

@@ -285,8 +285,8 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     target = order.plan.target
     if isinstance(target, Function):
         sys.argv += target.argv
-        function, args, kwargs = payload.load_function(target.pickled)
-        main_module.become(function, target.pickled, order.folder, local_rank)
+        function, args, kwargs = payload.load_function(layout.call(order.folder))
+        main_module.become(function, order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]
