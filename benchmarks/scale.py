@@ -122,7 +122,7 @@ class SimulatedNode:
         async with self._shared.room:
             self._line = await self._connect(on, messages.Hello(self._executor, placed.share.digest, "", secret))
             await welcome
-        self._tell(messages.Started())
+        self._tell(messages.Started(attempt=0))
 
     async def _connect(self, on: Callable[[Message], None], first: Message) -> Line:
         endpoint = self._shared.endpoint

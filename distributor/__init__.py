@@ -32,8 +32,8 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            another number of ranks
 
 Modules that are not listed here are internal, except those of
-distributor.compat (names of other launchers). A name's module is imported
-on first use: ``import distributor`` imports neither pyspark nor torch.
+distributor.compat (names of other launchers). ``import distributor``
+imports neither pyspark nor torch.
 """
 
 from __future__ import annotations

@@ -71,7 +71,11 @@ def test_the_agents_begin_a_second_attempt(how: str, options: dict[str, Any], tm
         left = spares(driver)
         assert len(left) == (0 if "start_method" in options else 2)
         assert {p.pid for p in below(driver) if p.status() != psutil.STATUS_ZOMBIE} == {p.pid for p in left}
-        assert files(driver) == {"owner", *(f"rank-{rank}.{stream}" for rank in (0, 1) for stream in layout.STREAMS)}
+        assert files(driver) == {
+            "owner",
+            "call",
+            *(f"rank-{rank}.{stream}" for rank in (0, 1) for stream in layout.STREAMS),
+        }
         ended = {outcome.rank: outcome for stopped in driver.heard(messages.Stopped) for outcome in stopped.outcomes}
         failure = ended[1].failure
         assert failure is not None

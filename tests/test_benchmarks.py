@@ -28,6 +28,13 @@ def test_the_launch_benchmark_compares_with_torchrun() -> None:
         assert line in output
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_captured_arrays_measures_time_and_memory() -> None:
+    output = run("captures.py", "local", "--mib", "16", "--rounds", "1", "--before", str(BENCHMARKS.parent))
+    for name in ("local ", "local, before"):
+        assert re.search(rf"^ +{name} .* s .* s +driver .* x, node .* x, together .* x$", output, re.MULTILINE)
+
+
 @pytest.mark.long
 def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
     shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(BENCHMARKS.parent)]

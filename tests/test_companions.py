@@ -21,6 +21,7 @@ from driver import Driver, driven, submit
 
 from distributor import CompanionError, RunCancelledError, StartError, Status, TrainingError
 from distributor.values import messages
+from distributor.values.plan import Call
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
@@ -243,3 +244,11 @@ def test_reserved_ports_are_the_companions_own(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.1", port), 5.0).close()
         (tmp_path / "go").touch()
         driver.result()
+
+
+def test_what_ranks_do_before_their_function_is_not_its_time() -> None:
+    """As for building DeepSpeed's extensions."""
+    launch = Accompanied("", nodes=(), first=Call("accompanied", "build", {"seconds": 1.0}))
+    run = submit(trainings.rank, launch=launch)
+    run.results(timeout=2 * watch.DEADLINE)
+    assert run.timings["call"] > 1.0

@@ -20,6 +20,7 @@ import trainings
 import victims
 import watch
 from at_once import at_once
+from captured import assert_own_copies
 from sessions import path_without_torch
 
 from distributor import (
@@ -92,6 +93,10 @@ def test_first_runs_at_the_same_moment_each_return_their_own_value() -> None:
         for number in range(4)
     ]
     assert at_once(*runs) == [0, 1, 2, 3]
+
+
+def test_what_ranks_write_into_large_arguments_is_their_own() -> None:
+    assert_own_copies(on_executors)
 
 
 @pytest.mark.parametrize("of", [lambda df: df, lambda df: [df.sparkSession], lambda df: {"by": df.groupBy("id")}])

@@ -137,6 +137,37 @@ def preempt_itself() -> None:
         time.sleep(0.5 if step >= 5 else 0.0)
 
 
+def test_preemptions_below_lost_steps_make_progress(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(regain_lost_steps)
+    assert run.result(watch.DEADLINE) == run.attempts[3].step
+    steps = [attempt.step for attempt in run.attempts[:4]]
+    assert steps[0] == FOR_EVER
+    assert steps[1:] == sorted(set(steps[1:]))
+
+
+def regain_lost_steps() -> int | None:
+    """Is killed long after its first checkpoint. Each later attempt gets SIGTERM in its first step, and saves."""
+    from distributor import runtime
+
+    state = {"step": 0}
+    runtime.load_checkpoint(state)
+    if runtime.attempt() == 0:
+        runtime.save_checkpoint({"step": 1}, 1, wait=True)
+        runtime.report(step=FOR_EVER)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if runtime.attempt() == 4:
+        return state["step"]
+    for step in range(state["step"] + 1, FOR_EVER):
+        stops = runtime.should_stop(step)
+        if stops:
+            runtime.save_checkpoint({"step": step}, step, wait=True)
+            return None
+        if step == state["step"] + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+    return None
+
+
 def test_should_stop_may_be_asked_every_tenth_step(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER, "all", 10)
     await_steps(run)

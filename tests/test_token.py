@@ -86,9 +86,11 @@ def say(endpoint: Endpoint, *said: messages.Message | Log) -> list[messages.Mess
     "said",
     [
         pytest.param([messages.Hello("a", digest(PLACED), PLACED)], id="takes-the-place-of-a-node"),
-        pytest.param([messages.Hello("c"), messages.Failed()], id="is-no-node"),
+        pytest.param([messages.Hello("c"), messages.Failed(attempt=0)], id="is-no-node"),
         pytest.param([hello("b"), Log(0, 1, 0, b"x")], id="rank-of-another-node"),
-        pytest.param([hello("b"), messages.Failed(Failure(0, 0, "", "exit", ""))], id="failure-of-another-node"),
+        pytest.param(
+            [hello("b"), messages.Failed(Failure(0, 0, "", "exit", ""), attempt=0)], id="failure-of-another-node"
+        ),
         pytest.param([hello("b"), messages.Stop("because")], id="order"),
         pytest.param([messages.Beat(1)], id="no-hello"),
         pytest.param([messages.Value(0, 10)], id="value-without-the-secret"),
@@ -172,7 +174,7 @@ def test_the_frames_of_one_node_do_not_hold_up_those_of_another() -> None:
         watch.until(lambda: len(listener.events) == 2)
         it._loop.call_soon_threadsafe(ready.wait)
         for node in nodes:
-            node.sendall(frames.pack(messages.Started()) * 4000)
+            node.sendall(frames.pack(messages.Started(attempt=0)) * 4000)
         ready.set()
         watch.until(lambda: len(listener.heard(messages.Started)) == 8000)
     heard = "".join(name for name, _ in listener.heard(messages.Started))
@@ -351,7 +353,7 @@ def test_thousands_of_failures_arm_one_deadline(run_of_nobody: Callable[[], Run]
     run = run_of_nobody()
     before = threading.active_count()
     for _ in range(5000):
-        run._supervisor.on_message("a", messages.Failed())
+        run._supervisor.on_message("a", messages.Failed(attempt=0))
     assert len(run._supervisor._alarm._due) < 10
     assert threading.active_count() <= before + 1
 
@@ -396,7 +398,7 @@ def run_of_nobody() -> Iterator[Callable[[], Run]]:
         watch.until(lambda: run._supervisor.server is not None)
         for name in "ab":
             run._supervisor.on_message(name, hello(name))
-            run._supervisor.on_message(name, messages.Started())
+            run._supervisor.on_message(name, messages.Started(attempt=0))
         return run
 
     yield make

@@ -43,6 +43,36 @@ def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
+READ_ONLY_SHM = """
+    import ctypes, subprocess, sys
+    assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", "/dev/shm"], check=True)
+
+    def train():
+        from distributor import runtime
+        state = {"step": 0}
+        runtime.load_checkpoint(state)
+        if runtime.attempt() == 0:
+            runtime.save_checkpoint({"step": 3}, 3, wait=True)
+            sys.exit(1)
+        return state["step"]
+
+    from distributor import Checkpoints, TorchDistributor
+    kept = Checkpoints(sys.argv[1], memory=True, replicate=len(sys.argv) > 2)
+    options = {"max_restarts": 1, "restart_on": "any", "keep_warm": 0, "progress": False}
+    print(TorchDistributor(1, True, False, checkpoints=kept, **options).run(train))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("more", [(), pytest.param(("replicate",), marks=pytest.mark.slow)], ids=["", "replicate"])
+def test_states_that_shared_memory_cannot_take_are_on_disk(more: tuple[str, ...], tmp_path: Path) -> None:
+    ended = programs.run(tmp_path, READ_ONLY_SHM, tmp_path / "runs", *more)
+    assert ended.stdout == "3\n", ended.stderr
+    assert ended.stderr.count("so nothing is kept in memory: [Errno 30] Read-only file system: '/dev/shm/") == 1
+
+
 @pytest.mark.long
 def test_a_run_in_a_temporary_folder_whose_name_is_not_utf8(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

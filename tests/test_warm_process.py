@@ -364,6 +364,24 @@ def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
     assert folder is None or not folder.exists()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a namespace of process IDs")
+def test_the_first_process_of_a_container_leaves_no_warm_folder(tmp_path: Path) -> None:
+    """The kernel kills the warm process with it."""
+    script, folder = tmp_path / "driver.py", tmp_path / "tmp"
+    folder.mkdir()
+    script.write_text("""
+import os, pathlib, tempfile
+from distributor import TorchDistributor
+TorchDistributor(1, True, False, logs="none").run(os.getpid)
+print(os.getpid(), len(list(pathlib.Path(tempfile.gettempdir()).glob("distributor-warm-*"))))
+""")
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, str(script)]
+    env = {**os.environ, "TMPDIR": str(folder)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, timeout=watch.DEADLINE)
+    assert ended.stdout == "1 1\n", ended.stderr
+    assert list(folder.iterdir()) == []
+
+
 def test_an_upgraded_module_takes_a_new_process(make_local: Make, tmp_path: Path) -> None:
     """An upgraded package, say."""
     module = tmp_path / "upgraded.py"
@@ -388,6 +406,34 @@ def loaded(*names: str) -> list[bool]:
 def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
+
+
+def test_the_collector_is_off_while_a_rank_imports_what_optimizers_need(make_local: Make) -> None:
+    def collections() -> int:
+        import gc
+
+        phases: list[str] = []
+        gc.callbacks.append(lambda phase, about: phases.append(phase))
+        importlib.import_module("torch._dynamo")
+        assert gc.isenabled()
+        return phases.count("start")
+
+    assert make_local(1).run(collections) <= 2  # just before, and just after
+
+
+def test_ranks_do_not_finalize_what_they_have_not_made(make_local: Make, tmp_path: Path) -> None:
+    tmp_path.joinpath("has_folder.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
+
+    def exists() -> tuple[bool, str]:
+        import has_folder  # type: ignore[import-not-found]
+
+        own = tempfile.TemporaryDirectory()
+        sys.modules["keeps"] = own  # type: ignore[assignment]  # until the rank ends
+        return os.path.isdir(has_folder.folder.name), own.name
+
+    distributor = make_local(1, preload=["has_folder"], env={"PYTHONPATH": str(tmp_path)})
+    (first, own), (second, _) = distributor.run(exists), distributor.run(exists)
+    assert (first, second, os.path.exists(own)) == (True, True, False)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from distributor.api.build import (
     pack_output_dir,
     pack_working_dir,
 )
-from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
+from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus, large_call
 from distributor.api.identity import identify
 from distributor.api.parameters import Options, check_data, suggests_names
 from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session, is_here
@@ -150,7 +150,7 @@ class Distributor:
             :class:`GroupError`, ``False`` does nothing.
         max_restarts: how many times all ranks are started again after a failure (default 0). They start on the same
             nodes within the same Spark job, or in a new job, for example if a node was lost. If three attempts in a
-            row reach no later step than the attempts before them, the run ends.
+            row neither reach nor save a later step than the attempts before them, the run ends.
         restart_on: the failures after which ranks are started again. ``"infrastructure"`` (default): a rank was killed
             by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
             exception in the user's code, or a rank's exit code other than 0.
@@ -351,8 +351,14 @@ class Distributor:
             from distributor.data import feeding  # imports pyarrow
 
             feeding.check(data, job.checkpoints, one_machine=is_here(session))
-        for warning in (fsdp_on_cpus, deepspeed_on_cpus):
-            if (text := warning(job, os.environ if session is None else {})) is not None:
+        environ = os.environ if session is None else {}
+        warnings = (
+            fsdp_on_cpus(job, environ),
+            deepspeed_on_cpus(job, environ),
+            large_call(job, train_object, args, kwargs),
+        )
+        for text in warnings:
+            if text is not None:
                 notices.logger.warning("run %s: %s", job.label, text)
         make_output_dir(job.output_dir)
         log_folder = make_log_folder(output.log_dir, job.run_id)

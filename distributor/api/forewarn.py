@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from distributor.shipping import package, payload
+from distributor.text.wording import size
 from distributor.values.job import Function, Job
+
+LARGE_CALL = 256 << 20  # bytes of a function's data from which a warning says so
 
 
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
@@ -33,6 +38,18 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     return (
         f"{asked} asks for FSDP, for which Accelerate and Transformers need GPUs: on CPUs (use_gpu=False) they "
         "silently train with DDP instead. Pass use_gpu=True, or do without FSDP"
+    )
+
+
+def large_call(job: Job, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return a warning if a function has much data with it, which each run sends to each node."""
+    if (total := package.call_size(job)) <= LARGE_CALL:
+        return None
+    part = payload.largest_part(function, args, kwargs)
+    mainly = "" if part is None else f", mainly {part[0]} ({size(part[1])})"
+    return (
+        f"{job.title} has {size(total)} of data with it{mainly}, which each run sends to each node: save the data to "
+        "a file that all nodes can read, and load it inside the function"
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from distributor.channel import frames
@@ -72,6 +72,11 @@ class Rhythm:
     redial: bool
 
 
+def _aged(message: Message, seconds: float) -> Message:
+    """Return a message as a node sends it so many seconds later."""
+    return replace(message, age=message.age + seconds) if isinstance(message, messages.Failed) else message
+
+
 class Uplink:
     """An agent's end of the channel.
 
@@ -80,7 +85,7 @@ class Uplink:
 
     def __init__(self, dial: Dial, hello: messages.Hello, receiver: Receiver, rhythm: Rhythm) -> None:
         self._dial = dial
-        self._told = [frames.pack(hello)]
+        self._told: list[tuple[Message, float]] = [(hello, 0.0)]  # and when they were told
         self._receiver = receiver
         self._rhythm = rhythm
         self._writer: asyncio.StreamWriter | None = None
@@ -112,8 +117,8 @@ class Uplink:
 
     def tell(self, message: Message) -> None:
         """Send a message that must arrive: again after each break. ProtocolError if it is too long for a frame."""
-        self._told.append(frames.pack(message))
-        self._write(self._told[-1])
+        self._write(frames.pack(message))
+        self._told.append((message, asyncio.get_running_loop().time()))
 
     def renew(self) -> None:
         """Forget the messages of :meth:`tell`."""
@@ -153,9 +158,9 @@ class Uplink:
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, self._writer = await self._dial()
-        self._heard = asyncio.get_running_loop().time()
-        for message in self._told:
-            self._writer.write(message)
+        self._heard = now = asyncio.get_running_loop().time()
+        for message, since in self._told:
+            self._writer.write(frames.pack(_aged(message, now - since)))
         return reader
 
     def _write(self, data: bytes) -> None:

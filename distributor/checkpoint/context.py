@@ -59,6 +59,7 @@ class Session:
             self.storage, settings.checkpoints, sole=settings.fence is not None and settings.fence.is_named
         )
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
+        self.problem = ""  # why the last save has failed, as far as it was warned of; "" if it has not
         self.unfinished: list[str] = []  # on rank 0, folders of saves in which a rank has failed, to be removed
         self.memory: Memory | None = None  # the rank's states in memory; None until they are needed
         self._exchange: tuple[Exchange, str] | None = None

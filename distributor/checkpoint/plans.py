@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import astuple
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
-from distributor.checkpoint.memory.states import Seat, peer_of
+from distributor.checkpoint.memory.states import Seat, padded, peer_of
+from distributor.checkpoint.pinned import Pinned
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.shards import MeasuredFile
 from distributor.checkpoint.training_state import local_part
@@ -218,11 +220,13 @@ class PlannedCopies:
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
+        self._pinned: Pinned | None = None  # one block for all copies of tensors on GPUs
 
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Copy the named tensors, if possible into ``room``. All others become stand-ins without data."""
+        self._pin({name: local_part(tensors[name]) for name in tensors if name in names and name not in room})
         copies = {
             name: self._copy(name, tensor, room.get(name)) if name in names else _empty(tensor)
             for name, tensor in tensors.items()
@@ -237,14 +241,31 @@ class PlannedCopies:
     def _copy(self, name: str, tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
         source = local_part(tensor)
         if room is not None:
-            room.copy_(source)
+            room.copy_(source, non_blocking=source.is_cuda)
             return _like(tensor, room)
         kept = self._kept.get(name)
-        if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
-            kept = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
-            self._kept[name] = kept
+        if kept is None or not _fits(kept, source):
+            kept = self._kept[name] = torch.empty(source.shape, dtype=source.dtype, device="cpu")
         kept.copy_(source, non_blocking=source.is_cuda)
         return _like(tensor, kept)
+
+    def _pin(self, sources: Mapping[str, torch.Tensor]) -> None:
+        """Make pinned memory for copies of tensors on GPUs, unless it is there: once, since pinning takes long."""
+        moved = {name: source for name, source in sources.items() if source.is_cuda}
+        if all(name in self._kept and _fits(self._kept[name], source) for name, source in moved.items()):
+            return
+        if self._pinned is not None:
+            self._pinned.release()
+        self._pinned, self._kept = None, {name: kept for name, kept in self._kept.items() if name not in moved}
+        ends = list(accumulate(padded(source.nbytes) for source in moved.values()))
+        block = torch.empty(ends[-1], dtype=torch.uint8)
+        self._pinned = Pinned(block)
+        for (name, source), begin in zip(moved.items(), [0, *ends]):
+            self._kept[name] = block[begin : begin + source.nbytes].view(source.dtype).view(source.shape)
+
+
+def _fits(kept: torch.Tensor, source: torch.Tensor) -> bool:
+    return kept.shape == source.shape and kept.dtype == source.dtype
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,14 +94,16 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
         outcome = _commit(session, save, [codec.read(Part, data) for data in parts], complete)
     outcome = codec.read(SaveOutcome, exchange.share(key, [codec.pack(outcome)], save.what, patient=True))
     if outcome.manifest is not None:
-        session.last = save.folder
+        session.last, session.problem = save.folder, ""
     return outcome
 
 
 def warn_unless_saved(session: Session, save: Save, outcome: SaveOutcome) -> None:
-    """Log on rank 0 why nothing was saved, where training goes on without a checkpoint."""
-    if outcome.manifest is None and session.exchange.rank == 0:
+    """Log on rank 0 why nothing was saved, where training goes on without a checkpoint: once while saves fail alike."""
+    problem = outcome.problem.replace(save.folder, "")
+    if problem and problem != session.problem and session.exchange.rank == 0:
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
+    session.problem = problem
 
 
 def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> SaveOutcome:

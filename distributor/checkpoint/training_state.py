@@ -17,8 +17,9 @@ import io
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -193,8 +194,15 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 
         kind, keys, position, has_gauss, cached = states["numpy"]
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
-    if "cuda" in states and _uses_cuda():
-        torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+    if "cuda" in states:
+        # At once or when CUDA starts: of all calls with seed_all, the last one counts, so an earlier seed does not.
+        call: Callable[..., None] = torch.cuda._lazy_call
+        call(partial(_set_cuda_states, states["cuda"]), seed_all=True)
+
+
+def _set_cuda_states(states: Sequence[torch.Tensor]) -> None:
+    for generator, state in zip(torch.cuda.default_generators, states):  # perhaps on another number of GPUs
+        generator.set_state(state)
 
 
 def pack_objects(objects: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
@@ -89,6 +90,18 @@ def total_memory() -> int:
         except (OSError, ValueError):  # no such file, or "max" (no limit)
             continue
     return total
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that processes of this machine or container can still get."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.current") as file:
+        used = int(file.read())
+        with open("/sys/fs/cgroup/memory.stat") as stat:
+            cached = sum(int(line.split()[1]) for line in stat if line.startswith(("active_file ", "inactive_file ")))
+        free = min(free, max(0, total_memory() - used + cached))
+    return free
 
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:

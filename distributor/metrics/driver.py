@@ -105,6 +105,7 @@ class Reports:
         match record:
             case Committed():
                 self._note_step(record.attempt, record.step, record.time)
+                self._note_saved(record)
                 self.last_committed, self.unsaved = record, None
                 self._add_news(record)
             case Unsaved() if rank == 0:
@@ -159,10 +160,9 @@ class Reports:
         with self._lock:
             self._note_step(attempt, step, time.time())
 
-    def steps(self, number: int) -> list[int | None]:
-        """Return the last step of each attempt up to attempt ``number``."""
-        with self._lock:
-            return [self._courses.get(each, Course()).step for each in range(number + 1)]
+    def courses(self, number: int) -> list[Course]:
+        """Return the progress of each attempt up to attempt ``number``."""
+        return [self.course(each) for each in range(number + 1)]
 
     def course(self, number: int) -> Course:
         """Return the progress of an attempt, as far as its ranks have reported it."""
@@ -186,6 +186,11 @@ class Reports:
                 earlier = [each.step for number, each in self._courses.items() if number < attempt]
                 before = max((each for each in earlier if each is not None), default=None)
             course.note(step, time, before)
+
+    def _note_saved(self, record: Committed) -> None:
+        if record.attempt < self._attempts:
+            course = self._courses[record.attempt]
+            course.saved = max(record.step, course.saved or 0)
 
     def _note_spent(self, spent: Spent) -> None:
         if spent.attempt < self._attempts:

@@ -27,6 +27,7 @@ class Course:
     passed: float | None = None  # the same for the first one later than all steps of earlier attempts
     saving: float = 0.0  # seconds of rank 0 in ``save_checkpoint`` and ``checkpoint_folder``
     loading: float = 0.0  # seconds of rank 0 in ``load_checkpoint``
+    saved: int | None = None  # the last step in a committed checkpoint
     data: float = 0.0  # seconds for which rank 0 waited for a batch of ``runtime.dataset``
 
     def note(self, step: int, time: float, before: int | None) -> None:

@@ -105,7 +105,7 @@ class _Agent:
             except Exception as error:
                 told = rank_exits.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
-                self._link.tell(messages.Failed())
+                self._link.tell(messages.Failed(attempt=self._restarts.ordered))
             await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
@@ -170,7 +170,7 @@ class _Agent:
         staging.clear(self._order)
         self._store = network.listen(site.node.address)
         port = self._store.getsockname()[1]
-        self._link.tell(*rank_exits.stopped(port, ended.outcomes, ended.error))
+        self._link.tell(*rank_exits.stopped(site.attempt, port, ended.outcomes, ended.error))
         begin = await self._restarts.wait()
         if begin is None:
             self._store.close()
@@ -212,7 +212,8 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, placement.others)
         self._notes.warnings += [*warnings, *shortages, *([] if warning is None else [warning])]
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        memory = staging.shared_memory(self._job, self._order, placement.beside)
+        memory, unusable = staging.shared_memory(self._job, self._order, placement.beside)
+        self._notes.warnings += unusable
         return Site(self._job, placement, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> NodeAttempt:

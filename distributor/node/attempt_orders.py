@@ -28,6 +28,11 @@ class AttemptOrders:
         """Whether the current attempt keeps a spare."""
         return not self._over and self._attempt < self._most
 
+    @property
+    def ordered(self) -> int:
+        """The last attempt that the driver has ordered."""
+        return self._attempt if self._begin is None else self._begin.attempt
+
     def end(self) -> None:
         self._over = True
         self._changed.set()

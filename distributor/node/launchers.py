@@ -271,7 +271,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the order to a file, since it may hold a function that is too large for a message."""
+    """Write the order to a file, since it may hold a script that is too large for a message."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

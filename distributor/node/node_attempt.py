@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from distributor.channel.rank_slots import RankSlots
@@ -113,6 +114,10 @@ class NodeAttempt:
         return self._assignment.order
 
     @property
+    def _number(self) -> int:
+        return self._assignment.number
+
+    @property
     def alive_pids(self) -> Mapping[int, int]:
         return self._ranks.alive_pids
 
@@ -135,7 +140,7 @@ class NodeAttempt:
         stopped, stopping = self._stopping is not None, self._stopping or StopReason()
         error = stopping.error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
-            self._link.tell(messages.Failed())
+            self._link.tell(messages.Failed(attempt=self._number))
         for backstop in self._backstops:
             backstop.cancel()
         self._notes.times["exited"] = time.time()
@@ -209,7 +214,7 @@ class NodeAttempt:
             self._notes.times["started"] = event.time
             if self._assignment.watch:
                 self._activity = activity.Activity(self._ranks.pids)
-            self._link.tell(messages.Started())
+            self._link.tell(messages.Started(attempt=self._number))
         elif isinstance(event, messages.Terminated):
             self.on_terminated()
         elif isinstance(event, messages.LauncherWarning):
@@ -221,7 +226,8 @@ class NodeAttempt:
             age = time.time() - failure.time
             # Pickled exceptions, and texts that are too long for this message, reach the driver with the report.
             brief = replace(failure, exception=None, traceback="", log_tail="")
-            self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
+            failed = messages.Failed(replace(failure, exception=None), age, attempt=self._number)
+            self._link.tell(failed, replace(failed, failure=brief))
 
     def status(self) -> messages.Beat:
         """Return a heartbeat: how many ranks are alive, and how long all have been idle, if that is measured."""
@@ -236,16 +242,19 @@ class NodeAttempt:
         """Obey an order: stop the ranks, stop all at the same step, or send stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
-                self._dumps.then(self.stop)
+                self._dumps.then(partial(self._obey_stop, order))
             else:
-                self.stop(grace=order.grace, hasty=order.hasty)
-            if order.hasty:
-                folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
-                self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
+                self._obey_stop(order)
         elif isinstance(order, messages.Propose | messages.Agree):
             self._ranks.node_stop.on_order(order)
         elif isinstance(order, messages.Dump):
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
+
+    def _obey_stop(self, order: messages.Stop) -> None:
+        self.stop(grace=order.grace, hasty=order.hasty)
+        if order.hasty and not self._has_ended:
+            folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
+            self._backstops.append(asyncio.ensure_future(fast_kill.kill_idle(alive, folder, self._ranks.hurried)))
 
     def give_up(self, why: str) -> None:
         """Stop living ranks without an order or, on a node without ranks, its companions."""
@@ -282,7 +291,7 @@ class NodeAttempt:
         if self._stopping:
             return
         if self._ranks.node_stop.asks and (self._link.is_open or self._is_alone):
-            self._link.tell(messages.RankPreempted())
+            self._link.tell(messages.RankPreempted(attempt=self._number))
             if not self._link.is_open:
                 self._ranks.node_stop.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
@@ -379,7 +388,7 @@ class NodeAttempt:
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
-            self._link.tell(messages.Failed())
+            self._link.tell(messages.Failed(attempt=self._number))
             self.stop(error=("CompanionError", text))
 
     def _kill_rest(self, spare: int) -> None:

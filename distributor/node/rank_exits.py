@@ -166,7 +166,7 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
     )
 
 
-def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
+def stopped(attempt: int, port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
     """Return a failed attempt's message at three lengths, of which the caller sends the first that fits into a frame.
 
     The first one lacks exceptions, the second also tracebacks and output, the third failures.
@@ -174,7 +174,7 @@ def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | Non
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
     bare = [replace(each, failure=None) for each in plain]
-    return tuple(Stopped(port, tuple(each), error) for each in (plain, brief, bare))
+    return tuple(Stopped(port, tuple(each), error, attempt=attempt) for each in (plain, brief, bare))
 
 
 def describe_exit(code: int, oom: bool) -> tuple[str, str]:
@@ -210,12 +210,15 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
 def explain(error: Exception, folder: str) -> tuple[str, str]:
     """Return class and text of the error of a node that cannot start, or whose agent has failed.
 
-    Errors of other packages have a traceback, unless the disk is full.
+    Errors of other packages have a traceback, unless the disk is full, or too many files are open.
     """
     if isinstance(error, DistributorError):
         return type(error).__name__, str(error)
     host = socket.gethostname()
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "StartError", f"the disk of {folder} on {host} is full: make room there, or set TMPDIR to another folder"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = "ulimit -n of the process that starts executors, or of the driver in local mode"
+        return "StartError", f"the agent on {host} has too many open files: raise {limit}"
     text = "".join(traceback.format_exception(error))
     return "StartError", f"the agent on {host} failed: {type(error).__name__}: {error}\n\n{text}"

@@ -6,20 +6,19 @@ import os
 import shutil
 from pathlib import Path
 
-from distributor.errors import StartError
 from distributor.machine import folders, limits, state_folders
 from distributor.shipping import project
 from distributor.values import checkpoints, dataset, environment, layout
 from distributor.values.checkpoints import SharedMemory
-from distributor.values.job import Job, Script
+from distributor.values.job import Function, Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
 #: Names in the node's folder that are kept from one attempt to the next.
-_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
+_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
-    """Write the job's script and project folder into the node's folder.
+    """Write the job's script, pickled call and project folder into the node's folder. A large call is there already.
 
     The driver's ranks need no copies, except of a script from a pipe. Without a project folder, ranks run in the
     executor's current directory if it is also the driver's, or else in a new folder, so that their new files can be
@@ -29,6 +28,8 @@ def unpack(job: Job, agent: AgentOrder) -> None:
         copy = layout.script(agent.folder, script)
         copy.parent.mkdir()
         copy.write_bytes(script.source)
+    if isinstance(job.target, Function) and isinstance(job.target.pickled, bytes) and job.target.pickled:
+        layout.call(agent.folder).write_bytes(job.target.pickled)
     if agent.on_driver:
         return
     folder = layout.working_dir(agent.folder)
@@ -67,27 +68,26 @@ def clear(agent: AgentOrder) -> None:
             path.unlink()
 
 
-def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | None:
-    """Create the folder in shared memory for ranks' states; ``None`` if they keep none.
+def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> tuple[SharedMemory | None, list[str]]:
+    """Create the folder in shared memory for ranks' states. Return it, ``None`` if they keep none, and warnings.
 
     The ``nodes`` of this machine may together take half of what is free, and leave the rest to ranks. States of an
-    earlier job count as free, because they are removed once this job has saved its own. StartError without shared
-    memory.
+    earlier job count as free, because they are removed once this job has saved its own.
     """
     if job.checkpoints is None or not job.checkpoints.memory:
-        return None
+        return None, []
     path = state_folders.path_for(agent.folder)
     folders.note_elsewhere(agent.folder, [path], to_the_end=True)
     try:
         earlier = sum(each.size for each in state_folders.find(job.run_id) if each.attempt < job.attempt)
         os.mkdir(path, 0o700)
         free = min(shutil.disk_usage(path).free + earlier, limits.total_memory())
-        return SharedMemory(path, free // 2 // nodes, job.checkpoints.replicate)
+        return SharedMemory(path, free // 2 // nodes, job.checkpoints.replicate), []
     except OSError as error:
-        raise StartError(
-            f"Checkpoints(memory=True) cannot use shared memory: {error}. Let this user write to /dev/shm, "
-            "or pass memory=False"
-        ) from None
+        return None, [
+            f"cannot use shared memory for Checkpoints(memory=True), so nothing is kept in memory: {error}. Let this "
+            "user write to /dev/shm, or pass memory=False"
+        ]
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:

@@ -25,7 +25,7 @@ MEANING = {
     "agent": "until each node has its agent, the process that starts the ranks",
     "import": "until torch is imported, unless a process of an earlier run has already imported it",
     "fork": "until the ranks are forked",
-    "call": "until the last rank has called the function",
+    "call": "until the last rank has called the function, including the build of extensions",
     "function": "until the last function has returned",
     "exit": "until all ranks have ended",
     "collect": "until the values are on the driver",

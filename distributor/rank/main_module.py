@@ -17,13 +17,14 @@ from typing import Any
 
 from distributor.machine.imports import on_import
 from distributor.shipping import payload
+from distributor.values import layout
 
 _writing = threading.Lock()  # threads may start processes at once
 
 _SOURCE = "from distributor.rank import main_module\nglobals().update(main_module.names_in({path!r}))\n"
 
 
-def become(function: Callable[..., Any], pickled: bytes, folder: str, local_rank: int) -> None:
+def become(function: Callable[..., Any], folder: str, local_rank: int) -> None:
     """Replace this process's ``__main__`` by a module with the names that came with a function."""
     main = ModuleType("__main__")
     # Without file and specification, PySpark believes that its own doctests run, and may end the process with code 0
@@ -33,13 +34,13 @@ def become(function: Callable[..., Any], pickled: bytes, folder: str, local_rank
     main.__spec__.name = None  # type: ignore[assignment]
     vars(main).update(_names(function))
     sys.modules["__main__"] = main
-    path = Path(folder, f"main-{local_rank}")
-    on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, path, pickled))
+    source, call = Path(folder, f"main-{local_rank}.py"), layout.call(folder)
+    on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, source, call))
 
 
 def names_in(path: str) -> dict[str, Any]:
     """In a process that a rank has started anew, return the names of the rank's ``__main__``."""
-    return _names(payload.load_function(Path(path).read_bytes())[0])
+    return _names(payload.load_function(path)[0])
 
 
 def _names(function: Callable[..., Any]) -> dict[str, Any]:
@@ -65,17 +66,15 @@ def _of_main(function: Any) -> Iterator[FunctionType | type]:
                 yield found
 
 
-def _tell_children(spawn: Any, main: ModuleType, path: Path, pickled: bytes) -> None:
+def _tell_children(spawn: Any, main: ModuleType, source: Path, call: Path) -> None:
     """Let ``multiprocessing`` start processes that have the names of ``main``."""
     prepare: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 
     def with_main(name: str) -> dict[str, Any]:
         if sys.modules["__main__"] is not main:
             return prepare(name)
-        source, call = path.with_suffix(".py"), path.with_suffix(".pickle")
         with _writing:
             if not source.exists():
-                call.write_bytes(pickled)
                 source.write_text(_SOURCE.format(path=str(call)))
             main.__file__ = str(source)
             try:

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
+from distributor.machine.imports import import_quickly
 from distributor.machine.processes import die_with_parent
 from distributor.metrics import rank as reports, trainers
 from distributor.rank import (
@@ -170,12 +171,15 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()
+    import_quickly("torch._dynamo")  # by the first optimizer or DistributedDataParallel: 800 modules
     ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
         ungrouped.watch()
-    result.called()
     try:
         try:
+            for call in (order.gpu_check, order.check, order.plan.first):
+                _call_ours(call, local_rank)
+            result.called()
             value = _returned(order, local_rank)
         finally:
             _calm_signal_handlers()
@@ -278,13 +282,11 @@ def _exit_status(stop: SystemExit) -> tuple[int, str]:
 
 
 def _call(order: NodeOrder, local_rank: int) -> Any:
-    plan, target = order.plan, order.plan.target
-    for call in (order.gpu_check, order.check, plan.first):
-        _call_ours(call, local_rank)
+    target = order.plan.target
     if isinstance(target, Function):
         sys.argv += target.argv
-        function, args, kwargs = payload.load_function(target.pickled)
-        main_module.become(function, target.pickled, order.folder, local_rank)
+        function, args, kwargs = payload.load_function(layout.call(order.folder))
+        main_module.become(function, order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]

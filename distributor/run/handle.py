@@ -195,7 +195,7 @@ class Run:
         agent     until each node's agent is up, including torch's import by a new warm process
         import    until the launcher can fork, including its import of torch if there is no warm process
         fork      until the ranks are forked
-        call      until the last rank has called the function
+        call      until the last rank has called the function, including the build of extensions
         function  until the last function has returned, including the setup of process groups
         exit      until all ranks have ended
         collect   until the return values are on the driver

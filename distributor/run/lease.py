@@ -48,6 +48,7 @@ class Lease:
         self._times = Times() if times is None else times
         self._record: LeaseRecord | None = None
         self._finished = False
+        self._warned = False  # that the lease cannot be released
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
@@ -188,7 +189,9 @@ class Lease:
                     self._write(self._record.released(finished=self._finished if is_named else self._record.finished))
             except OSError as error:
                 text = "so the next run must wait, and then continues this training"
-                _log.warning("run %s: cannot release %s, %s: %s", self.job.label, self._thing, text, error)
+                if not self._warned:
+                    _log.warning("run %s: cannot release %s, %s: %s", self.job.label, self._thing, text, error)
+                self._warned = True  # at the run's end, hold() tries once more
                 return
         if other is not None and finished:
             raise RunCancelledError(f"run {self.job.label} was cancelled: {other}")

@@ -65,6 +65,7 @@ class Nodes:
         self._placement: Placement | None = None
         self._by_name: dict[str, Node] = {}  # the nodes of the placement
         self.first_lost: str | None = None
+        self.warned: set[tuple[str, str]] = set()  # hosts and texts of the warnings that the user has seen
         self.up = 0  # nodes that have started their ranks in this attempt
         self._heard: dict[str, float] = {}  # when each node last sent something
         self._phases: dict[str, Phase] = {}

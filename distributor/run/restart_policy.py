@@ -112,17 +112,24 @@ def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
     return bool(failures) and is_infrastructure(order_failures(failures)[0])
 
 
-def is_stuck(steps: Sequence[int | None], killed: Collection[int] = ()) -> bool:
+def is_stuck(steps: Sequence[int | None], killed: Collection[int] = (), saved: Sequence[int | None] = ()) -> bool:
     """Return whether the last three attempts reached no later step than those before them, if any of these is known.
 
-    Attempts in ``killed`` by the machine before their first step do not count: they say nothing about the code.
+    Attempts in ``killed`` by the machine before their first step do not count: they say nothing about the code. If an
+    attempt has lost steps, later ones make progress below them: each has ``saved`` a later checkpoint than all before.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
     (True, False, False)
     >>> is_stuck([40, None, None, None]), is_stuck([40, None, None, None], killed=[2])
     (True, False)
+    >>> is_stuck([140, 110, 120, 130], saved=[100, 110, 120, 130]), is_stuck([140] * 4, saved=[100, None, 100, 100])
+    (False, True)
     """
-    steps = [step for number, step in enumerate(steps) if step is not None or number not in killed]
-    before, last = steps[:-_PATIENCE], steps[-_PATIENCE:]
-    reached = [step for step in before if step is not None]
-    return bool(reached) and all(step is None or step <= max(reached) for step in last)
+    counted = [number for number, step in enumerate(steps) if step is not None or number not in killed]
+    before, last = counted[:-_PATIENCE], counted[-_PATIENCE:]
+
+    def grows(values: Sequence[int | None]) -> bool:
+        earlier, later = (max((values[each] or 0 for each in part), default=0) for part in (before, last))
+        return later > earlier
+
+    return any(steps[each] is not None for each in before) and not grows(steps) and not (saved and grows(saved))

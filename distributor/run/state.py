@@ -143,7 +143,6 @@ class AttemptState:
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
         self._unexplained: tuple[Failure, ...] = ()  # broken connections between ranks, with no cause so far
-        self._warned: set[tuple[str, str]] = set()
 
     @property
     def killed(self) -> bool:
@@ -217,6 +216,8 @@ class AttemptState:
             nodes.arrived(node, now)
             return self._on_placement(node, message, now) if isinstance(message, messages.AllNodes) else []
         nodes.heard(node, now)
+        if isinstance(message, messages.AttemptMessage) and message.attempt != self.number:
+            return []
         match message:
             case messages.Started():
                 nodes.started(node)
@@ -492,6 +493,6 @@ class AttemptState:
         return actions
 
     def _new(self, text: str, hosts: Iterable[str]) -> list[str]:
-        new = sorted({host for host in hosts if (host, text) not in self._warned})
-        self._warned |= {(host, text) for host in new}
+        new = sorted({host for host in hosts if (host, text) not in self.nodes.warned})
+        self.nodes.warned |= {(host, text) for host in new}
         return new

@@ -270,7 +270,9 @@ class Supervisor:
         number, ended = self.state.number, self.reports.ended
         killed = {each.number for each in ended if each.executor is not None}
         killed |= set() if _blamed(self.state) is None else {number}
-        self._stuck = reached and is_stuck(self.reports.steps(number), killed)
+        courses = self.reports.courses(number)
+        steps, saved = [course.step for course in courses], [course.saved for course in courses]
+        self._stuck = reached and is_stuck(steps, killed, saved)
         return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:
@@ -395,9 +397,9 @@ class Supervisor:
         self._leave(current, "restarting its ranks", current.reason)
         current.nodes.again()
         following = self._make_attempt(current.nodes, number)
+        server.begin(number, port)  # before `following` can order a stop, which this order would revoke
         self._follow(ended, following)
         following.begin()
-        server.begin(number, port)
         self._cancel_too(current)
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
@@ -425,7 +427,7 @@ class Supervisor:
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
         elif isinstance(message, messages.Halted):
-            self.reports.reached(self.state.number, message.step)
+            self.reports.reached(message.attempt, message.step)
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(events.Heard(node, message))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import ConfigurationError, ResourceError
+from distributor.errors import ConfigurationError, PayloadError, ResourceError
 from distributor.launch import assign_ranks
 from distributor.machine import devices, folders, limits, network, processes
 from distributor.schedulers.hosting import agents
@@ -22,6 +22,7 @@ from distributor.schedulers.hosting.host_node import host_node
 from distributor.schedulers.hosting.report import pieces, rest
 from distributor.shipping import package, project
 from distributor.text import wording
+from distributor.values import layout
 from distributor.values.job import Job, Module, StatusDetail, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult, Sent
 from distributor.values.options import Resources
@@ -55,6 +56,11 @@ class LocalScheduler:
                 "local_mode=False with Spark executors on Linux"
             )
         project.current_folder()
+        if (needed := package.call_size(job)) > (free := limits.free_memory()):
+            raise PayloadError(
+                f"{job.title} has {wording.size(needed)} of data with it, but this machine has only "
+                f"{wording.size(free)} of free memory: save the data to a file, and load parts inside the function"
+            )
         if not os.access(sys.executable or "", os.X_OK):
             raise ConfigurationError(
                 f"ranks are started with sys.executable, but {sys.executable!r} is not a program: set sys.executable "
@@ -203,8 +209,11 @@ class LocalScheduler:
                 self._agents.append(agent)
                 if self._cancelled:
                     agent.kill()
+            rest, call = package.take_call(job)
+            if call is not None:  # ranks map the file that this process has open
+                layout.call(node.folder).symlink_to(f"/proc/{os.getpid()}/fd/{call.fileno()}")
             order = AgentOrder(
-                job=pickle.dumps(job),
+                job=pickle.dumps(rest),
                 executor=executor,
                 placed=[],
                 facts=[asdict(fact) for fact in facts],

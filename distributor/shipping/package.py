@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,8 +11,9 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import IO
 
-from distributor.values.job import Job
+from distributor.values.job import Function, Job
 
 
 @cache
@@ -50,9 +52,21 @@ def package_root() -> str:
     return str(Path(root).parent)
 
 
+def take_call(job: Job) -> tuple[Job, IO[bytes] | None]:
+    """Return a job without its pickled call, and the call; the same job and ``None`` if it has no large call."""
+    if not isinstance(job.target, Function) or isinstance(job.target.pickled, bytes):
+        return job, None
+    return replace(job, target=replace(job.target, pickled=b"")), job.target.pickled
+
+
+def call_size(job: Job) -> int:
+    """Return the bytes of a job's pickled call if it is large, otherwise 0."""
+    _, call = take_call(job)
+    return 0 if call is None else os.fstat(call.fileno()).st_size
+
+
 #: The parts of a job that may be large: the field of the job, and the part's name in it.
 _PARTS = {
-    "function": ("target", "pickled"),
     "working_dir": ("working_dir", "archive"),
     "output_dir": ("output_dir", "archive"),
 }

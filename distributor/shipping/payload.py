@@ -10,13 +10,18 @@ import ctypes
 import functools
 import importlib
 import io
+import json
+import mmap
+import os
 import pickle
+import struct
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 import cloudpickle
 from cloudpickle.cloudpickle import (
@@ -30,6 +35,7 @@ from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
 from distributor.shipping.guarded import guarded
 from distributor.shipping.spark_objects import DRIVER_ONLY, SparkObjectError, refused
+from distributor.text.wording import size
 
 _PROTOCOL = 5
 
@@ -41,6 +47,9 @@ _MOST_LINKED = 32  # exceptions that travel with one that they caused
 
 _LARGE_STORAGE = 64 << 10  # bytes from which tensors are pickled from memory; torch copies them three times
 
+_LARGE_CALL = 1 << 20  # bytes from which a pickled call is kept in a file
+_ALIGNED = 64  # bytes at multiples of which arrays begin: a cache line, and what vector instructions need
+
 # What functools makes of a function, which pickle takes for something that every process can import.
 _CACHED = type(functools.lru_cache(lambda: None))
 _DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__code__
@@ -50,15 +59,19 @@ _registry_lock = threading.RLock()  # guards cloudpickle's registry, which all t
 
 def dump_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
-) -> bytes:
+) -> bytes | IO[bytes]:
     """Pickle a call for the ranks, with the user's own modules if ``by_value``: ranks may be unable to import them.
 
-    PayloadError names the variable or argument at fault if one is found.
+    A large call is a file without a name. PayloadError names the variable or argument at fault if one is found.
     """
+    content = _CallContent()
     registered = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
     with registered:
         try:
-            return _dumps((function, tuple(args), dict(kwargs)), _CallPickler)
+            _CallPickler(content, _PROTOCOL, content.add_buffer).dump((function, tuple(args), dict(kwargs)))
+            return content.finish()
+        except _NoSpaceError as error:
+            raise PayloadError(f"{name_of(function)} cannot be pickled for the ranks: {error}") from error
         except (Exception, SystemExit) as error:
             raise PayloadError(_why_not(function, args, kwargs, error)) from error
 
@@ -93,9 +106,69 @@ def _dumps(value: Any, pickler: type[_Pickler]) -> bytes:
     return file.getvalue()
 
 
-def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Inside a rank, unpickle the call that :func:`dump_function` pickled."""
-    function, args, kwargs = pickle.loads(pickled)
+class _NoSpaceError(Exception):
+    """The temporary folder cannot hold a pickled call."""
+
+
+class _CallContent:
+    """A pickled call as it is written: the pickle in pieces, with arrays between them, then an index, then its length.
+
+    So arrays are copied once, and ranks can map them.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = io.BytesIO()
+        self._end = 0
+        self._index: dict[Literal["pickle", "buffers"], list[tuple[int, int]]] = {"pickle": [], "buffers": []}
+
+    def write(self, data: Any) -> int:
+        """Add a piece of the pickle."""
+        pieces, start, count = self._index["pickle"], self._end, self._append(data)
+        if pieces and sum(pieces[-1]) == start:
+            start, before = pieces.pop()
+            count += before
+        pieces.append((start, count))
+        return count
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        """Add the memory of an array that the pickle leaves out."""
+        self._append(bytes(-self._end % _ALIGNED))
+        self._index["buffers"].append((self._end, self._append(buffer.raw())))
+
+    def finish(self) -> bytes | IO[bytes]:
+        index = json.dumps(self._index).encode()
+        self._append(index + struct.pack("!Q", len(index)))
+        return self._file.getvalue() if isinstance(self._file, io.BytesIO) else self._file
+
+    def _append(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        try:
+            if self._end + count > _LARGE_CALL and isinstance(self._file, io.BytesIO):
+                kept, self._file = self._file, tempfile.TemporaryFile()
+                self._file.write(kept.getbuffer())
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise _NoSpaceError(
+                f"it takes more than {size(self._end)}, which is all that the temporary folder {tempfile.gettempdir()} "
+                f"takes ({error.strerror}). Load large data inside the function, or set TMPDIR to a larger folder "
+                "before Python starts"
+            ) from error
+        self._end += count
+        return count
+
+
+def load_function(path: str | os.PathLike[str]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Inside a rank, unpickle the call that :func:`dump_function` pickled, from a file.
+
+    Arrays stay in the file, which is mapped: what the rank writes into them is its own.
+    """
+    with open(path, "rb") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    (length,) = struct.unpack("!Q", memory[-8:])
+    index = json.loads(bytes(memory[-8 - length : -8]))
+    pieces, buffers = ([memory[at : at + count] for at, count in index[kind]] for kind in ("pickle", "buffers"))
+    function, args, kwargs = pickle.load(io.BufferedReader(_ChunkReader(pieces), 1 << 20), buffers=buffers)
     return function, args, kwargs
 
 
@@ -255,6 +328,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _code, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         if kind is _CACHED and not _can_be_imported(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.TypedStorage:
+            storage = obj._untyped_storage
+            if storage.device.type == "cpu" and storage.nbytes() >= _LARGE_STORAGE:
+                memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+                return _storage, (pickle.PickleBuffer(memory), obj.dtype)
         if kind is FunctionType and obj.__code__ is _DISPATCHING and not _can_be_imported(obj):
             return functools.singledispatch, (obj.__wrapped__,), dict(obj.registry), None, None, _register
         reduced = super().reducer_override(obj)
@@ -284,8 +363,10 @@ def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ..
 
 
 class _CallPickler(_Pickler):
-    def __init__(self, file: BinaryIO, protocol: int) -> None:
-        super().__init__(file, protocol=protocol)
+    def __init__(
+        self, file: Any, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
+    ) -> None:
+        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self._refusals = refused()
         self._refused = tuple(self._refusals)
 
@@ -303,18 +384,12 @@ class _CallPickler(_Pickler):
 class _ValuePickler(_Pickler):
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None:
-            if type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
-                return obj.cpu().__reduce_ex__(_PROTOCOL)
-            if type(obj) is torch.TypedStorage:
-                storage = obj._untyped_storage
-                if storage.device.type == "cpu" and storage.nbytes() >= _LARGE_STORAGE:
-                    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-                    return _storage, (pickle.PickleBuffer(memory), obj.dtype)
+        if torch is not None and type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
+            return obj.cpu().__reduce_ex__(_PROTOCOL)
         return super().reducer_override(obj)
 
 
-def _storage(content: bytearray, dtype: Any) -> Any:
+def _storage(content: bytearray | memoryview, dtype: Any) -> Any:
     import torch
 
     kind: Any = torch.TypedStorage
@@ -421,12 +496,39 @@ def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     return candidates
 
 
+def largest_part(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    """Return the variable or argument of a call whose pickle is the largest, and that pickle's bytes."""
+    sizes = []
+    for label, value in _candidates(function, args, kwargs):
+        count = _Count()
+        with suppress(Exception, SystemExit):
+            _CallPickler(count, _PROTOCOL, count.add_buffer).dump(value)
+            sizes.append((label, count.total))
+    return max(sizes, key=lambda part: part[1], default=None)
+
+
 def _pickling_error(value: Any) -> BaseException | None:
     try:
-        _dumps(value, _CallPickler)
+        count = _Count()
+        _CallPickler(count, _PROTOCOL, count.add_buffer).dump(value)
     except (Exception, SystemExit) as error:
         return error
     return None
+
+
+class _Count:
+    """Counts the bytes of a pickle."""
+
+    total = 0
+
+    def write(self, data: Any) -> int:
+        self.total += (count := memoryview(data).nbytes)
+        return count
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self.write(buffer.raw())
 
 
 def _one_line(error: BaseException) -> str:

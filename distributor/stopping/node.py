@@ -81,7 +81,7 @@ class NodeStop:
         accepted = highest < order.step or head.proposed == order.step
         if accepted:
             self._vote_file.propose(order.step)
-        return messages.Reached(order.number, accepted, highest)
+        return messages.Reached(order.number, accepted, highest, attempt=self._attempt)
 
     async def follow(self) -> None:
         """Report to the driver, until cancelled, which ranks got SIGTERM from others and at which step each stopped."""
@@ -93,9 +93,9 @@ class NodeStop:
         """Read the vote file once, and report to the driver what is new there."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
-                self._tell_once(messages.RankPreempted(rank))
+                self._tell_once(messages.RankPreempted(rank, attempt=self._attempt))
             if seat.halted != NONE:
-                self._tell_once(messages.Halted(rank, seat.halted))
+                self._tell_once(messages.Halted(rank, seat.halted, attempt=self._attempt))
 
     def _seats(self) -> list[Vote]:
         """Return the ranks' entries; none if the node is ending, and its folder gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints, PeerKey
 from distributor.values.dataset import Dataset
@@ -47,7 +47,7 @@ class Function:
     """A callable with its arguments, pickled on the driver. ``argv`` is what it finds in ``sys.argv[1:]``."""
 
     name: str
-    pickled: bytes = field(repr=False)
+    pickled: bytes | IO[bytes] = field(repr=False)  # a large one is a file without a name, and b"" on nodes
     argv: tuple[str, ...] = ()
 
 

@@ -28,8 +28,8 @@ FAST_KILL_SIGNAL = signal.SIGRTMIN + 12
 #: A rank's streams, numbered from 1; "uncaught" is what Python prints for an uncaught exception.
 STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
-#: The node's copy of the project folder, and the folder of its copy of a script.
-WORKING_DIR, SCRIPT = "working_dir", "script"
+#: The node's copy of the project folder, the folder of its copy of a script, and the pickled call.
+WORKING_DIR, SCRIPT, CALL = "working_dir", "script", "call"
 
 Folder = str | os.PathLike[str]
 
@@ -82,6 +82,11 @@ def error(folder: Folder, local_rank: int) -> Path:
 def working_dir(folder: Folder) -> Path:
     """Return the path of the node's copy of the project folder or, without one, of a new current directory."""
     return Path(folder, WORKING_DIR)
+
+
+def call(folder: Folder) -> Path:
+    """Return the path of the pickled call, which ranks map and never change."""
+    return Path(folder, CALL)
 
 
 def script(folder: Folder, script: Script) -> Path:

@@ -32,6 +32,13 @@ class Message:
     """The base class of all messages."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttemptMessage(Message):
+    """A node's message about one attempt. It may come again after a break, so the driver ignores it in another one."""
+
+    attempt: Count  # from 0
+
+
 _KINDS: dict[str, type[Message]] = {}
 
 
@@ -175,7 +182,7 @@ class Hello(Message):
 
 
 @_message
-class Started(Message):
+class Started(AttemptMessage):
     """The node has started its ranks."""
 
 
@@ -215,7 +222,7 @@ class Skipped(Message):
 
 
 @_message
-class Failed(Message):
+class Failed(AttemptMessage):
     """A rank failed, or the node failed in another way: for example, it could not start its ranks."""
 
     failure: Failure | None = None  # of a rank, if one failed
@@ -223,7 +230,7 @@ class Failed(Message):
 
 
 @_message
-class Stopped(Message):
+class Stopped(AttemptMessage):
     """The node's attempt has ended without success. All its ranks have ended, and it can begin another attempt."""
 
     port: Port  # listens on the node's address, for the next rendezvous store if this is node 0
@@ -248,7 +255,7 @@ class Keeping(Message):
 
 
 @_message
-class Reached(Message):
+class Reached(AttemptMessage):
     """A node's answer to the :class:`Propose` with the same number: whether its ranks can stop at the proposed step."""
 
     number: Count
@@ -259,14 +266,14 @@ class Reached(Message):
 
 
 @_message
-class RankPreempted(Message):
+class RankPreempted(AttemptMessage):
     """A rank or, without ``rank``, the node got SIGTERM. Its ranks go on until all ranks stop together at one step."""
 
     rank: Count | None = None
 
 
 @_message
-class Halted(Message):
+class Halted(AttemptMessage):
     """A call of ``runtime.should_stop`` told a rank to stop at a step."""
 
     rank: Count

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from distributor.launch.torchrun import Torchrun
 from distributor.values.launch_path import BasePath
-from distributor.values.plan import Companion, Plan, Site
+from distributor.values.plan import Call, Companion, Plan, Site
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Accompanied(BasePath):
         ports: number of ports to reserve for each rank.
         once: whether only node 0 has a rank.
         restarts: whether the processes can be started again on the same nodes.
+        first: what ranks call before their function.
     """
 
     function: str
@@ -38,6 +39,7 @@ class Accompanied(BasePath):
     ports: int = 0  # type: ignore[misc]  # a number that tests choose
     once: bool = False  # type: ignore[misc]
     restarts: bool = False  # type: ignore[misc]
+    first: Call | None = None
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -45,12 +47,17 @@ class Accompanied(BasePath):
         return self
 
     def plan(self, site: Site) -> Plan:
-        plan, node = Torchrun().plan(site), site.node.node_rank
+        plan, node = replace(Torchrun().plan(site), first=self.first), site.node.node_rank
         if node not in self.nodes:
             return plan
         arguments = {**self.arguments, "node": node, "ports": site.node.ports, "attempt": site.attempt}
         companion = Companion("helper", "accompanied", self.function, arguments, {"HELPER": f"of node {node}"})
         return replace(plan, companions=(companion,))
+
+
+def build(seconds: float, local_rank: int) -> None:
+    """Takes as long as a compiler."""
+    time.sleep(seconds)
 
 
 def serve(folder: str, ready: Callable[[], None], node: int, ports: tuple[int, ...], **_: Any) -> None:

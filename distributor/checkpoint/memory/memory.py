@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.memory.replicas import Peers
 from distributor.checkpoint.memory.states import Generation, InMemory, MemoryOffer, Piece, Seat, oldest, padded
+from distributor.checkpoint.pinned import Pinned
 from distributor.checkpoint.training_state import local_part
 from distributor.machine import state_folders
 from distributor.text import notices
@@ -70,6 +71,8 @@ class Memory:
         slot.clear()
         try:
             room = slot.prepare(pieces, size, self._about.limit)
+            if any(tensor.is_cuda for tensor in tensors.values()):
+                slot.pin()
         except OSError as error:
             for each in self._slots:  # frees the memory of the other slot's state, which becomes outdated
                 each.remove()
@@ -203,6 +206,7 @@ class _Slot:
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
+        self._pinned: Pinned | None = None
         #: ``None`` without a complete state. It is read once; later, only the rank that writes the slot updates it.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
@@ -216,8 +220,16 @@ class _Slot:
         self._record.unlink(missing_ok=True)
         self.generation = None
 
+    def pin(self) -> None:
+        """Pin the memory that :meth:`prepare` has mapped, unless it is pinned."""
+        if self._pinned is None and self._mapped is not None and self._mapped[1]:
+            self._pinned = Pinned(next(iter(self._mapped[1].values())))
+
     def remove(self) -> None:
         self.clear()
+        if self._pinned is not None:
+            self._pinned.release()
+            self._pinned = None
         self._mapped = None
         self.path.unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ Spark's workers.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import json
@@ -211,6 +212,8 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
             start_new_session=True,
         )
     starter.wait()  # ends at once and leaves the warm process as an orphan
+    if owner == os.getpid() == 1:  # its end kills all processes of the container, before they can remove the folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _retire_oldest(folder)
 
 

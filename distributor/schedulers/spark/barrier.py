@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
@@ -18,7 +18,8 @@ from distributor.values.outcome import Collected
 class Delivery:
     """How a session sends a job to its tasks."""
 
-    job: Job  # without ``parts``
+    job: Job  # without ``call`` and ``parts``
+    call: Any  # a large pickled call: the name of a file that Spark delivers, or a broadcast; None if there is none
     parts: Mapping[str, str]  # names of large parts, and of the files in which Spark delivers them
     package: bytes | str  # this package as a zip, or the name of a file that Spark delivers
     exchange: bool  # of facts: through the driver if it can be reached; otherwise with allGather

@@ -5,12 +5,13 @@ The Spark job of a failed run must fail too. A failed job returns no rows, so th
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from distributor.channel import requests as exchange
 from distributor.channel.server import ChannelServer
@@ -19,6 +20,7 @@ from distributor.outcomes import driver_failures, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import exceptions as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery, pause
+from distributor.schedulers.spark.harmful_settings import is_true
 from distributor.schedulers.spark.placing import Placing, crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, named, without_bar
@@ -30,6 +32,7 @@ from distributor.values.job import Job, StatusDetail
 from distributor.values.outcome import Collected
 
 if TYPE_CHECKING:
+    from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
 
@@ -59,6 +62,7 @@ class ClassicSession:
         self._server: ChannelServer | None = None  # set when the run begins to submit a Spark job
         self._cancelled = threading.Event()
         self._held_up: StatusDetail | None = None  # what the run waits for before there is a Spark job
+        self._large_call: Broadcast[Any] | None = None
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread
@@ -80,7 +84,10 @@ class ClassicSession:
 
     def deliver(self, job: Job) -> Delivery:
         package, in_place = shipping.package_zip(), self._cluster.is_local
-        return Delivery(job, parts={}, package=package, exchange=True, chunk=_CHUNK, in_place=in_place)
+        rest, call = shipping.take_call(job)
+        if call is not None:
+            self._large_call = broadcast(self._session, call)
+        return Delivery(rest, self._large_call, {}, package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the Spark job, again if it ends for a temporary reason before any task has begun."""
@@ -88,6 +95,14 @@ class ClassicSession:
         slots = Slots(self._session, self._cluster, job)
         placing = Placing(job, lambda tasks: slots.room_beside(job.avoided, tasks))
         server.place_by(placing.place)
+        try:
+            return self._collect(job, task, server, placing)
+        finally:
+            if self._large_call is not None:
+                with suppress(Exception):  # the context may be stopped
+                    self._large_call.destroy()
+
+    def _collect(self, job: Job, task: Task, server: ChannelServer, placing: Placing) -> Collected:
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
@@ -218,6 +233,26 @@ class ClassicSession:
                 scala.cancelJobsWithTag(self._tag, reason)
             except Exception:  # Spark 3.5 has no parameter for the reason
                 scala.cancelJobsWithTag(self._tag)
+
+
+def broadcast(session: SparkSession, file: IO[bytes]) -> Broadcast[Any]:
+    """Return a broadcast of a file's content as it is: neither driver nor executor has a Python process that reads it.
+
+    With ``spark.io.encryption.enabled``, tasks read the value from Spark, so it must be a pickle.
+    """
+    from pyspark import Broadcast
+
+    context = session.sparkContext
+
+    class Content(Broadcast[Any]):
+        def dump(self, value: IO[bytes], f: BinaryIO) -> None:
+            with f:
+                shutil.copyfileobj(value, f, _CHUNK)
+
+    file.seek(0)
+    if is_true(conf(session, "spark.io.encryption.enabled")):
+        return context.broadcast(file.read())
+    return Content(context, file, context._pickled_broadcast_vars)
 
 
 def _held_up(slots: Slots, job: Job) -> StatusDetail | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from distributor.channel.server import ChannelServer
@@ -109,10 +111,12 @@ class ConnectSession:
 
     def deliver(self, job: Job) -> Delivery:
         package = self._upload(shipping.package_zip())
-        rest, parts = shipping.detach(job, _INLINE)
+        rest, call = shipping.take_call(job)
+        delivered = None if call is None else self._upload(call)
+        rest, parts = shipping.detach(rest, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
         # No exchange: tasks can seldom reach the driver of a Connect session, and mapInArrow takes a second anyway.
-        return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
+        return Delivery(rest, delivered, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the query, again if Spark has put too many ranks on an executor.
@@ -168,26 +172,30 @@ class ConnectSession:
     def failures(self) -> Mapping[str, str]:
         return {}  # Spark Connect does not tell where tasks ran
 
-    def _upload(self, content: bytes) -> str:
+    def _upload(self, content: bytes | IO[bytes]) -> str:
         """Make Spark Connect deliver content to executors as a file, once a session. Return the file's name.
 
         Within a query, the heaps of server and executors would contain several copies.
         """
-        name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
+        file: Any = io.BytesIO(content) if isinstance(content, bytes) else content
+        length = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        name = f"distributor-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, _Uploads())
-        self._held_up = StatusDetail(f"sending {size(len(content))} to the Spark Connect server")
+        self._held_up = StatusDetail(f"sending {size(length)} to the Spark Connect server")
         with uploaded.lock:  # Spark refuses a file while it receives the same file from another run
             if name not in uploaded.names:
-                self._send(name, content)
+                self._send(name, file)
                 uploaded.names.add(name)
         self._held_up = None
         return name
 
-    def _send(self, name: str, content: bytes) -> None:
+    def _send(self, name: str, content: IO[bytes]) -> None:
+        content.seek(0)
         with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
             path = os.path.join(folder, name)
             with open(path, "wb") as file:
-                file.write(content)
+                shutil.copyfileobj(content, file)
             cast(Any, self._session).addArtifacts(path, file=True)
 
     def _submit(self, job: Job, task: Task) -> Iterable[bytes]:

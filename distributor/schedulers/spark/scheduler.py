@@ -78,6 +78,7 @@ class SparkScheduler:
     def check(self, job: Job) -> None:
         with answering():
             settings.check_encryption(self._session, job)
+            settings.check_call(self._session, job)
             self._found = settings.check_hazards(self._session)
             spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
@@ -193,6 +194,7 @@ def _shipment(job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str
     return {
         "job_id": job.job_id,
         "job": pickle.dumps(delivery.job),
+        "call": delivery.call,
         "parts": dict(delivery.parts),
         "package": delivery.package,
         "endpoint": endpoint,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from distributor.errors import ConfigurationError
+from distributor.errors import ConfigurationError, PayloadError
 from distributor.schedulers.spark import harmful_settings
 from distributor.schedulers.spark.harmful_settings import Answer, Found, Where, is_true
 from distributor.schedulers.spark.sessions import conf, is_cluster, is_connect
+from distributor.shipping import package
 from distributor.text import notices
+from distributor.text.wording import parse_memory, size
 from distributor.values.job import Job
 
 if TYPE_CHECKING:
@@ -30,6 +33,11 @@ _UNAUTHENTICATED = (
     "spark.authenticate is true, but ranks ignore this. NOT authenticated: NCCL's and gloo's connections between ranks "
     "(gradients, parameters) and torch's rendezvous store, so whoever can reach their ports can join. Authenticated: "
     "log lines and orders between nodes and driver (TLS and a token)"
+)
+
+_LARGE_CALL = 64 << 20  # bytes of a call from which it is compared with the heaps
+_HEAP_SHARE = (
+    0.6  # of a heap for the broadcast of a call: of 1 GiB, 600 MiB passed, and 800 MiB ended in OutOfMemoryError
 )
 
 #: By Spark context or Connect session.
@@ -73,6 +81,25 @@ def _warn_once(session: SparkSession, text: str) -> None:
     if text not in had:
         had.add(text)
         _log.warning("%s", text)
+
+
+def check_call(session: SparkSession, job: Job) -> None:
+    """Check that the JVMs of a classic session can hold a large call, which they broadcast. PayloadError: no."""
+    needed = package.call_size(job)
+    if is_connect(session) or needed < _LARGE_CALL:
+        return
+    runtime = session.sparkContext._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]
+    heaps = {"driver": int(runtime.maxMemory())}
+    if is_cluster(session):
+        with suppress(ValueError):
+            heaps["executor"] = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
+    for process, heap in heaps.items():
+        if needed > heap * _HEAP_SHARE:
+            raise PayloadError(
+                f"{job.title} has {size(needed)} of data with it, too much for Spark's {process}, whose heap has "
+                f"{size(heap)}: save the data to a file that all nodes can read, and load it inside the function, or "
+                f"raise spark.{process}.memory to {size(needed / _HEAP_SHARE)} or more"
+            )
 
 
 def check_hazards(session: SparkSession) -> list[Found]:

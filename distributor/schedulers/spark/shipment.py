@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from distributor.channel.connections import Endpoint
 from distributor.values.job import Warmth
@@ -12,7 +12,8 @@ class Shipment(TypedDict):
     """Plain values, since a task's Python worker cannot import this package."""
 
     job_id: str
-    job: bytes  # pickled, without parts
+    job: bytes  # pickled, without call and parts
+    call: Any  # a large one: the name of a file that Spark delivers, or a broadcast; None if there is none
     parts: dict[str, str]  # names of large parts of the job, and of the files in which Spark delivers them
     package: bytes | str  # this package as a zip, or the name of a file that Spark delivers
     endpoint: Endpoint | None  # where the driver listens, if it does

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import struct
 import sys
@@ -33,6 +34,7 @@ from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
 from distributor.values import codec, messages
 from distributor.values.files import FileHead
+from distributor.values.layout import CALL
 from distributor.values.placement import NodeFacts, host_in
 from distributor.values.plan import AgentOrder
 
@@ -185,6 +187,8 @@ def _lead(
         return _give_up(shipment, mine, secret, why)
     with host_node(shipment["job_id"], mine.partition) as node:
         root = _write_package(shipment, node.folder)
+        if shipment["call"] is not None:
+            _bring_call(shipment["call"], os.path.join(node.folder, CALL))
         agent = node.start(
             root,
             {"store": listener},
@@ -228,6 +232,19 @@ def _write_package(shipment: Shipment, folder: str) -> str:
     return root
 
 
+def _bring_call(call: Any, path: str) -> None:
+    """Put a large pickled call into the node's folder. A file that Spark has brought is not read here."""
+    source = _delivered(call) if isinstance(call, str) else getattr(call, "_path", None)
+    if source is None:
+        with open(path, "wb") as file:
+            file.write(call.value)  # Spark has decrypted it
+        return
+    try:
+        os.link(source, path)
+    except OSError:  # such as another file system
+        shutil.copyfile(source, path)
+
+
 def _order(shipment: Shipment, executor: str, folder: str, root: str, **further: Any) -> AgentOrder:
     """Return the order to the agent, with its further fields from ``about``."""
     return AgentOrder(
@@ -257,10 +274,14 @@ def _content(content: bytes | str) -> bytes:
     """Return the given bytes, or the content of the file of this name that Spark has delivered."""
     if isinstance(content, bytes):
         return content
+    with open(_delivered(content), "rb") as file:
+        return file.read()
+
+
+def _delivered(name: str) -> str:
     from pyspark import SparkFiles
 
-    with open(SparkFiles.get(content), "rb") as file:
-        return file.read()
+    return str(SparkFiles.get(name))
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ import trainings
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
 from distributor.api.parameters import GROUPS, OPTIONS, Options
 from distributor.cli import command
+from distributor.data.source import Data
 from distributor.launch import DeepSpeed, Torchrun
 from distributor.values.options import PANELS, Option
 
@@ -150,6 +151,7 @@ GIVEN: dict[str, Any] = {
     "resume": "never",
     "checkpoints": "saved",
     "callbacks": (NAMED_CALLBACK,),
+    "data": {"train": Data(None)},
 }
 
 

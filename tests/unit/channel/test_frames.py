@@ -43,7 +43,9 @@ sent_messages = st.one_of(
     st.builds(Hello, st.text(), st.text(), st.text()),
     st.builds(Beat, numbers, st.none() | st.floats(0, 1e300)),
     st.builds(Warnings, st.text(), st.tuples(st.text())),
-    st.builds(Failed, st.none() | st.builds(Failure, numbers, numbers, st.text(), st.text(), st.text())),
+    st.builds(
+        Failed, st.none() | st.builds(Failure, numbers, numbers, st.text(), st.text(), st.text()), attempt=numbers
+    ),
     st.builds(Welcome, st.tuples(st.tuples(numbers, numbers, numbers))),
     st.builds(Dump, numbers, st.booleans(), st.floats(-1e300, 1e300)),
 )

@@ -87,7 +87,7 @@ def test_a_nodes_name_without_the_token_is_refused(served: tuple[Listener, Chann
         node.sendall(frames.pack(hello()))
         watch.until(lambda: listener.events)
         with stranger(endpoint) as thief:
-            thief.sendall(bytes(32) + frames.pack(hello()) + frames.pack(messages.Failed()))
+            thief.sendall(bytes(32) + frames.pack(hello()) + frames.pack(messages.Failed(attempt=0)))
             assert refused(thief)
         node.sendall(frames.pack_log(Log(0, 1, 0, b"still here")))
         watch.until(lambda: listener.logs)

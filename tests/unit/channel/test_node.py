@@ -18,7 +18,7 @@ from proxy import Proxy
 from distributor.channel.node import Rhythm, Uplink, over_tls
 from distributor.channel.server import ChannelServer
 from distributor.values import messages
-from distributor.values.outcome import Log
+from distributor.values.outcome import Failure, Log
 from distributor.values.plan import Endpoint
 
 
@@ -139,10 +139,10 @@ def test_messages_of_an_attempt_are_not_sent_again_in_the_next(
 
     async def scene() -> None:
         async with node(endpoint) as a:
-            a.uplink.tell(messages.Failed())
+            a.uplink.tell(messages.Failed(attempt=0))
             await until(lambda: listener.heard(messages.Failed))
             a.uplink.renew()
-            a.uplink.tell(messages.Started())
+            a.uplink.tell(messages.Started(attempt=0))
             a.writers[0].transport.abort()
             await until(lambda: len(a.writers) == 2)
             await a.uplink.close()
@@ -150,6 +150,28 @@ def test_messages_of_an_attempt_are_not_sent_again_in_the_next(
     play(scene())
     assert len(listener.heard(messages.Failed)) == 1
     assert listener.heard(messages.Started)
+
+
+def test_a_failure_that_is_told_again_is_older(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
+    listener, _, endpoint = served
+    loop_time = []
+
+    async def scene() -> None:
+        async with node(endpoint) as a:
+            a.uplink.tell(messages.Failed(Failure(0, 0, "host-a", "exit", ""), 0.5, attempt=0))
+            loop_time.append(asyncio.get_running_loop().time())
+            await until(lambda: listener.heard(messages.Failed))
+            loop_time.append(asyncio.get_running_loop().time())
+            a.writers[0].transport.abort()
+            await until(lambda: len(listener.heard(messages.Failed)) == 2)
+            await a.uplink.close()
+
+    play(scene())
+    first, again = (
+        message.age for _, message in listener.heard(messages.Failed) if isinstance(message, messages.Failed)
+    )
+    assert first == 0.5
+    assert again >= first + loop_time[1] - loop_time[0]
 
 
 def test_heartbeats_are_heard_and_answered(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
@@ -195,7 +217,7 @@ def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener
 
     async def scene() -> None:
         async with node(endpoint) as a:
-            a.uplink.tell(messages.Started())
+            a.uplink.tell(messages.Started(attempt=0))
             await a.uplink.send_log(Log(0, 1, 0, b"first\n"))
             await until(lambda: listener.logs)
             a.writers[0].transport.abort()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distributor.checkpoint import exchange as exchanges, folder as folders, loading, saving
+from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.folder import checkpoint_folder
@@ -128,6 +129,27 @@ def test_a_rank_that_writes_for_long_is_waited_for(
         future.result(LIMIT)
     assert ranks.steps == [1]
     assert "checkpoint_folder(step=1) waits for rank 0: it may still be writing or reading, or waiting" in caplog.text
+
+
+def test_saves_that_fail_alike_warn_once(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit, failing = Catalog.commit, {2: "read-only", 3: "read-only", 5: "read-only", 6: "full"}
+
+    def commit_some(catalog: Catalog, draft: Draft) -> Any:
+        if draft.step in failing:
+            raise OSError(f"{draft.folder}: {failing[draft.step]}")
+        return commit(catalog, draft)
+
+    def save_all() -> None:
+        for step in range(1, 7):
+            save(nothing, step)()
+
+    monkeypatch.setattr(Catalog, "commit", commit_some)
+    for future in ranks.run(save_all, save_all):
+        future.result(LIMIT)
+    warned = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in warned] == [f"checkpoint_folder(step={step})" for step in (2, 5, 6)]
 
 
 def test_nobody_waits_for_a_rank_whose_call_was_wrong(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from distributor.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")
 
+from fake_gpu import FakeCuda, on_gpu  # noqa: E402
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata  # noqa: E402
 
 from distributor.checkpoint import pickles, shards, training_state  # noqa: E402
@@ -29,6 +30,26 @@ def round_trip(saved: dict[str, Any], loaded: dict[str, Any]) -> None:
     found = training_state.collect(saved)
     read = {name: tensor.clone() for name, tensor in found.tensors.items()}
     training_state.restore(loaded, training_state.TrainingState(read, found.objects))
+
+
+@pytest.mark.parametrize("seeded", ["before", "after"])
+def test_random_states_of_gpus_wait_for_cuda(seeded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA starts after the load, on fewer GPUs. A seed from before the load is overwritten, as without a GPU."""
+    gpu, saved = torch.Generator(), torch.Generator().manual_seed(7)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+    monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", torch.cuda._LazySeedTracker())
+    states = {**training_state._random_states(), "cuda": [saved.get_state()] * 2}
+    if seeded == "before":
+        torch.manual_seed(1)
+    training_state._set_random_states(states)
+    if seeded == "after":
+        torch.manual_seed(1)
+    for call in torch.cuda._lazy_seed_tracker.get_calls():  # as torch.cuda.init does
+        if call:
+            call[0]()
+    assert gpu.initial_seed() == (7 if seeded == "before" else 1)
+    assert torch.equal(gpu.get_state(), (saved if seeded == "before" else torch.Generator().manual_seed(1)).get_state())
 
 
 def test_an_optimizer_that_has_state_for_some_parameters_only() -> None:
@@ -175,6 +196,18 @@ def test_copies_keep_their_memory() -> None:
     assert second["a"].data_ptr() == first["a"].data_ptr()
     assert second["a"].tolist() == [5, 5, 5]
     assert (second["b"].device.type, second["b"].shape) == ("meta", (2, 1))
+
+
+def test_copies_from_gpus_are_pinned_in_one_piece(fake_cuda: FakeCuda) -> None:
+    copies, tensors = PlannedCopies(), {"a": on_gpu(torch.ones(3)), "b": on_gpu(torch.ones(9)), "c": torch.ones(2)}
+    first = copies.of(tensors, tensors.keys(), {})
+    ((address, size),) = fake_cuda.pinned.items()
+    assert [first[name].data_ptr() for name in "ab"] == [address, address + 64]
+    assert size >= 64 + 36
+    assert copies.of(tensors, {"a", "c"}, {})["a"].data_ptr() == address
+    copies.of({"a": on_gpu(torch.ones(4))}, {"a"}, {})
+    assert list(fake_cuda.pinned.values()) == [64]
+    assert fake_cuda.calls == 2
 
 
 class Harmful:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import zipfile
@@ -10,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from distributor.machine.imports import on_import
+from distributor.machine.imports import import_quickly, on_import
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -35,3 +36,25 @@ def test_a_module_is_told_apart_from_others_of_its_loader(
     for name in names:
         del sys.modules[name]
     assert told == imported
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_is_as_before_after_a_quick_import(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quickly.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
+    (tmp_path / "broken.py").write_text("raise ValueError('broken')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for name in ("quickly", "broken"):
+        import_quickly(name)
+    try:
+        if not is_on:
+            gc.disable()
+        assert not importlib.import_module("quickly").COLLECTS
+        with pytest.raises(ValueError, match="broken"):
+            importlib.import_module("broken")
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()
+        del sys.modules["quickly"]

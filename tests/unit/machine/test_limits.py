@@ -17,6 +17,11 @@ def shortages(ranks=2, use_gpu=True, needed=100, **fields):
     return limits.shortages(Limits(**{**good, **fields}), ranks, use_gpu, needed)
 
 
+def test_free_memory_is_a_part_of_all():
+    before = limits.free_memory()
+    assert 0 < before <= limits.total_memory()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -123,6 +123,7 @@ def test_a_failed_save_counts_until_the_next_one_succeeds() -> None:
     assert (reports.unsaved, reports.last_committed) == (lines[1], lines[0])
     reports.take(Log(0, REPORTS, len(data), pack(Committed(0, 3.0, 3, "/runs/step-3"))))
     assert reports.unsaved is None
+    assert [course.saved for course in reports.courses(1)] == [3, None]
 
 
 def test_whoever_has_the_token_fills_no_memory() -> None:

@@ -62,3 +62,12 @@ def test_a_stop_counts_for_the_attempt_that_comes_next() -> None:
         assert restarts.on_order(stop)
     assert restarts.begun() == Stop("at once", grace=False)
     assert not restarts.on_order(Stop("again"))
+
+
+def test_the_ordered_attempt_counts_before_it_begins() -> None:
+    restarts = AttemptOrders(3, 1)
+    assert restarts.ordered == 1
+    restarts.on_order(Begin(2, 4000))
+    assert restarts.ordered == 2
+    restarts.begun()
+    assert restarts.ordered == 2

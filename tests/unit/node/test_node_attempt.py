@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import watch
 
 from distributor.node.node_attempt import Assignment, NodeAttempt, Notes, StopReason
 from distributor.values import layout, messages
@@ -160,12 +161,27 @@ def test_a_node_without_ranks_serves_the_others_until_its_companion_dies(
     asyncio.run(play())
 
 
+def test_a_stop_waits_for_stacks_and_stays_hasty(tmp_path: Path) -> None:
+    async def play() -> None:
+        attempt, launcher, link = make(tmp_path)
+        for step in (started, order(messages.Dump(1, False, 0.0)), order(Stop("another waits", hasty=True))):
+            step(attempt)
+        assert (launcher.signals, attempt._ranks.hurried) == ([], set())
+        await attempt._dumps._after
+        assert isinstance(link.told[-1], messages.StackDump)
+        assert launcher.signals == [layout.FAST_KILL_SIGNAL]
+        while attempt._ranks.hurried != {0}:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(play(), watch.DEADLINE))
+
+
 def test_the_driver_hears_of_a_companion_that_died_before_the_stop(tmp_path: Path) -> None:
     async def play() -> None:
         attempt, _, link = make(tmp_path)
         for step in (started, companion_dies):
             step(attempt)
-        assert link.told == [messages.Started(), messages.Failed()]
+        assert link.told == [messages.Started(attempt=0), messages.Failed(attempt=0)]
 
     asyncio.run(play())
 

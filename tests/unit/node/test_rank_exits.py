@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_paths_of_shipped_files_are_those_on_the_driver() -> None:
 
 def test_a_node_that_stopped_tells_ever_less() -> None:
     failed = replace(FAILED, failure=replace(RAISED, exception=b"pickle", log_tail="the end"))
-    told = rank_exits.stopped(4000, (FINISHED, failed), None)
+    told = rank_exits.stopped(0, 4000, (FINISHED, failed), None)
     assert [each.port for each in told] == [4000] * 3
     assert [each.outcomes[0] for each in told] == [FINISHED] * 3
     assert [each.outcomes[1].failure for each in told] == [
@@ -161,7 +162,7 @@ def test_a_node_that_stopped_tells_ever_less() -> None:
 
 
 def test_an_outcome_in_another_state_is_no_message() -> None:
-    wrong = messages.encode(rank_exits.stopped(4000, (FINISHED,), None)[0])
+    wrong = messages.encode(rank_exits.stopped(0, 4000, (FINISHED,), None)[0])
     wrong["outcomes"][0]["state"] = "unheard of"
     with pytest.raises(ValueError, match="Outcome.state: 'unheard of' is not of type"):
         messages.decode(wrong)
@@ -205,6 +206,12 @@ def test_a_full_disk_is_named() -> None:
     kind, text = rank_exits.explain(OSError(errno.ENOSPC, "No space left on device"), "/tmp/n")
     assert kind == "StartError"
     assert text.startswith("the disk of /tmp/n on ")
+
+
+def test_too_many_open_files_are_no_traceback() -> None:
+    kind, text = rank_exits.explain(OSError(errno.EMFILE, "Too many open files"), "/tmp/n")
+    assert kind == "StartError"
+    assert re.fullmatch(r"the agent on \S+ has too many open files: raise ulimit -n of .* local mode", text)
 
 
 def test_the_first_exceptions_of_a_node_are_kept() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,21 +50,27 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Any:
     return main
 
 
-def names(function: Any, *args: Any) -> set[str]:
-    arrived, *_ = payload.load_function(payload.dump_function(function, args, {}))
-    return {*main_module._names(arrived)}
+@pytest.fixture
+def names(tmp_path: Path) -> Callable[..., set[str]]:
+    def names(function: Any, *args: Any) -> set[str]:
+        pickled = payload.dump_function(function, args, {})
+        assert isinstance(pickled, bytes)
+        Path(tmp_path, "call").write_bytes(pickled)
+        return main_module.names_in(str(tmp_path / "call")).keys() | set()
+
+    return names
 
 
-def test_names_come_with_the_function(user: Any) -> None:
+def test_names_come_with_the_function(user: Any, names: Any) -> None:
     assert {"train", "helper", "WIDTH"} <= names(user.train)
     assert {"train", "helper"} <= names(functools.partial(user.train, None))
     assert {"Trainer", "helper"} <= names(user.Trainer().fit)
     assert {"Trainer", "helper", "WIDTH"} <= names(user.Trainer.train)
 
 
-def test_the_class_of_an_argument_has_its_name(user: Any) -> None:
+def test_the_class_of_an_argument_has_its_name(user: Any, names: Any) -> None:
     assert {"Config", "train"} <= names(user.train, user.Config(3))
 
 
-def test_what_is_defined_inside_a_function_has_no_name(user: Any) -> None:
+def test_what_is_defined_inside_a_function_has_no_name(user: Any, names: Any) -> None:
     assert not {name for name in names(user.train) if "." in name or name == "Inner"}

@@ -327,7 +327,7 @@ def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[st
 def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
     run = module.Run(make_job(num_processes=2, grace_period=600.0), Failing()).start()
     run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 2),)))
-    run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
+    run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure, attempt=0))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr'; ranks have 600 s")
     run.kill()
     assert run.wait(watch.DEADLINE)
@@ -347,7 +347,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
     for name in "ab":
         run._supervisor.on_message(name, messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
-        run._supervisor.on_message("a", messages.Failed(failure))
+        run._supervisor.on_message("a", messages.Failed(failure, attempt=0))
         scheduler.error = RunCancelledError("the job has ended")
     run._supervisor.on_lost("b", "its agent died")
     scheduler.ended.set()
@@ -359,7 +359,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
 def test_what_has_failed_is_not_cancelled() -> None:
     run = module.Run(make_job(grace_period=600.0), Failing()).start()
     run._supervisor.on_message("a", messages.AllNodes((Node(0, "a", "a", "1", 1, 0, 0, 1),)))
-    run._supervisor.on_message("a", messages.Failed())
+    run._supervisor.on_message("a", messages.Failed(attempt=0))
     run.cancel()
     assert run.status is Status.STOPPING
     run.kill()

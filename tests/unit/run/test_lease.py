@@ -252,7 +252,8 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         watch.until(lambda: record(tmp_path).sequence > before)
         down.set()
         made.release(finished=True)
-    assert "cannot release the name 'gpt', so the next run must wait, and then continues this training" in caplog.text
+    told = "cannot release the name 'gpt', so the next run must wait, and then continues this training"
+    assert caplog.text.count(told) == 1
 
 
 def test_a_url(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
 RESET = Failure(2, 0, "host-b", "RuntimeError", "RuntimeError: Connection reset by peer")
 
 HELLO_A, HELLO_B = (Heard(name, messages.AllNodes((A, B))) for name in "ab")
-STARTED_A, STARTED_B = (Heard(name, messages.Started()) for name in "ab")
+STARTED_A, STARTED_B = (Heard(name, messages.Started(attempt=0)) for name in "ab")
 UP = (HELLO_A, HELLO_B, STARTED_A, STARTED_B)
-FAILED = Heard("a", messages.Failed(ERROR))
+FAILED = Heard("a", messages.Failed(ERROR, attempt=0))
 BYE_A = Heard("a", messages.Bye())
 DIED = Lost("b", "its agent died")
 STOOD = Stood(Stacks({0: "it hangs"}))
@@ -94,7 +94,12 @@ def beat(node: str, alive: int, idle: float | None = None) -> Heard:
         (UP, Kill(), Stopping(7.0, Cancelled(), "killed", 0.0), Status.STOPPING),
         ((*UP, FAILED), Kill(), Stopping(1.0, RankFailed((ERROR,)), "killed", 0.0), Status.STOPPING),
         (UP, FAILED, Stopping(7.0, RankFailed((ERROR,)), "rank 1 failed: ValueError: no", 10.0), Status.STOPPING),
-        (UP, Heard("a", messages.Failed()), Stopping(7.0, RankFailed(), "a rank failed", 10.0), Status.STOPPING),
+        (
+            UP,
+            Heard("a", messages.Failed(attempt=0)),
+            Stopping(7.0, RankFailed(), "a rank failed", 10.0),
+            Status.STOPPING,
+        ),
         (
             (*UP, FAILED),
             Cancel("enough"),
@@ -271,9 +276,9 @@ def test_causes_that_come_together(first: Any, then: Any, both: Any) -> None:
     assert joined(first, then) == both
 
 
-RESTS_A, RESTS_B = (Heard(name, messages.Stopped(port, ())) for name, port in (("a", 4711), ("b", 4712)))
+RESTS_A, RESTS_B = (Heard(name, messages.Stopped(port, (), attempt=0)) for name, port in (("a", 4711), ("b", 4712)))
 
-UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on host-b failed")))
+UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on host-b failed"), attempt=0))
 
 
 @pytest.mark.parametrize(
@@ -305,9 +310,28 @@ def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
     assert (made.nodes.up, made.nodes.ranks_up, made.nodes.all_rest) == (0, 0, False)
     assert made.on(Due(Deadline.START), 9.0)[0] == StopRanks("start_timeout has passed")
     made = AttemptState(make_job(num_processes=4), 8.0, MARGINS, nodes, 1)
-    for event in (STARTED_A, STARTED_B):
-        made.on(event, 9.0)
+    for name in "ab":
+        made.on(Heard(name, messages.Started(attempt=1)), 9.0)
     assert made.phase == Running(9.0)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        (STARTED_A, STARTED_B),
+        (FAILED,),
+        (RESTS_A, RESTS_B),
+        (Heard("b", RankPreempted(2, attempt=0)),),
+        (Heard("a", Halted(0, 5, attempt=0)), Heard("b", Halted(2, 6, attempt=0))),
+    ],
+)
+def test_what_nodes_say_again_of_the_attempt_before_changes_nothing(again: tuple[Heard, ...]) -> None:
+    nodes = after(*UP, FAILED, RESTS_A, RESTS_B).nodes
+    nodes.again()
+    made = AttemptState(make_job(num_processes=4), 8.0, MARGINS, nodes, 1)
+    assert [made.on(event, 9.0) for event in again] == [[]] * len(again)
+    assert made.phase == Starting(8.0)
+    assert (made.nodes.up, made.nodes.all_rest, made.stop_vote.preempted) == (0, False, "")
 
 
 @pytest.mark.parametrize(
@@ -378,25 +402,25 @@ def test_ranks_are_asked_to_stop_once_they_are_up() -> None:
     assert made.on(STARTED_B, 2.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
     assert made.on(Halt(), 3.0) == [], "it was asked already"
     assert made.on(Due(Deadline.HALT), 3.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
-    assert made.on(Heard("a", Reached(1, False, 4)), 4.0) == [TellNodes(Propose(2, 5))]
-    assert made.on(Heard("a", Reached(2, True, 4)), 4.0) == []
-    assert made.on(Heard("b", Reached(2, True, 4)), 4.0) == [TellNodes(Agree(2, 5))]
-    assert made.on(Heard("a", Halted(0, 5)), 5.0) == []
+    assert made.on(Heard("a", Reached(1, False, 4, attempt=0)), 4.0) == [TellNodes(Propose(2, 5))]
+    assert made.on(Heard("a", Reached(2, True, 4, attempt=0)), 4.0) == []
+    assert made.on(Heard("b", Reached(2, True, 4, attempt=0)), 4.0) == [TellNodes(Agree(2, 5))]
+    assert made.on(Heard("a", Halted(0, 5, attempt=0)), 5.0) == []
     made.on(Cancel("cancelled"), 6.0)
     assert made.on(Due(Deadline.HALT), 7.0) == []
 
 
 def test_a_rank_that_gets_sigterm_makes_all_stop() -> None:
     made = after(*UP)
-    assert made.on(Heard("b", RankPreempted(2)), 2.0)[0] == TellNodes(Propose(1, 0))
-    assert made.on(Heard("b", RankPreempted(3)), 2.0) == []
+    assert made.on(Heard("b", RankPreempted(2, attempt=0)), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.on(Heard("b", RankPreempted(3, attempt=0)), 2.0) == []
     assert made.stop_vote.preempted == "rank 2 on host-b got SIGTERM"
     assert made.wish is None
 
 
 def test_ranks_that_stop_at_different_steps_are_stopped() -> None:
-    made = after(*UP, Halt(), Heard("a", Halted(0, 5)))
-    (stop, _) = made.on(Heard("b", Halted(2, 6)), 2.0)
+    made = after(*UP, Halt(), Heard("a", Halted(0, 5, attempt=0)))
+    (stop, _) = made.on(Heard("b", Halted(2, 6, attempt=0)), 2.0)
     told = "rank 0 was told to stop at step 5, and rank 2 at step 6: "
     assert isinstance(stop, StopRanks) and stop.reason.startswith(told)
     assert isinstance(made.cause, Disagreed) and made.cause.message.startswith(told)
@@ -491,13 +515,13 @@ def test_a_stop_soon_says_that_no_node_is_reached() -> None:
     assert made.on(Halt(), 9.0) == [second]
 
 
-TOLD_RESET = Heard("b", messages.Failed(RESET))
+TOLD_RESET = Heard("b", messages.Failed(RESET, attempt=0))
 
 
 def test_a_broken_connection_waits_for_the_failure_that_explains_it() -> None:
     made = after(*UP)
     assert made.on(TOLD_RESET, 2.0) == [Arm(Deadline.BLAME, MARGINS.blame)]
-    assert made.on(Heard("b", messages.Failed(replace(RESET, rank=3))), 2.1) == []
+    assert made.on(Heard("b", messages.Failed(replace(RESET, rank=3), attempt=0)), 2.1) == []
     assert isinstance(made.phase, Running)
     assert made.on(FAILED, 2.2)[0] == StopRanks("rank 1 failed: ValueError: no")
     assert isinstance(made.cause, RankFailed)
@@ -514,7 +538,7 @@ def test_a_broken_connection_that_nothing_explains_stops_the_ranks() -> None:
 def test_a_killed_rank_explains_a_broken_connection_at_once() -> None:
     killed = Failure(0, 0, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
     made = after(*UP, TOLD_RESET, max_restarts=1)
-    assert made.on(Heard("a", messages.Failed(killed)), 2.0)[0] == StopRanks(
+    assert made.on(Heard("a", messages.Failed(killed, attempt=0)), 2.0)[0] == StopRanks(
         "rank 0 failed: killed by SIGKILL", hasty=True
     )
 
@@ -527,7 +551,7 @@ def test_a_lost_node_explains_a_broken_connection() -> None:
 
 def test_a_node_that_gets_sigterm_preempts_the_run() -> None:
     made = after(*UP)
-    assert made.on(Heard("b", RankPreempted()), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.on(Heard("b", RankPreempted(attempt=0)), 2.0)[0] == TellNodes(Propose(1, 0))
     assert made.stop_vote.preempted == "the node on host-b (node 1, ranks 2-3) got SIGTERM"
 
 

@@ -8,9 +8,12 @@ import io
 import itertools
 import os
 import pickle
+import random
 import subprocess
 import sys
+import tempfile
 import threading
+import tracemalloc
 import types
 
 import cloudpickle
@@ -144,7 +147,7 @@ import importlib.util, sys
 from distributor.shipping import payload
 assert not any(name.startswith("user_module") for name in sys.modules)
 assert importlib.util.find_spec({package!r}) is None
-function, args, kwargs = payload.load_function(sys.stdin.buffer.read())
+function, args, kwargs = payload.load_function("/dev/stdin")
 try:
     payload.dump_value(function(*args, **kwargs), sys.stdout.buffer)
 except Exception as error:
@@ -156,7 +159,11 @@ def call_elsewhere(module, pickled):
     """The bytes of what a call gives in another process."""
     # The root folder: the current directory is on the import path of python -c.
     command = [sys.executable, "-c", CALL.format(package=module.__name__.partition(".")[0])]
-    return subprocess.run(command, input=pickled, stdout=subprocess.PIPE, cwd=os.sep, check=True).stdout
+    with tempfile.TemporaryFile() if isinstance(pickled, bytes) else pickled as file:
+        if isinstance(pickled, bytes):
+            file.write(pickled)
+        file.seek(0)
+        return subprocess.run(command, stdin=file, stdout=subprocess.PIPE, cwd=os.sep, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -709,3 +716,60 @@ def test_modules_with_a_class_of_their_own_travel_by_name(tmp_path, monkeypatch)
     value = call_elsewhere(module, payload.dump_function(module.train, (), {}))
     del sys.modules[name]
     assert pickle.loads(value) == (True, True)
+
+
+class Array:
+    """As numpy's arrays, one that pickle leaves out of the pickle."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __reduce_ex__(self, protocol):
+        return Array, (pickle.PickleBuffer(self.memory),)
+
+
+def loaded_from(pickled, path):
+    path.write_bytes(pickled if isinstance(pickled, bytes) else (pickled.seek(0), pickled.read())[1])
+    return payload.load_function(path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 3 << 20])
+def test_arrays_are_mapped_from_the_calls_file(size, tmp_path):
+    content, text = random.Random(0).randbytes(size), "t" * size
+    pickled = payload.dump_function(print, (Array(bytearray(content)), [text], Array(content)), {"end": text})
+    assert isinstance(pickled, bytes) == (size < 1 << 20)
+    (_, (array, texts, fixed), named), again = (loaded_from(pickled, tmp_path / str(n)) for n in range(2))
+    assert (bytes(array.memory), texts, named, bytes(fixed.memory)) == (content, [text], {"end": text}, content)
+    assert memoryview(fixed.memory).readonly
+    array.memory[:] = bytes(size)
+    assert bytes(again[1][0].memory) == content
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
+
+
+def test_a_call_takes_its_memory_once(tmp_path):
+    import torch
+
+    weights = torch.ones(4 << 20)
+    tracemalloc.start()
+    try:
+        payload.dump_function(print, (Array(bytearray(8 << 20)), b"t" * (8 << 20), weights), {})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 << 20  # the arguments themselves, and little more
+
+
+def test_a_call_that_the_temporary_folder_cannot_hold(monkeypatch):
+    monkeypatch.setattr(payload.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))
+    with pytest.raises(PayloadError, match=r"the temporary folder .* takes \(No space left on device\). Load large"):
+        payload.dump_function(print, (bytes(2 << 20),), {})
+
+
+def test_the_largest_part_of_a_call_is_found():
+    held = bytes(3000)
+    label, size = payload.largest_part(lambda a: held, (bytes(10),), {})
+    assert label == "the variable 'held' that it uses"
+    assert 3000 < size < 3030
+    label, size = payload.largest_part(closure_over(1), (1, Array(bytearray(5000))), {"x": threading.Lock()})
+    assert label == "argument 2"
+    assert size > 5000

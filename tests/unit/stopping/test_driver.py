@@ -146,31 +146,31 @@ def test_nodes_agree_at_once_where_no_rank_has_begun() -> None:
     stop_vote.begin(["a", "b"])
     assert stop_vote.begun
     assert stop_vote.order == Propose(1, 0)
-    assert not stop_vote.on_reached("a", Reached(1, True, NONE))
-    assert stop_vote.on_reached("b", Reached(1, True, NONE))
+    assert not stop_vote.on_reached("a", Reached(1, True, NONE, attempt=0))
+    assert stop_vote.on_reached("b", Reached(1, True, NONE, attempt=0))
     assert stop_vote.order == Agree(1, 0)
 
 
 def test_each_proposal_is_further_ahead() -> None:
     stop_vote = CoordinatedStop()
     stop_vote.begin(["a", "b"])
-    assert stop_vote.on_reached("a", Reached(1, False, 10))
+    assert stop_vote.on_reached("a", Reached(1, False, 10, attempt=0))
     assert stop_vote.order == Propose(2, 11)
-    assert not stop_vote.on_reached("b", Reached(1, False, 12)), "it is an answer to an earlier proposal"
-    assert not stop_vote.on_reached("a", Reached(2, True, 10))
-    assert stop_vote.on_reached("b", Reached(2, False, 12))
+    assert not stop_vote.on_reached("b", Reached(1, False, 12, attempt=0)), "it is an answer to an earlier proposal"
+    assert not stop_vote.on_reached("a", Reached(2, True, 10, attempt=0))
+    assert stop_vote.on_reached("b", Reached(2, False, 12, attempt=0))
     assert stop_vote.order == Propose(3, 14)
-    assert not stop_vote.on_reached("a", Reached(3, True, 12))
-    assert not stop_vote.on_reached("c", Reached(3, True, 12)), "there is no such node"
-    assert stop_vote.on_reached("b", Reached(3, True, 12))
+    assert not stop_vote.on_reached("a", Reached(3, True, 12, attempt=0))
+    assert not stop_vote.on_reached("c", Reached(3, True, 12, attempt=0)), "there is no such node"
+    assert stop_vote.on_reached("b", Reached(3, True, 12, attempt=0))
     assert stop_vote.order == Agree(3, 14)
-    assert not stop_vote.on_reached("b", Reached(3, False, 20)), "what all have accepted holds"
+    assert not stop_vote.on_reached("b", Reached(3, False, 20, attempt=0)), "what all have accepted holds"
 
 
 def test_ranks_that_stop_elsewhere_are_named() -> None:
     stop_vote = CoordinatedStop()
-    assert stop_vote.on_halted(Halted(0, 7)) is None
-    assert stop_vote.on_halted(Halted(2, 7)) is None
-    told = stop_vote.on_halted(Halted(1, 9))
+    assert stop_vote.on_halted(Halted(0, 7, attempt=0)) is None
+    assert stop_vote.on_halted(Halted(2, 7, attempt=0)) is None
+    told = stop_vote.on_halted(Halted(1, 9, attempt=0))
     assert told is not None
     assert told.startswith("ranks 0, 2 were told to stop at step 7, and rank 1 at step 9: ")

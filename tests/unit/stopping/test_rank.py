@@ -49,7 +49,7 @@ def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:
     assert not ranks[0].should_stop(5)
     agent.node_stop.on_order(Propose(1, 5))
     agent.node_stop.on_order(Propose(2, 7))
-    assert agent.answers == [Reached(1, False, 5), Reached(2, True, 5)]
+    assert agent.answers == [Reached(1, False, 5, attempt=0), Reached(2, True, 5, attempt=0)]
     assert not ranks[0].should_stop(6)
     agent.node_stop.on_order(Agree(2, 7))
     assert not ranks[1].should_stop(6)
@@ -57,7 +57,7 @@ def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:
     assert ranks[0].should_stop(8), "it goes on, and is told again"
     agent.node_stop.look()
     agent.node_stop.look()
-    assert agent.told == [Halted(10, 7), Halted(11, 7)]
+    assert agent.told == [Halted(10, 7, attempt=0), Halted(11, 7, attempt=0)]
     assert agent.node_stop.halted() == {0: 7, 1: 7}
 
 
@@ -66,7 +66,7 @@ def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
     agent.node_stop.on_order(Propose(2, 7))
     agent.node_stop.on_order(Propose(1, 3))
     agent.node_stop.on_order(Propose(2, 7))
-    assert agent.answers == [Reached(2, True, NONE)] * 2
+    assert agent.answers == [Reached(2, True, NONE, attempt=0)] * 2
     agent.node_stop.on_order(Agree(1, 3))
     assert not rank.should_stop(3)
     waiting = threading.Thread(target=rank.should_stop, args=(7,), daemon=True)
@@ -74,7 +74,7 @@ def test_an_order_that_comes_late_or_twice_changes_nothing(path: Path) -> None:
     while VoteFile(path).seats()[0].step != 7:
         time.sleep(0.001)
     agent.node_stop.on_order(Propose(2, 7))
-    assert agent.answers[-1] == Reached(2, True, 7), "its rank waits there"
+    assert agent.answers[-1] == Reached(2, True, 7, attempt=0), "its rank waits there"
     agent.node_stop.on_order(Agree(2, 7))
     waiting.join(60)
     assert not waiting.is_alive()
@@ -105,7 +105,7 @@ def test_sigterm_is_a_request_from_the_first_call_on(path: Path) -> None:
     assert not rank.should_stop(1)
     os.kill(os.getpid(), signal.SIGTERM)
     agent.node_stop.look()
-    assert agent.told == [RankPreempted(11)]
+    assert agent.told == [RankPreempted(11, attempt=0)]
     assert agent.node_stop.stop({0: 4711, 1: 4712}) == {1: 4712}
 
 

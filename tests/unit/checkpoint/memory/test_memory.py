@@ -14,12 +14,14 @@ from hypothesis import given, settings, strategies as st
 torch = pytest.importorskip("torch")
 
 import stores  # noqa: E402
+from fake_gpu import FakeCuda, on_gpu  # noqa: E402
 
 from distributor.channel.tls import make_peer_key  # noqa: E402
 from distributor.checkpoint import pickles, plans as planning  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
 from distributor.checkpoint.memory.replicas import Peers  # noqa: E402
 from distributor.checkpoint.memory.states import InMemory, Seat, Source, common  # noqa: E402
+from distributor.checkpoint.plans import PlannedCopies  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
 from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402
 
@@ -132,6 +134,19 @@ def test_shared_memory_that_is_full_is_no_bus_error(tmp_path: Path, caplog: pyte
         assert held(kept) == []
         del kept
     assert "No space left on device" in caplog.text
+
+
+def test_memory_for_states_of_gpus_is_pinned_while_it_is_mapped(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    kept = memory(tmp_path)
+    for step in range(1, 5):
+        state = {"a": on_gpu(torch.ones(20)), "b": torch.ones(1)}
+        room = kept.begin(name(step), step, state, ())
+        copies = PlannedCopies().of(state, state.keys(), room)
+        assert fake_cuda.pinned[copies["a"].data_ptr()] == os.stat(tmp_path / f"0-{(step + 1) % 2}").st_size
+        kept.seal(b"")
+    assert (len(fake_cuda.pinned), fake_cuda.calls) == (2, 2)
+    kept.begin(name(5), 5, {"a": on_gpu(torch.ones(40))}, ())
+    assert (len(fake_cuda.pinned), fake_cuda.calls) == (2, 3)
 
 
 @settings(max_examples=25, deadline=None)

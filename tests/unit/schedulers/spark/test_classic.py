@@ -249,4 +249,5 @@ def test_a_run_that_nobody_says_why_it_was_stopped() -> None:
 def test_what_travels_with_a_classic_job(session: classic.ClassicSession) -> None:
     delivery = session.deliver(JOB)
     assert isinstance(delivery.package, bytes)
-    assert (delivery.job, dict(delivery.parts), delivery.exchange) == (JOB, {}, True)
+    assert (delivery.job, delivery.call) == (JOB, None)
+    assert (dict(delivery.parts), delivery.exchange) == ({}, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import connect
 from distributor.schedulers.spark.connect import ConnectSession, StageProgress
 from distributor.schedulers.spark.rows import CROWDED
-from distributor.values.job import Function, StatusDetail
+from distributor.values.job import Function, StatusDetail, WorkingDir
 
 JOB = make_job("3f2a", node_limit=1)
 SERVER: Any = SimpleNamespace(receiver=ResultReceiver(limit=0), reached=False)
@@ -83,17 +84,22 @@ class Remote:
 
 def test_large_parts_are_sent_once_and_under_names_of_their_own() -> None:
     remote = Remote()
-    large = changed(SHIPPED, target=Function("train", b"x" * (1 << 20) + b"x"))
-    first, again = remote.session.deliver(large), remote.session.deliver(large)
+    archive, content = b"x" * (1 << 20) + b"x", b"y" * (1 << 20) + b"y"
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        large = changed(SHIPPED, target=Function("train", file), working_dir=WorkingDir("project", archive))
+        first, again = remote.session.deliver(large), remote.session.deliver(large)
     assert first == again
-    assert remote.sent[first.parts["function"]] == large.target.pickled
+    assert remote.sent[first.parts["working_dir"]] == archive
+    assert remote.sent[first.call] == content
     assert isinstance(first.job.target, Function)
     assert first.job.target.pickled == b""
     assert isinstance(first.package, str)
     assert remote.sent[first.package].startswith(b"PK")
-    assert [str(step).partition(" ")[0] for step in remote.told] == ["sending", "sending"]
+    assert [str(step).partition(" ")[0] for step in remote.told] == ["sending"] * 3
     assert remote.session.waiting_for(SHIPPED) is None
-    assert remote.session.deliver(SHIPPED).parts == {}
+    small = remote.session.deliver(SHIPPED)
+    assert (small.call, small.parts) == (None, {})
 
 
 def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,9 @@ def test_the_kind_of_session_decides(monkeypatch: pytest.MonkeyPatch, module: st
 
 def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
     job = changed(JOB, grace_period=3.0, use_gpu=True)
-    shipment = scheduler._shipment(job, Delivery(JOB, {"function": "f"}, "zip", False, 7), None, "host", b"s")
-    assert (shipment["job_id"], shipment["parts"], shipment["package"]) == ("r1", {"function": "f"}, "zip")
+    shipment = scheduler._shipment(job, Delivery(JOB, "c", {"working_dir": "w"}, "zip", False, 7), None, "host", b"s")
+    assert (shipment["job_id"], shipment["call"], shipment["parts"]) == ("r1", "c", {"working_dir": "w"})
+    assert shipment["package"] == "zip"
     assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
     assert shipment["patience"] > job.deadlines.grace_period
     assert shipment["seal"] == b"s"
@@ -96,7 +97,9 @@ def test_tasks_state_the_versions_of_what_the_launch_path_needs(
     launch: Any, package: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.2 of {name}")
-    shipment = scheduler._shipment(changed(JOB, launch=launch), Delivery(JOB, {}, "zip", False, 7), None, "h", b"")
+    shipment = scheduler._shipment(
+        changed(JOB, launch=launch), Delivery(JOB, None, {}, "zip", False, 7), None, "h", b""
+    )
     context = SimpleNamespace(partitionId=lambda: 0, resources=dict, cpus=lambda: 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         facts = task._facts(context, "host:1", "127.0.0.1", [listener], shipment)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from jobs import make_job
 
-from distributor.errors import ConfigurationError
+from distributor.errors import ConfigurationError, PayloadError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import harmful_settings, settings as checks
 from distributor.values.job import Function
@@ -20,9 +26,36 @@ class Settings:
         self.conf = self.sparkContext = self
         self._conf = {name.replace("_", "."): value for name, value in settings.items()}
         self.master, self.version = master, version
+        self._jvm: Any = None
 
     def get(self, key: str, default: str | None = None) -> str | None:
         return self._conf.get(key, default)
+
+
+@pytest.mark.parametrize(
+    ("master", "heap", "executors", "words"),
+    [
+        ("local[2]", 200, "150m", None),
+        (
+            "local[2]",
+            140,
+            "1g",
+            "too much for Spark's driver, whose heap has 140 MiB: .* raise spark.driver.memory to 167",
+        ),
+        ("spark://host", 200, "150m", "too much for Spark's executor, whose heap has 150 MiB"),
+        ("spark://host", 200, "1g", None),
+        ("spark://host", 200, "a lot", None),
+    ],
+)
+def test_a_call_that_a_heap_cannot_hold_is_refused(master: str, heap: int, executors: str, words: str | None) -> None:
+    session = Settings(master, spark_executor_memory=executors)
+    runtime = SimpleNamespace(maxMemory=lambda: heap << 20)
+    lang = SimpleNamespace(Runtime=SimpleNamespace(getRuntime=lambda: runtime))
+    session._jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
+    checks.check_call(session, JOB)
+    with tempfile.TemporaryFile() as file, nullcontext() if words is None else pytest.raises(PayloadError, match=words):
+        file.truncate(100 << 20)
+        checks.check_call(session, replace(JOB, target=Function("train", file)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ def lead(result: NodeResult | None, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     monkeypatch.setattr(task, "_write_package", lambda *_: "")
     monkeypatch.setattr(task, "_order", lambda *_, **__: None)
     mine = NodeFacts(0, "a", "host-a", "10.0.0.1", 1)
-    shipment: Any = {"job_id": "r1", "endpoint": None, "warmth": None, "chunk": 3}
+    shipment: Any = {"job_id": "r1", "endpoint": None, "warmth": None, "chunk": 3, "call": None}
     rows: Generator[bytes, None, bytes | None]
     rows, yielded = task._lead(shipment, {}, mine, 1, socket.socket(), {}, "secret"), []
     while True:
@@ -39,6 +40,25 @@ def lead(result: NodeResult | None, monkeypatch: pytest.MonkeyPatch) -> tuple[li
             yielded.append(next(rows))
         except StopIteration as end:
             return yielded, end.value
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_large_call_that_spark_has_brought_is_linked_or_copied(
+    linked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: os.stat("/no/such/file"))
+    source, path = tmp_path / "broadcast", tmp_path / "call"
+    source.write_bytes(b"a call")
+    task._bring_call(SimpleNamespace(_path=str(source)), str(path))
+    assert os.path.samefile(source, path) == linked
+    source.unlink()  # as when the broadcast is destroyed
+    assert path.read_bytes() == b"a call"
+
+
+def test_a_call_that_spark_has_decrypted_is_written(tmp_path: Path) -> None:
+    task._bring_call(SimpleNamespace(value=b"a call"), str(tmp_path / "call"))
+    assert (tmp_path / "call").read_bytes() == b"a call"
 
 
 def failed(**about: Any) -> NodeResult:
