@@ -131,6 +131,8 @@ class _Task:
             folder = self._folder()
             files, results = self._write(plan, folder)
             self._upload(folder, files)
+            if session.exchange.rank > 0:  # rank 0 has one more file to write
+                session.storage.sync(save.folder)
             part = Part(tuple(files), more=base64.b64encode(results).decode())
         except Exception as error:  # any error: the other ranks wait for this report
             part = Part(problem=publishing.said(error))
@@ -174,6 +176,7 @@ class _Task:
         plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]
         self._upload(folder, files)
+        self.kept.session.storage.sync(self.save.folder)
         return files
 
     def _upload(self, folder: Path, files: Sequence[Shard]) -> None:
@@ -181,7 +184,6 @@ class _Task:
         if storage.root is None:
             for each in files:
                 storage.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
-        storage.sync(self.save.folder)
 
 
 def _full(folder: Path, needed: int) -> str:
