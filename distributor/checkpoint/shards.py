@@ -22,6 +22,7 @@ from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 
 _PIECE = 4 << 20  # bytes to read or write at a time, a multiple of every block's size
+_CACHED = 128 << 20  # bytes of a file for which the kernel's cache finds memory at once
 
 #: The package's own names in a checkpoint's folder: the manifest, also while it is written, and ranks' own folders.
 _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
@@ -97,20 +98,21 @@ def measured(path: Path, name: str) -> Shard:
 
 
 class MeasuredFile:
-    """A new file whose digest a thread computes meanwhile. After the ``with`` block, the file is on the disk.
+    """A new file whose digest is computed while it is written. After the ``with`` block, the file is on the disk.
 
-    Data goes past the kernel's cache if the file system allows it: finding memory for the cache takes more time from
-    the CPUs than all else here, and from training. It goes through a file in memory, since O_DIRECT needs aligned
-    memory, and pwrite(2) copies without the interpreter's lock.
+    Most data of a large file goes past the kernel's cache, if the file system allows it: finding memory for the cache
+    takes more time from the CPUs than all else here. All data goes through a file in memory, since O_DIRECT needs
+    aligned memory, and pwrite(2) copies without the interpreter's lock.
 
     Args:
-        nice: how much lower the priority of the thread is that computes the digest. It never holds that lock for long.
+        nice: if not 0, a thread computes the digest, with a priority that is lower by this number. It is a thread of
+            its own because training would wait for this priority whenever Python code ran with it.
     """
 
     def __init__(self, path: Path, name: str, nice: int = 0) -> None:
         self._name = name
         self._nice = nice
-        self._size = 0
+        self._size = self._written = 0
         self._filled = 0  # bytes of the current piece
         self.error: OSError | None = None  # why data could not be written
         self._found = hashlib.sha256()
@@ -123,8 +125,6 @@ class MeasuredFile:
             os.ftruncate(self._memory, _PIECE)
             self._piece = memoryview(mmap.mmap(self._memory, _PIECE))
             self._file = stack.enter_context(open(path, "wb", buffering=0))
-            with suppress(OSError):  # some file systems always use the cache
-                fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> MeasuredFile:
@@ -168,24 +168,32 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _put_piece(self) -> None:
-        """Write and hash a whole piece, both at a time."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._hash, name="distributor-digest", daemon=True)
+        """Write and hash a whole piece; both at a time if a thread hashes."""
+        if self._written == _CACHED:
+            with suppress(OSError):  # some file systems always use the cache
+                fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
+        if self._nice and self._thread is None:
+            self._thread = threading.Thread(target=self._hash_calmly, name="distributor-digest", daemon=True)
             self._thread.start()
-        self._to_hash.put(True)
+        if self._thread is not None:
+            self._to_hash.put(True)
         try:
             self._put(self._piece)
         finally:
-            self._hashed.get()
+            if self._thread is not None:
+                self._hashed.get()
+        if self._thread is None:
+            self._found.update(self._piece)
         self._filled = 0
 
-    def _hash(self) -> None:
+    def _hash_calmly(self) -> None:
         os.nice(self._nice)  # on Linux, of this thread alone: setpriority(2)
         while self._to_hash.get():
             self._found.update(self._piece)
             self._hashed.put(True)
 
-    def _put(self, left: memoryview) -> None:
+    def _put(self, piece: memoryview) -> None:
+        left = piece
         try:
             while left:
                 try:
@@ -196,6 +204,9 @@ class MeasuredFile:
         except OSError as error:
             self.error = error
             raise
+        with suppress(OSError):  # some file systems do not support this advice to begin to write to the disk
+            os.posix_fadvise(self._file.fileno(), self._written, len(piece), os.POSIX_FADV_DONTNEED)
+        self._written += len(piece)
 
     def _use_cache(self) -> bool:
         """Write through the kernel's cache from now on; ``False`` if it is used already."""

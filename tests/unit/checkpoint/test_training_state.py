@@ -209,19 +209,24 @@ def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture
     assert pickles.loads(pickles.dumps(about)).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("folder", [None, "/dev/shm"])  # past the kernel's cache where it can be avoided
-def test_a_file_is_measured_while_it_is_written(folder: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nice", [0, 1])
+@pytest.mark.parametrize("folder", [None, "/dev/shm"])  # only through the kernel's cache in the second
+def test_a_file_is_measured_while_it_is_written(folder: str | None, nice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_CACHED", shards._PIECE)
+    before = os.nice(0)
     data = random.randbytes(3 * shards._PIECE + 5)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for end in (0, 3, shards._PIECE, len(data)):
             path = Path(place, str(end))
-            with MeasuredFile(path, "x") as file:
+            with MeasuredFile(path, "x", nice) as file:
                 for start in range(0, end, 1_500_000):
                     piece = memoryview(data)[start : min(start + 1_500_000, end)]
                     assert file.write(piece) == len(piece)
                 assert file.tell() == end
             assert path.read_bytes() == data[:end]
             assert file.shard == shards.measured(path, "x")
+            shards.check(path, file.shard)
+    assert os.nice(0) == before  # training keeps its priority
 
 
 def test_a_write_that_only_the_cache_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +239,7 @@ def test_a_write_that_only_the_cache_can_do(tmp_path: Path, monkeypatch: pytest.
             lengths.append(len(data))
             return real(self, data[:700] if len(lengths) == 1 else data)
 
+    monkeypatch.setattr(shards, "_CACHED", 0)
     monkeypatch.setattr(shards, "open", lambda path, mode, buffering: File(path, mode), raising=False)
     data = random.randbytes(shards._PIECE + 1)
     with MeasuredFile(tmp_path / "x", "x") as file:
