@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.tensor import DTensor
+from torch.utils.serialization import config
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
@@ -184,8 +185,8 @@ def write(
     # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0: these are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder, nice)
-    config: Any = torch.utils.serialization.config
-    with config.patch("save.compute_crc32", False):  # torch computes them with the lock; files have digests
+    options: Any = config  # torch adds patch to this module
+    with options.patch("save.compute_crc32", False):  # torch computes them with the lock; files have digests
         results = pickles.dumps(writer.write_data(plan, planner).value())
     return files.shards, results
 
