@@ -519,7 +519,7 @@ def interrupt_one_rank(wait: bool, error: str) -> tuple[str, int | None]:
     from distributor import runtime
     from distributor.checkpoint import saving
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     caught, copy = "", saving._Kept.copy
