@@ -835,7 +835,7 @@ def fail_in_the_last_save() -> int | None:
     begun = runtime.load_checkpoint({"value": 0})
     runtime.save_checkpoint({"value": 1}, 1)
     runtime.latest_checkpoint()
-    shards.measured = fail
+    shards.MeasuredFile = fail  # type: ignore[assignment, misc]
     runtime.save_checkpoint({"value": 2}, 2)
     return begun
 
