@@ -74,15 +74,17 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
     small = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
     batch = torch.randn(64, 512)
 
-    def train(seconds: float) -> float:
-        """Return the number of steps per second."""
-        begun, steps = time.perf_counter(), 0
-        while (passed := time.perf_counter() - begun) < seconds:
+    def train(until: Callable[[float], bool]) -> tuple[float, float]:
+        """Return the number of steps per second, and of seconds. ``until`` gets the latter after each step."""
+        begun, steps, passed = time.perf_counter(), 0, 0.0
+        while not until(passed):
             small(batch).sum().backward()
             steps += 1
-        return steps / passed
+            passed = time.perf_counter() - begun
+        return steps / passed, passed
 
-    found: dict[str, list[float]] = {name: [] for name in ("copy", "torch.save", "ours", "stall", "steps", "dip")}
+    names = ("copy", "torch.save", "ours", "first", "stall", "steps", "dip", "beside")
+    found: dict[str, list[float]] = {name: [] for name in names}
     step = 0
 
     def save(wait: bool) -> None:
@@ -91,7 +93,7 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
         runtime.save_checkpoint({"model": model}, step, wait=wait)
 
     copy()
-    save(True)
+    first = timed(lambda: save(True))
     pairs = {"torch.save": save_plainly, "ours": lambda: save(True)}
     for number in range(-KEPT, rounds):
         if number == 0:
@@ -101,10 +103,13 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
             found[name].append(timed(pairs[name]))
         found["copy"].append(timed(copy))
         found["stall"].append(timed(lambda: save(False)))
-        seconds = found["ours"][-1] * 0.8
-        found["dip"].append(train(seconds))  # while the save is written
-        saving.current("").finish()
-        found["steps"].append(train(seconds))
+        thread = saving.current("")._saving
+        assert thread is not None
+        dip, beside = train(lambda _: not thread.is_alive())  # noqa: B023  # it is called here alone
+        found["dip"].append(dip)
+        found["beside"].append(beside)
+        found["steps"].append(train(lambda passed: passed > beside)[0])  # noqa: B023
+    found["first"].append(first)
     return found
 
 
@@ -149,6 +154,8 @@ def main() -> None:
     print(
         f"save_checkpoint         {median['ours']:7.2f} s   {ratio('torch.save', 'ours'):.2f} x the speed of torch.save"
     )
+    print(f"the first of them       {median['first']:7.2f} s")
+    print(f"the same beside training{median['beside']:7.2f} s")
     print(f"one copy in memory      {median['copy']:7.3f} s")
     print(f"stall of training       {median['stall']:7.3f} s   {ratio('stall', 'copy'):.2f} copies")
     print(

@@ -26,8 +26,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            PreemptionError, StopError, ResultError,
                            RunCancelledError
     runtime                functions for use inside a rank
-    launch                 the values of launch=: ways to start ranks, such
-                           as torchrun's, Ray's or MPI's
+    launch                 the values of launch=: ways to start ranks
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 

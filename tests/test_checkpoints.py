@@ -519,7 +519,7 @@ def interrupt_one_rank(wait: bool, error: str) -> tuple[str, int | None]:
     from distributor import runtime
     from distributor.checkpoint import saving
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     caught, copy = "", saving._Kept.copy
@@ -835,7 +835,7 @@ def fail_in_the_last_save() -> int | None:
     begun = runtime.load_checkpoint({"value": 0})
     runtime.save_checkpoint({"value": 1}, 1)
     runtime.latest_checkpoint()
-    shards.measured = fail
+    shards.MeasuredFile = fail  # type: ignore[assignment, misc]
     runtime.save_checkpoint({"value": 2}, 2)
     return begun
 

@@ -6,16 +6,15 @@ directory or without the node's folder. A page takes up memory only once it is w
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import struct
 
+from distributor.machine.shared_memory import memory_file
+
 SIZE = 4 << 20  # bytes of a slot, a multiple of every machine's page size
 
 _LENGTH = struct.Struct("=Q")  # the head of a slot: the number of bytes that follow
-
-_MFD_CLOEXEC = 1  # memfd_create(2)
 
 ROOM = SIZE - _LENGTH.size  # bytes that a rank can write after the head
 
@@ -24,7 +23,7 @@ class RankSlots:
     """The agent's view of a node's slots. OSError if memory is short or ``ulimit -f`` too low."""
 
     def __init__(self, ranks: int) -> None:
-        self.descriptor = _memory("distributor-ranks")
+        self.descriptor = memory_file("distributor-ranks")
         try:
             os.ftruncate(self.descriptor, ranks * SIZE)
         except OSError:
@@ -42,20 +41,6 @@ def read(descriptor: int, local_rank: int) -> bytes | None:
     if not 0 < length <= ROOM:
         return None
     return os.pread(descriptor, length, start + _LENGTH.size)
-
-
-def _memory(name: str) -> int:
-    """Create anonymous memory that processes share, with a name for /proc.
-
-    Some builds of Python, such as conda's, were compiled with old headers and lack ``os.memfd_create``.
-    """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    descriptor = int(ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _MFD_CLOEXEC))
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
 
 
 class Slot:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.tensor import DTensor
+from torch.utils.serialization import config
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
@@ -176,29 +177,34 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return pickles.dumps(plan)
 
 
-def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
+def write(
+    plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path, nice: int = 0
+) -> tuple[list[Shard], bytes]:
     """Write the tensors of a plan. Return the files, and where tensors are in them, for :func:`write_metadata`."""
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
     # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0: these are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
-    writer.fs = files = _MeasuredFiles(folder)
-    results = pickles.dumps(writer.write_data(plan, planner).value())
+    writer.fs = files = _MeasuredFiles(folder, nice)
+    options: Any = config  # torch adds patch to this module
+    with options.patch("save.compute_crc32", False):  # torch computes them with the lock; files have digests
+        results = pickles.dumps(writer.write_data(plan, planner).value())
     return files.shards, results
 
 
 class _MeasuredFiles(FileSystem):
     """A file system with which torch writes a checkpoint. It computes the size and digest of each new file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nice: int) -> None:
         super().__init__()
         self._folder = folder
+        self._nice = nice
         self.shards: list[Shard] = []
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with MeasuredFile(Path(path), os.path.relpath(path, self._folder)) as file:
+        with MeasuredFile(Path(path), os.path.relpath(path, self._folder), self._nice) as file:
             try:
                 yield cast("io.IOBase", file)
             except Exception:  # torch's error does not say why
@@ -223,12 +229,19 @@ class PlannedCopies:
         self._pinned: Pinned | None = None  # one block for all copies of tensors on GPUs
 
     def of(
-        self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
+        self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor], *, stay: bool
     ) -> dict[str, torch.Tensor]:
-        """Copy the named tensors, if possible into ``room``. All others become stand-ins without data."""
+        """Copy the named tensors, if possible into ``room``. All others become stand-ins without data.
+
+        Tensors that ``stay`` as they are until they are written need no copy if they are in the CPU's memory.
+        """
         self._pin({name: local_part(tensors[name]) for name in tensors if name in names and name not in room})
         copies = {
-            name: self._copy(name, tensor, room.get(name)) if name in names else _empty(tensor)
+            name: _empty(tensor)
+            if name not in names
+            else tensor
+            if stay and name not in room and tensor.device.type == "cpu"
+            else self._copy(name, tensor, room.get(name))
             for name, tensor in tensors.items()
         }
         self._kept = {

@@ -24,6 +24,8 @@ from distributor.text.wording import size
 
 _log = notices.logger
 
+_NICE = 7  # of hashing beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
+
 METADATA = ".metadata"  # the file in which DCP describes a checkpoint
 
 
@@ -37,14 +39,16 @@ class _Kept:
     memory: Memory | None
     checked: frozenset[str] = frozenset()  # entries whose objects load_checkpoint does not refuse
 
-    def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
+    def copy(
+        self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes, *, stay: bool
+    ) -> dict[str, torch.Tensor]:
         """Copy the tensors that this rank writes or keeps in memory; others become stand-ins without data."""
         names, room = self.planner.names, Room()
         if self.memory is not None:
             left_out = self.planner.left_out
             kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
             room = self.memory.begin(save.folder, save.step, kept, left_out)
-        copies = self.copies.of(tensors, names | room.keys(), room)
+        copies = self.copies.of(tensors, names | room.keys(), room, stay=stay)
         if self.memory is not None:
             self.memory.seal(objects)
         return copies
@@ -70,7 +74,8 @@ def save_checkpoint(
         if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
         left_out = kept.planner.left_out
-        task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
+        copies = kept.copy(save, found.tensors, objects, stay=wait)
+        task = _Task(kept, save, plan, copies, objects, left_out, nice=0 if wait else _NICE)
         if not wait:
             session.save_later(task.run_calmly)
             return None
@@ -100,6 +105,7 @@ class _Task:
     tensors: Mapping[str, torch.Tensor]
     objects: bytes
     left_out: frozenset[str]
+    nice: int = 0
 
     def run_calmly(self) -> None:
         """Call :meth:`run` in a thread, while training goes on. If it fails, log a warning."""
@@ -125,6 +131,8 @@ class _Task:
             folder = self._folder()
             files, results = self._write(plan, folder)
             self._upload(folder, files)
+            if session.exchange.rank > 0:  # rank 0 has one more file to write
+                session.storage.sync(save.folder)
             part = Part(tuple(files), more=base64.b64encode(results).decode())
         except Exception as error:  # any error: the other ranks wait for this report
             part = Part(problem=publishing.said(error))
@@ -151,9 +159,10 @@ class _Task:
             )
         name = states.objects_file(self.kept.session.exchange.rank)
         try:
-            files, results = plans.write(plan, self.tensors, folder)
-            (folder / name).write_bytes(self.objects)
-            return [*files, shards.measured(folder / name, name)], results
+            files, results = plans.write(plan, self.tensors, folder, self.nice)
+            with shards.MeasuredFile(folder / name, name) as file:
+                file.write(self.objects)
+            return [*files, file.shard], results
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -167,6 +176,7 @@ class _Task:
         plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]
         self._upload(folder, files)
+        self.kept.session.storage.sync(self.save.folder)
         return files
 
     def _upload(self, folder: Path, files: Sequence[Shard]) -> None:
@@ -174,7 +184,6 @@ class _Task:
         if storage.root is None:
             for each in files:
                 storage.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
-        storage.sync(self.save.folder)
 
 
 def _full(folder: Path, needed: int) -> str:

@@ -1,7 +1,8 @@
-"""Finds and removes the shared memory that ranks leave in files of ``/dev/shm``, which outlive their processes."""
+"""Memory that processes share: made without a name, or left by ranks in files of ``/dev/shm``, and removed."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable
@@ -14,6 +15,22 @@ _NAMES = re.compile(
 
 #: Where Linux keeps POSIX shared memory, shm_open(3).
 FOLDER = "/dev/shm"  # noqa: S108
+
+_MFD_CLOEXEC = 1  # memfd_create(2)
+
+
+def memory_file(name: str) -> int:
+    """Return a descriptor of a new file in memory, with a name for /proc.
+
+    Some builds of Python, such as conda's, were compiled with old headers and lack ``os.memfd_create``.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    descriptor = int(ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _MFD_CLOEXEC))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
 
 
 class Segments:

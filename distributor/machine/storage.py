@@ -67,7 +67,7 @@ class Storage(Protocol):
         """Rename a file, replacing any file that has the new name."""
 
     def sync(self, name: str) -> None:
-        """Make the names of all files in a folder survive a loss of power."""
+        """Make the names of all files in a folder survive a loss of power; its own, with the next write beside it."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists, and the folders that it leaves empty."""
@@ -143,7 +143,6 @@ class Folder:
     def sync(self, name: str) -> None:
         for path, _, _ in os.walk(self._path / name):
             sync_folder(Path(path))
-        sync_folder(self._path)
 
     def remove(self, name: str) -> None:
         path = self._path / name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pathlib
 import pickle
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +191,17 @@ def test_fsdp1_is_refused() -> None:
 
 def test_copies_keep_their_memory() -> None:
     copies, tensors = PlannedCopies(), {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.int64).reshape(2, 1)}
-    first = copies.of(tensors, tensors.keys(), {})
+    first = copies.of(tensors, tensors.keys(), {}, stay=False)
     tensors["a"].fill_(5)
     assert first["a"].tolist() == [1, 1, 1]
-    second = copies.of(tensors, {"a"}, {})
+    second = copies.of(tensors, {"a"}, {}, stay=False)
     assert second["a"].data_ptr() == first["a"].data_ptr()
     assert second["a"].tolist() == [5, 5, 5]
     assert (second["b"].device.type, second["b"].shape) == ("meta", (2, 1))
+    room = torch.empty(3)
+    assert copies.of(tensors, {"a"}, {}, stay=True)["a"] is tensors["a"]
+    assert copies.of(tensors, {"a"}, {"a": room}, stay=True)["a"] is room
+    assert room.tolist() == [5, 5, 5]
 
 
 def test_copies_from_gpus_are_pinned_in_one_piece(fake_cuda: FakeCuda) -> None:
@@ -236,35 +242,44 @@ def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture
     assert pickles.loads(pickles.dumps(about)).dtype is torch.bfloat16
 
 
-def test_a_file_is_measured_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_PIECE", 7)
+@pytest.mark.parametrize("nice", [0, 1])
+@pytest.mark.parametrize("folder", [None, "/dev/shm"])  # only through the kernel's cache in the second
+def test_a_file_is_measured_while_it_is_written(folder: str | None, nice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_CACHED", shards._PIECE)
+    before = os.nice(0)
+    data = random.randbytes(3 * shards._PIECE + 5)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for end in (0, 3, shards._PIECE, len(data)):
+            path = Path(place, str(end))
+            with MeasuredFile(path, "x", nice) as file:
+                for start in range(0, end, 1_500_000):
+                    piece = memoryview(data)[start : min(start + 1_500_000, end)]
+                    assert file.write(piece) == len(piece)
+                assert file.tell() == end
+            assert path.read_bytes() == data[:end]
+            assert file.shard == shards.measured(path, "x")
+            shards.check(path, file.shard)
+    assert os.nice(0) == before  # training keeps its priority
+
+
+def test_a_write_that_only_the_cache_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system refuses a part of a block, as where a disk is almost full."""
+    real = io.FileIO.write
+    lengths: list[int] = []
+
+    class File(io.FileIO):
+        def write(self, data: Any) -> int:
+            lengths.append(len(data))
+            return real(self, data[:700] if len(lengths) == 1 else data)
+
+    monkeypatch.setattr(shards, "_CACHED", 0)
+    monkeypatch.setattr(shards, "open", lambda path, mode, buffering: File(path, mode), raising=False)
+    data = random.randbytes(shards._PIECE + 1)
     with MeasuredFile(tmp_path / "x", "x") as file:
-        for size in (0, 3, 20, 1):
-            assert file.write(memoryview(bytes(size))) == size
-        assert file.tell() == 24
-    assert file.shard == shards.measured(tmp_path / "x", "x")
-    shards.check(tmp_path / "x", file.shard)
-    with MeasuredFile(tmp_path / "empty", "empty") as file:
-        pass
-    assert shards.found_in(tmp_path)["empty"] == file.shard
-
-
-def test_a_file_that_cannot_be_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digest is that of the whole file all the same."""
-    monkeypatch.setattr(shards, "_PIECE", 7)
-    real = shards.open if hasattr(shards, "open") else open
-
-    def refuse(path: Any, mode: str, **options: Any) -> Any:
-        if mode == "rb" and options.get("buffering") == 0 and not done:
-            raise OSError("stale file handle")
-        return real(path, mode, **options)
-
-    done = False
-    monkeypatch.setattr(shards, "open", refuse, raising=False)
-    with MeasuredFile(tmp_path / "x", "x") as file:
-        file.write(b"0123456789")
-    done = True
-    assert file.shard == shards.measured(tmp_path / "x", "x")
+        file.write(data)
+    assert (tmp_path / "x").read_bytes() == data
+    assert file.shard.digest == hashlib.sha256(data).hexdigest()
+    assert len(lengths) == 3  # one again
 
 
 def test_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:

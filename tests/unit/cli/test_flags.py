@@ -54,6 +54,7 @@ def test_every_argument_of_the_api_but_these_has_an_option() -> None:
         "keep_warm",  # the process of the command ends with the run
         "preload",
         "callbacks",  # objects
+        "data",
     }
 
 
