@@ -265,16 +265,10 @@ class _Gather:
             yield batch
 
     def _read(self, index: int, lane: int, start: int, stop: int) -> None:
-        plan, at = self._plan, 0
-        fields = list(self._windows.values())
-        for each in fields:
-            each.begin(index, stop - start)
-        firsts, counts = plan.pieces(lane, start, stop)
-        for first, count in zip(firsts.tolist(), counts.tolist()):
-            for block, begin, taken in self._files.blocks_of(first, count):
-                for each in fields:
-                    each.fill(self._files, index, at, block, begin, taken)
-                at += taken
+        plan = self._plan
+        pieces = self._files.pieces(*plan.pieces(lane, start, stop))
+        for each in self._windows.values():
+            each.fill(self._files, index, pieces)
         order = plan.order(lane, start, stop)
         self._order[index, : stop - start] = order + index * plan.window
         self._starts[index] = start

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import zlib
-from bisect import bisect_right
-from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from distributor.data.plan import Rows
 from distributor.errors import ConfigurationError
 from distributor.values import codec
 
-_FILES = 32  # open at once
+_FILES = 128  # open at once
 
 
 class DataError(OSError):
@@ -40,69 +38,73 @@ def read_manifest(folder: str) -> Manifest:
         ) from error
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Consecutive rows of blocks, and where they go in a lane's window; each an array with an element a piece."""
+
+    blocks: Rows
+    firsts: Rows  # rows of the blocks
+    counts: Rows
+    targets: Rows  # rows of the window
+
+
 class Files:
-    """A snapshot's files, by the numbers of rows and blocks."""
+    """A snapshot's files, by the numbers of rows and blocks; for one thread."""
 
     def __init__(self, folder: str, manifest: Manifest) -> None:
         self.folder = folder
-        self.parts = manifest.parts
-        self.fields = manifest.fields
         self._blocks = [(part, index) for part in manifest.parts for index in range(len(part.rows))]
-        self._starts = np.cumsum([0, *(part.rows[index] for part, index in self._blocks)]).tolist()
-        self._step = 2 + sum(BUFFERS[each.kind] for each in manifest.fields)
-        self._open: OrderedDict[str, int] = OrderedDict()
-        self._lock = threading.Lock()  # two threads read: the loader's and the one that checks
+        self._starts: Any = np.cumsum([0, *(part.rows[index] for part, index in self._blocks)])
+        step = 2 + sum(BUFFERS[each.kind] for each in manifest.fields)
+        self._places: Any = np.array([place for part in manifest.parts for place in part.places]).reshape(-1, step)
+        self._open: dict[str, int] = {}
 
-    def blocks_of(self, first: int, count: int) -> list[tuple[int, int, int]]:
-        """Return the blocks of some rows: the block's number, the first row in it, and the number of rows."""
-        found = []
-        block = bisect_right(self._starts, first) - 1
-        while count:
-            taken = min(count, self._starts[block + 1] - first)
-            if taken:  # some blocks may be empty
-                found.append((block, first - self._starts[block], taken))
-            first, count, block = first + taken, count - taken, block + 1
-        return found
+    def pieces(self, firsts: Rows, counts: Rows) -> Pieces:
+        """Split pieces of the table where blocks end."""
+        ends = firsts + counts
+        low = np.searchsorted(self._starts, firsts, "right") - 1
+        high = np.searchsorted(self._starts, ends, "left")
+        splits = high - low  # blocks of each piece, empty ones included
+        blocks = np.repeat(low - np.cumsum(splits) + splits, splits) + np.arange(splits.sum())
+        begins = np.maximum(self._starts[blocks], np.repeat(firsts, splits))
+        taken = np.minimum(self._starts[blocks + 1], np.repeat(ends, splits)) - begins
+        return Pieces(blocks, begins - self._starts[blocks], taken, np.cumsum(taken) - taken)
 
-    def places(self, block: int) -> tuple[int, ...]:
-        """Return where a block begins and ends in its file, and where its buffers begin."""
-        part, index = self._blocks[block]
-        return part.places[index * self._step : (index + 1) * self._step]
+    def places(self, blocks: Rows, column: int) -> Rows:
+        """Return where a buffer of each block begins in its file; column 0 is the block's begin, 1 its end."""
+        return self._places[blocks, column]
 
     def read(self, block: int, place: int, into: memoryview) -> None:
         """Fill ``into`` with the bytes at a place of a block's file."""
         name = self._blocks[block][0].file
-        with self._lock:
-            try:
-                got = os.preadv(self._descriptor(name), [into], place)
-                while 0 < got < len(into):
-                    more = os.preadv(self._descriptor(name), [into[got:]], place + got)
-                    got = got + more if more else 0
-            except OSError as error:
-                raise self._lost(name, f"cannot be read: {error.strerror}") from error
+        try:
+            got = os.preadv(self._open.get(name) or self._opened(name), (into,), place)
+            while 0 < got < len(into):
+                more = os.preadv(self._open[name], (into[got:],), place + got)
+                got = got + more if more else 0
+        except OSError as error:
+            raise self._lost(name, f"cannot be read: {error.strerror}") from error
         if got < len(into):
             raise self._lost(name, f"has no bytes {place} to {place + len(into)}: it was cut short")
 
     def _lost(self, name: str, why: str) -> DataError:
         return DataError(f"the file {os.path.join(self.folder, name)} of the data {why}")
 
-    def _descriptor(self, name: str) -> int:
-        if name not in self._open:
-            if len(self._open) >= _FILES:
-                os.close(self._open.popitem(last=False)[1])
-            self._open[name] = os.open(os.path.join(self.folder, name), os.O_RDONLY)
-        self._open.move_to_end(name)
-        return self._open[name]
+    def _opened(self, name: str) -> int:
+        if len(self._open) >= _FILES:
+            self.close()
+        descriptor = self._open[name] = os.open(os.path.join(self.folder, name), os.O_RDONLY)
+        return descriptor
 
     def close(self) -> None:
-        with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+        """Close all files; they are opened again when they are read."""
+        while self._open:
+            os.close(self._open.popitem()[1])
 
     def check(self, block: int) -> None:
         """Compare a block with its checksum; DataError if it has changed."""
         part, index = self._blocks[block]
-        begin, end = self.places(block)[:2]
+        begin, end = self._places[block, :2].tolist()
         content = bytearray(end - begin)
         self.read(block, begin, memoryview(content))
         if zlib.crc32(content) != part.checksums[index]:
@@ -110,6 +112,7 @@ class Files:
 
     @property
     def blocks(self) -> int:
+        """Number of blocks of all files."""
         return len(self._blocks)
 
 
@@ -126,16 +129,20 @@ class Numbers:
         self._window = window
         self._first = first + BUFFERS[field.kind] - 1  # values come last
 
-    def begin(self, lane: int, rows: int) -> None:
-        pass
-
-    def fill(self, files: Files, lane: int, at: int, block: int, first: int, count: int) -> None:
-        begin = (lane * self._window + at) * self._size
-        into = self._bytes[begin : begin + count * self._size]
-        if into:
-            files.read(block, files.places(block)[self._first] + first * self._size, into)
+    def fill(self, files: Files, lane: int, pieces: Pieces) -> None:
+        """Read the rows of a lane's window."""
+        size, read, whole = self._size, files.read, self._bytes
+        if not size:
+            return
+        places = (files.places(pieces.blocks, self._first) + pieces.firsts * size).tolist()
+        begins = (lane * self._window + pieces.targets) * size
+        ends = (begins + pieces.counts * size).tolist()
+        for block, place, begin, end in zip(pieces.blocks.tolist(), places, begins.tolist(), ends):
+            if end > begin:
+                read(block, place, whole[begin:end])
 
     def gather(self, rows: Rows, per_lane: int) -> Any:
+        """Return a batch's rows, as positions in all windows."""
         tensor = torch.from_numpy(np.take(self._rows, rows, axis=0, mode="clip"))
         return tensor.view(torch.bool) if self._is_bool else tensor
 
@@ -151,23 +158,26 @@ class Variable:
         self._offsets: list[Any] = [np.zeros(1, "int64") for _ in range(lanes)]  # of values, in a lane's window
         self._values = [bytearray() for _ in range(lanes)]
 
-    def begin(self, lane: int, rows: int) -> None:
-        self._offsets[lane] = np.zeros(rows + 1, "int64")
-        self._values[lane] = bytearray()
-
-    def fill(self, files: Files, lane: int, at: int, block: int, first: int, count: int) -> None:
-        offsets_at, values_at = files.places(block)[self._first : self._first + 2]
-        offsets: Any = np.empty(count + 1, "int32")
-        files.read(block, offsets_at + first * 4, offsets.data.cast("B"))
-        begin, end = int(offsets[0]) * self._itemsize, int(offsets[-1]) * self._itemsize
-        values = self._values[lane]
-        before = len(values)
-        values.extend(bytes(end - begin))
-        if end > begin:
-            with memoryview(values) as view:
-                files.read(block, values_at + begin, view[before:])
-        of_lane = self._offsets[lane]
-        of_lane[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before // self._itemsize
+    def fill(self, files: Files, lane: int, pieces: Pieces) -> None:
+        """Read the rows of a lane's window."""
+        offsets_at = files.places(pieces.blocks, self._first).tolist()
+        values_at = files.places(pieces.blocks, self._first + 1).tolist()
+        whole: Any = np.zeros(int(pieces.counts.sum()) + 1, "int64")
+        values = bytearray()
+        rows = zip(*(each.tolist() for each in (pieces.blocks, pieces.firsts, pieces.counts, pieces.targets)))
+        for (block, first, count, at), offsets_place, values_place in zip(rows, offsets_at, values_at):
+            if not count:
+                continue
+            offsets: Any = np.empty(count + 1, "int32")
+            files.read(block, offsets_place + first * 4, memoryview(offsets.view("uint8")))
+            begin, end = int(offsets[0]) * self._itemsize, int(offsets[-1]) * self._itemsize
+            before = len(values)
+            if end > begin:
+                values.extend(bytes(end - begin))
+                with memoryview(values) as view:
+                    files.read(block, values_place + begin, view[before:])
+            whole[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before // self._itemsize
+        self._offsets[lane], self._values[lane] = whole, values
 
     def gather(self, rows: Rows, per_lane: int) -> Any:
         pieces = []

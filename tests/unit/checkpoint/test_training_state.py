@@ -206,12 +206,12 @@ def test_copies_keep_their_memory() -> None:
 
 def test_copies_from_gpus_are_pinned_in_one_piece(fake_cuda: FakeCuda) -> None:
     copies, tensors = PlannedCopies(), {"a": on_gpu(torch.ones(3)), "b": on_gpu(torch.ones(9)), "c": torch.ones(2)}
-    first = copies.of(tensors, tensors.keys(), {})
+    first = copies.of(tensors, tensors.keys(), {}, stay=False)
     ((address, size),) = fake_cuda.pinned.items()
     assert [first[name].data_ptr() for name in "ab"] == [address, address + 64]
     assert size >= 64 + 36
-    assert copies.of(tensors, {"a", "c"}, {})["a"].data_ptr() == address
-    copies.of({"a": on_gpu(torch.ones(4))}, {"a"}, {})
+    assert copies.of(tensors, {"a", "c"}, {}, stay=False)["a"].data_ptr() == address
+    copies.of({"a": on_gpu(torch.ones(4))}, {"a"}, {}, stay=False)
     assert list(fake_cuda.pinned.values()) == [64]
     assert fake_cuda.calls == 2
 

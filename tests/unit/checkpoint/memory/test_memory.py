@@ -141,7 +141,7 @@ def test_memory_for_states_of_gpus_is_pinned_while_it_is_mapped(tmp_path: Path, 
     for step in range(1, 5):
         state = {"a": on_gpu(torch.ones(20)), "b": torch.ones(1)}
         room = kept.begin(name(step), step, state, ())
-        copies = PlannedCopies().of(state, state.keys(), room)
+        copies = PlannedCopies().of(state, state.keys(), room, stay=False)
         assert fake_cuda.pinned[copies["a"].data_ptr()] == os.stat(tmp_path / f"0-{(step + 1) % 2}").st_size
         kept.seal(b"")
     assert (len(fake_cuda.pinned), fake_cuda.calls) == (2, 2)
