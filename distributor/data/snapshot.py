@@ -30,7 +30,7 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     tables in files, by the plan and by the names of the files; of other sources, a line says that it cannot be told.
 
     Args:
-        source: a DataFrame, or :class:`Data` with one.
+        source: a DataFrame, or ``Data`` with one.
         folder: a folder that the driver and all nodes see under this path.
 
     Raises:
