@@ -25,6 +25,7 @@ from sessions import path_without_torch
 
 from distributor import (
     ConfigurationError,
+    Data,
     DeepspeedTorchDistributor,
     PayloadError,
     ResourceError,
@@ -32,6 +33,8 @@ from distributor import (
     Status,
     TorchDistributor,
     TrainingError,
+    runtime,
+    snapshot,
 )
 from distributor.schedulers.spark import connect as spark_connect, scheduler as spark_scheduler
 
@@ -285,3 +288,17 @@ def test_deepspeed_trains_on_connect() -> None:
     first, second = run.results(timeout=3 * watch.DEADLINE)
     assert first["losses"] == second["losses"]
     assert (first["stage"], first["config"]) == (3, run.deepspeed_config)
+
+
+def test_a_frame_reaches_the_ranks(session: Any, tmp_path: Path) -> None:
+    def rows() -> list[int]:
+        return [row for batch in runtime.dataset("train").loader(batch_size=24) for row in batch["id"].tolist()]
+
+    data = snapshot(Data(session.range(48), lanes=2), tmp_path / "numbers")
+    run = on_executors(2, data={"train": data}).submit(rows)
+    assert sorted(row for found in run.results() for row in found) == list(range(48))
+    made = (tmp_path / "numbers" / "snapshot.json").stat().st_mtime_ns
+    assert snapshot(Data(session.range(48), lanes=2), tmp_path / "numbers").source == data.source
+    assert (tmp_path / "numbers" / "snapshot.json").stat().st_mtime_ns == made
+    with pytest.raises(ConfigurationError, match=r"data 'train' needs a folder that the driver and all executors see"):
+        on_executors(2, data={"train": session.range(48)}).run(rows)

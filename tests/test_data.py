@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import watch
 from pyspark.sql import functions
@@ -252,3 +253,27 @@ def test_the_example_scores_the_held_out_part(two_executors: Any, tmp_path: Path
     score = example.main(str(tmp_path))
     assert score["rows"] == 143
     assert score["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_an_executor_that_is_killed_while_it_writes_costs_no_row(two_executors: Any, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+
+    @functions.udf("bigint")
+    def deadly(value: int) -> int:
+        if value == ROWS // 2:
+            try:
+                marker.touch(exist_ok=False)
+            except FileExistsError:
+                return value
+            java = next(each for each in psutil.Process().parents() if "java" in each.name())
+            os.kill(java.pid, signal.SIGKILL)
+        return value
+
+    frame = table(two_executors).withColumn("y", deadly("y"))
+    snapshot(Data(frame, pack={"x": ["x1", "x2"]}, label="y", dtypes={"x": "float32"}), tmp_path / "points")
+    assert marker.exists()
+    files = [path.name for path in tmp_path.glob("points/*/*.arrow")]
+    assert len(files) == 3, "what the killed task has left stays"
+    data = Data(str(tmp_path / "points"))
+    assert {y for batch in distributor(data, 1).run(seen, shuffle=False) for y in batch} == set(range(ROWS))

@@ -145,7 +145,7 @@ class Loader:
                 self._next_epoch()
 
     def tensors_on(self, device: str | torch.device) -> Loader:
-        """Deliver tensors on a device, copied while training computes. Returns the loader."""
+        """Deliver tensors on a device; copies to a GPU do not hold up the CPU. Returns the loader."""
         self._device = torch.device(device)
         return self
 
@@ -364,7 +364,7 @@ class _Failed:
 
 
 class _Deliver:
-    """Copies batches to a device: over a ring of pinned buffers if it is a GPU, while training computes."""
+    """Copies batches to a device: over a ring of pinned buffers if it is a GPU, without waiting for the copy."""
 
     _RING = 3
 

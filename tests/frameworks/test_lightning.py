@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas
 import pytest
 from driver import driven
 from sessions import Make
 
-from distributor import TrainingError
+from distributor import Data, TrainingError, runtime
 
 pytest.importorskip("pytorch_lightning")
 
@@ -126,6 +127,38 @@ def test_two_trainers_one_after_another(make_local: Make) -> None:
     first, second = zip(*make_local(2, require_group=True).submit(train_twice).results())
     assert_together(first)
     assert_together(second)
+
+
+def of_data() -> list[int]:
+    """Trains on the run's data, and returns the rows that this rank has seen."""
+    import pytorch_lightning as lightning
+    import torch
+
+    seen: list[int] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            seen.extend(batch["y"].int().tolist())
+            return self.layer(batch["y"][:, None]).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    loader = runtime.dataset("train").loader(global_batch_size=4, shuffle=True)
+    lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet).fit(Model(), loader)
+    return seen
+
+
+def test_a_frames_rows_are_not_split_again(make_local: Make) -> None:
+    frame = pandas.DataFrame({"y": [float(row) for row in range(SAMPLES)]})
+    results = make_local(2, require_group=True, data={"train": Data(frame, lanes=2, dtypes={"y": "float32"})}).submit(of_data).results()
+    assert sorted(row for seen in results for row in seen) == list(range(SAMPLES))
+    assert [len(seen) for seen in results] == [SAMPLES // 2] * 2
 
 
 def test_nodes_with_different_numbers_of_ranks() -> None:
