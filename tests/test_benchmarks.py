@@ -36,6 +36,13 @@ def test_the_benchmark_of_captured_arrays_measures_time_and_memory() -> None:
 
 
 @pytest.mark.long
+def test_the_data_benchmark_compares_with_peers() -> None:
+    output = run("data.py", "--rows", "30000", "--rounds", "1", "--spark")
+    for name in ("gather", "ours", "plain", "pysparks", "resume", "memory", "ours, two ranks", "write.parquet"):
+        assert re.search(rf"^{name} +[0-9.e+-]+ (M rows/s|s|MB) ", output, re.MULTILINE), name
+
+
+@pytest.mark.long
 def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
     shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(BENCHMARKS.parent)]
     output = run("steps.py", *shape)

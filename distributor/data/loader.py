@@ -127,7 +127,7 @@ class Loader:
         self._threads = threads
         self._device: torch.device | None = None
         self._resumes = False  # the next iteration continues an epoch, where a state was loaded
-        self._scrub: _Scrub | None = None
+        self._scrub: _Scrub | None = None  # begins with the first batch
 
     @property
     def epoch(self) -> int:
@@ -189,7 +189,8 @@ class Loader:
         lanes = lanes_of(table.lanes, table.rank, table.world_size)
         files = Files(table.folder, table.manifest)
         if self._scrub is None:
-            self._scrub = _Scrub(table)
+            self._scrub = _scrubs.setdefault(table.folder, _Scrub(table))
+            self._scrub.begin()
         try:
             yield from _Gather(plan, lanes, files, table.manifest, self._scrub).batches(step)
         finally:
@@ -283,7 +284,11 @@ class _Scrub:
         self._table = table
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="distributor-data-check", daemon=True)
-        self._thread.start()
+
+    def begin(self) -> None:
+        """Begin, unless another loader of this process has."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def _run(self) -> None:
         files = Files(self._table.folder, self._table.manifest)
@@ -304,6 +309,10 @@ class _Scrub:
         """Wait until all blocks are compared, and raise what was found."""
         self._thread.join()
         self.check()
+
+
+#: By folder: a process compares each snapshot once.
+_scrubs: dict[str, _Scrub] = {}
 
 
 class _Prefetch:

@@ -12,7 +12,6 @@ import torch
 
 from distributor.data.manifest import BUFFERS, FILE, Field, Manifest
 from distributor.data.plan import Rows
-from distributor.errors import ConfigurationError
 from distributor.values import codec
 
 _FILES = 128  # open at once
@@ -217,10 +216,3 @@ def windows(fields: tuple[Field, ...], lanes: int, window: int) -> dict[str, Num
         found[field.name] = (Numbers if is_even else Variable)(field, lanes, window, first)
         first += BUFFERS[field.kind]
     return found
-
-
-def check_torch(fields: tuple[Field, ...]) -> None:
-    """Raise a ConfigurationError if a field has a type that this torch does not have."""
-    for field in fields:
-        if field.dtype and not hasattr(torch, field.dtype):
-            raise ConfigurationError(f"this torch has no dtype {field.dtype!r}, which the field {field.name!r} has")

@@ -156,7 +156,11 @@ def of_data() -> list[int]:
 
 def test_a_frames_rows_are_not_split_again(make_local: Make) -> None:
     frame = pandas.DataFrame({"y": [float(row) for row in range(SAMPLES)]})
-    results = make_local(2, require_group=True, data={"train": Data(frame, lanes=2, dtypes={"y": "float32"})}).submit(of_data).results()
+    results = (
+        make_local(2, require_group=True, data={"train": Data(frame, lanes=2, dtypes={"y": "float32"})})
+        .submit(of_data)
+        .results()
+    )
     assert sorted(row for seen in results for row in seen) == list(range(SAMPLES))
     assert [len(seen) for seen in results] == [SAMPLES // 2] * 2
 
