@@ -110,16 +110,17 @@ def _described(path: str, fields: tuple[Field, ...], index: int) -> Part:
         lengths: dict[str, tuple[int, int]] = {}
         for number in range(reader.num_record_batches):
             block = reader.get_batch(number)
-            begins, ends = [], []
+            found, begins = [], []
             for each, column in zip(fields, block.columns):
                 for buffer in _buffers(each, column):
-                    begins.append(0 if buffer is None else buffer.address - whole.address)
-                    ends.append(0 if buffer is None else begins[-1] + buffer.size)
+                    is_there = buffer is not None and buffer.size > 0  # an empty one may be anywhere
+                    begins.append(buffer.address - whole.address if is_there else 0)
+                    found += [(begins[-1], begins[-1] + buffer.size)] if is_there else []
                 if each.kind == "list":
-                    found = pc.min_max(column.value_lengths()).as_py()
-                    least, most = lengths.get(each.name, (found["min"], found["max"]))
-                    lengths[each.name] = min(least, found["min"]), max(most, found["max"])
-            begin, end = min(begins), max(ends)
+                    here = pc.min_max(column.value_lengths()).as_py()
+                    least, most = lengths.get(each.name, (here["min"], here["max"]))
+                    lengths[each.name] = min(least, here["min"]), max(most, here["max"])
+            begin, end = min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
             rows.append(block.num_rows)
             places += [begin, end, *begins]
             checksums.append(zlib.crc32(memoryview(whole)[begin:end]))

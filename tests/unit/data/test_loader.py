@@ -209,7 +209,9 @@ def deliver_any_table(data, tmp_path_factory):
     width = data.draw(st.sampled_from([each for each in (1, 2, 4) if lanes % each == 0]))
     lists = [list(range(data.draw(st.integers(0, 3)))) for _ in range(rows)] if data.draw(st.booleans()) else None
     table = {"y": np.arange(rows), "text": [str(row) for row in range(rows)]}
-    batches = pa.table(table if lists is None else {**table, "list": lists}).to_batches(data.draw(st.integers(1, 60)))
+    if lists is not None:
+        table["list"] = pa.array(lists, pa.list_(pa.int64()))
+    batches = pa.table(table).to_batches(data.draw(st.integers(1, 60)))
     dataset = write(tmp_path_factory.mktemp("any") / "table", pa.Table.from_batches(batches), lanes, columns=None)
     options = {"global_batch_size": lanes * data.draw(st.integers(1, 4)), "drop_last": False}
     options |= {"shuffle": data.draw(st.booleans()), "seed": data.draw(st.integers(0, 9))}
