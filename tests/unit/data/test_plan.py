@@ -31,29 +31,34 @@ def plans(draw, **fixed):
 
 
 def check_an_epoch(plan):
-    seen = []
-    for step in range(plan.steps):
-        rows = plan.batch(step)
-        assert len(rows) == plan.lanes * plan.per_lane
-        seen.append(rows)
-    taken = np.concatenate(seen) if seen else np.array([], int)
-    assert not len(taken) or (0 <= taken.min() and taken.max() < plan.rows)
+    taken, valid = zip(*(whole(plan, lane) for lane in range(plan.lanes)))
+    taken, valid = np.stack(taken), np.stack(valid)  # a row for each lane
+    assert taken.shape == (plan.lanes, plan.steps * plan.per_lane), "batches have different sizes"
+    if plan.steps:
+        step = plan.seed % plan.steps
+        batch = taken[:, step * plan.per_lane : (step + 1) * plan.per_lane]
+        assert plan.batch(step).tolist() == batch.reshape(-1).tolist()
+        assert 0 <= taken.min() and taken.max() < plan.rows
     if plan.drop_last:
-        assert len(set(taken.tolist())) == len(taken), "a row twice"
-        assert plan.rows - len(taken) < plan.lanes * plan.per_lane + plan.lanes, "too many rows are left out"
+        assert len(np.unique(taken)) == taken.size, "a row twice"
+        assert plan.rows - taken.size < plan.lanes * plan.per_lane + plan.lanes, "too many rows are left out"
     else:
-        valid = np.concatenate([valid_of(plan, step) for step in range(plan.steps)])
-        assert sorted(taken[valid].tolist()) == list(range(plan.rows)), "each row once"
+        assert np.sort(taken[valid]).tolist() == list(range(plan.rows)), "each row once"
 
 
-def valid_of(plan, step):
-    found = []
-    for lane in range(plan.lanes):
+def whole(plan, lane):
+    """A lane's rows in their order, window after window, and which are valid."""
+    rows, valid, step = [np.array([], int)], [np.array([], bool)], 0
+    while step < plan.steps:
         begin, end = plan.window_at(lane, step)
+        assert begin == step < end, "windows do not follow each other"
         start, stop = begin * plan.per_lane, end * plan.per_lane
-        valid = plan.is_valid(lane, start + plan.order(lane, start, stop))
-        found.append(valid[step * plan.per_lane - start : (step + 1) * plan.per_lane - start])
-    return np.concatenate(found)
+        order = plan.order(lane, start, stop)
+        pieces = [np.arange(first, first + count) for first, count in zip(*plan.pieces(lane, start, stop))]
+        rows.append(np.concatenate(pieces)[order])
+        valid.append(plan.is_valid(lane, start + order))
+        step = end
+    return np.concatenate(rows), np.concatenate(valid)
 
 
 @settings(max_examples=40, deadline=None)
