@@ -87,6 +87,8 @@ def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
 ) -> None:
     session = None if settings is None else SimpleNamespace(conf=SimpleNamespace(get=settings.get))
     for path in NOTEBOOKS[3:]:
+        if "SparkSession.builder" in path.read_text():
+            continue
         names: dict[str, Any] = {
             "SparkSession": SimpleNamespace(getActiveSession=lambda: session),
             "torch": SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: here)),

@@ -126,8 +126,8 @@ def train_on() -> list[str]:
     import torch
 
     found = sorted(os.listdir("ckpt")) if os.path.exists("ckpt") else []
-    weights = torch.load(f"ckpt/{found[-1]}") if found else torch.zeros(3)
-    if os.environ["RANK"] == "0":
+    if os.environ["RANK"] == "0":  # another rank might find a file that is being written
+        weights = torch.load(f"ckpt/{found[-1]}") if found else torch.zeros(3)
         os.makedirs("ckpt", exist_ok=True)
         torch.save(weights + 1, f"ckpt/{len(found)}.pt")
     return found

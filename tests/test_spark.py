@@ -187,7 +187,8 @@ def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
     run = on_executors(2, name="digits").submit(trainings.rank)
     assert run.results() == [0, 1]
     jobs = one_jvm.sparkContext._jsc.sc().statusStore().jobsList(None)
-    descriptions = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
+    described = [jobs.apply(index).description() for index in range(jobs.size())]
+    descriptions = {each.get() for each in described if each.isDefined()}
     assert f"distributor digits ({run.id}): rank on 2 ranks" in descriptions
 
 
