@@ -41,10 +41,10 @@ def write(folder: str, rows: int) -> None:
 
 
 def loader(folder: str, rank: int = 0, world_size: int = 1) -> Any:
-    from distributor.data.loader import Table
+    from distributor.data.loader import RankDataset
     from distributor.values.dataset import Dataset
 
-    return Table.open(Dataset(folder, LANES), rank, world_size).loader(global_batch_size=BATCH, shuffle=True)
+    return RankDataset.open(Dataset(folder, LANES), rank, world_size).loader(global_batch_size=BATCH, shuffle=True)
 
 
 def tensors(folder: str) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ def spark(rows: int, rounds: int) -> dict[str, list[float]]:
     from pyspark.sql import SparkSession, functions
 
     from distributor import Data
-    from distributor.data import snapshot
+    from distributor.data import snapshots
 
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     columns = [functions.rand(index).cast("float").alias(f"c{index}") for index in range(WIDTH)]
@@ -167,7 +167,7 @@ def spark(rows: int, rounds: int) -> dict[str, list[float]]:
         for _ in range(rounds + 1):
             shutil.rmtree(f"{folder}/snapshot", ignore_errors=True)
             begun = time.perf_counter()
-            snapshot.write(Data(frame, pack={"x": [f"c{i}" for i in range(WIDTH)]}, label="y"), f"{folder}/snapshot")
+            snapshots.write(Data(frame, pack={"x": [f"c{i}" for i in range(WIDTH)]}, label="y"), f"{folder}/snapshot")
             found["snapshot"].append(time.perf_counter() - begun)
             begun = time.perf_counter()
             frame.write.mode("overwrite").parquet(f"{folder}/parquet")

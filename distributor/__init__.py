@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from distributor.api.autotune import autotune as autotune
     from distributor.api.deepspeed import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.api.distributor import Distributor as Distributor, TorchDistributor as TorchDistributor
-    from distributor.data.snapshot import snapshot as snapshot
+    from distributor.data.snapshots import snapshot as snapshot
     from distributor.data.source import Data as Data
     from distributor.errors import (
         CompanionError as CompanionError,
@@ -74,7 +74,7 @@ _WHERE = {
     "TorchDistributor": "distributor.api.distributor",
     "DeepspeedTorchDistributor": "distributor.api.deepspeed",
     "Data": "distributor.data.source",
-    "snapshot": "distributor.data.snapshot",
+    "snapshot": "distributor.data.snapshots",
     "autotune": "distributor.api.autotune",
     "suggest_zero": "distributor.launch.deepspeed.zero",
     "zero": "distributor.launch.deepspeed.zero",

@@ -31,7 +31,7 @@ from distributor.stopping import rank as stopping
 if TYPE_CHECKING:
     from distributor.checkpoint.context import Checkpoint
     from distributor.checkpoint.exchange import Exchange
-    from distributor.data.loader import Table
+    from distributor.data.loader import RankDataset
 
 
 def rank() -> int:
@@ -467,7 +467,7 @@ def _variable(name: str, default: int) -> int:
         raise ConfigurationError(f"the environment variable {name} must be a whole number, not {text!r}") from None
 
 
-def dataset(name: str) -> Table:
+def dataset(name: str) -> RankDataset:
     """Return a table of ``Distributor(data=...)``, for ``dataset(name).loader(batch_size=...)``.
 
     Raises:
@@ -484,9 +484,9 @@ def dataset(name: str) -> Table:
     if name not in found:
         has = f"this run has {', '.join(map(repr, found))}" if found else "this process has none"
         raise ConfigurationError(f"there is no data {name!r}: {has}. Pass Distributor(data={{{name!r}: Data(df)}})")
-    from distributor.data.loader import Table
+    from distributor.data.loader import RankDataset
 
-    return Table.open(found[name], rank(), world_size())
+    return RankDataset.open(found[name], rank(), world_size())
 
 
 def deepspeed_config() -> dict[str, Any]:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
-from distributor.data import snapshot, spark
-from distributor.data.manifest import Manifest
+from distributor.data import frames, snapshots
+from distributor.data.manifest import SnapshotManifest
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
 from distributor.machine import folders
@@ -33,14 +33,14 @@ def check(data: Mapping[str, Data], checkpoints: Checkpoints | None, *, one_mach
     """Check the data of a run, and that there is a place for it that all nodes see.
 
     Raises:
-        ConfigurationError: see :func:`distributor.data.snapshot.check`, or there is no such place.
+        ConfigurationError: see :func:`distributor.data.snapshots.check`, or there is no such place.
     """
     for name, each in data.items():
         try:
-            snapshot.check(each)
+            snapshots.check(each)
         except ConfigurationError as error:
             raise ConfigurationError(f"data {name!r}: {error}") from None
-        if not (snapshot.is_snapshot(each) or one_machine or _beside(checkpoints)):
+        if not (snapshots.is_snapshot(each) or one_machine or _beside(checkpoints)):
             raise ConfigurationError(
                 f"data {name!r} needs a folder that the driver and all executors see: write it there once, "
                 f"data={{{name!r}: snapshot(df, '/shared/{name}')}}, or pass checkpoints= with such a folder"
@@ -60,7 +60,7 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
     with ExitStack() as kept:
         places = {}
         for name, each in data.items():
-            if snapshot.is_snapshot(each):
+            if snapshots.is_snapshot(each):
                 folder = os.path.abspath(each.source)
             elif (beside := _beside(job.checkpoints)) is not None:
                 folder = kept.enter_context(_kept(job, name, each, beside, wanted))
@@ -70,9 +70,9 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
         yield replace(job, data=places)
 
 
-def _write(job: Job, name: str, data: Data, folder: str, wanted: Callable[[], bool]) -> Manifest:
+def _write(job: Job, name: str, data: Data, folder: str, wanted: Callable[[], bool]) -> SnapshotManifest:
     began = time.monotonic()
-    manifest = snapshot.write(data, folder, wanted)
+    manifest = snapshots.write(data, folder, wanted)
     took = duration(time.monotonic() - began)
     whole = sum(part.size for part in manifest.parts)
     notices.inform(f"run {job.label}: data {name!r}: {manifest.rows:,} rows ({size(whole)}) written in {took}")
@@ -95,15 +95,15 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
 def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], bool]) -> Iterator[str]:
     assert job.checkpoints is not None
     there = _snapshots(beside, name)
-    source = snapshot.source_of(data)
+    source = snapshots.source_of(data)
     newest = there[-1] if there else None
-    told = newest is not None and spark.tells(source) and newest[1].source == source
-    if newest is not None and (told or (_saved(job.checkpoints) and snapshot.may_be(newest[1], source))):
+    told = newest is not None and frames.tells(source) and newest[1].source == source
+    if newest is not None and (told or (_saved(job.checkpoints) and snapshots.may_be(newest[1], source))):
         folder, manifest = newest
         doubt = "" if told else ": it cannot be told whether its source has changed since"
         notices.inform(
             f"run {job.label}: data {name!r}: continues with the snapshot in {folder}, "
-            f"{snapshot.described(manifest)}{doubt}"
+            f"{snapshots.described(manifest)}{doubt}"
         )
     else:
         folder = os.path.join(beside, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
@@ -121,11 +121,11 @@ def _saved(checkpoints: Checkpoints) -> list[float]:
     return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).committed()]
 
 
-def _snapshots(beside: str, name: str) -> list[tuple[str, Manifest]]:
+def _snapshots(beside: str, name: str) -> list[tuple[str, SnapshotManifest]]:
     """Return the snapshots of this name, the oldest first."""
     found = []
     for folder in Path(beside).glob(f"{_PREFIX}{name}-????????"):
-        manifest = snapshot.find(str(folder))
+        manifest = snapshots.find(str(folder))
         if manifest is not None:
             found.append((str(folder), manifest))
     return sorted(found, key=lambda each: each[1].created)

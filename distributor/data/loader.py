@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributor.data.manifest import Manifest
-from distributor.data.plan import Plan, check_batch, lanes_of, unit_rows, window_rows
+from distributor.data.manifest import SnapshotManifest
 from distributor.data.reader import Files, read_manifest, windows
+from distributor.data.row_order import RowOrder, check_batch, lanes_of, unit_rows, window_rows
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
 from distributor.values.dataset import Dataset
@@ -32,17 +32,17 @@ VALID = "_valid"
 
 
 @dataclass(frozen=True)
-class Table:
+class RankDataset:
     """A snapshot, as one rank sees it."""
 
     folder: str
-    manifest: Manifest
+    manifest: SnapshotManifest
     lanes: int
     rank: int
     world_size: int
 
     @classmethod
-    def open(cls, dataset: Dataset, rank: int, world_size: int) -> Table:
+    def open(cls, dataset: Dataset, rank: int, world_size: int) -> RankDataset:
         return cls(dataset.folder, read_manifest(dataset.folder), dataset.lanes, rank, world_size)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Table:
         lanes_of(self.lanes, self.rank, self.world_size)
         check_batch(self.lanes, rows)
         per_lane, row_bytes = rows // self.lanes, self.manifest.row_bytes
-        plan = Plan(
+        plan = RowOrder(
             rows=len(self),
             unit=unit_rows(row_bytes),
             lanes=self.lanes,
@@ -117,7 +117,7 @@ class Loader:
         waited: seconds for which training has waited for batches.
     """
 
-    def __init__(self, table: Table, plan: Plan, map: Callable[[Batch], Any] | None, threads: int) -> None:
+    def __init__(self, table: RankDataset, plan: RowOrder, map: Callable[[Batch], Any] | None, threads: int) -> None:
         self.waited = 0.0
         self._told = 0.0  # of waited, what the driver knows
         self._table = table
@@ -184,7 +184,7 @@ class Loader:
         reports.spent("data", self.waited - self._told)
         self._told = self.waited
 
-    def _batches(self, plan: Plan, step: int) -> Iterator[Batch]:
+    def _batches(self, plan: RowOrder, step: int) -> Iterator[Batch]:
         table = self._table
         lanes = lanes_of(table.lanes, table.rank, table.world_size)
         files = Files(table.folder, table.manifest)
@@ -238,7 +238,7 @@ class Loader:
 class _Gather:
     """Reads windows of a rank's lanes, and gathers batches from them."""
 
-    def __init__(self, plan: Plan, lanes: range, files: Files, manifest: Manifest, scrub: _Scrub) -> None:
+    def __init__(self, plan: RowOrder, lanes: range, files: Files, manifest: SnapshotManifest, scrub: _Scrub) -> None:
         self._plan = plan
         self._lanes = lanes
         self._files = files
@@ -280,7 +280,7 @@ class _Gather:
 class _Scrub:
     """Compares a rank's share of the blocks with their checksums, once, beside the first epoch."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RankDataset) -> None:
         self._table = table
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="distributor-data-check", daemon=True)

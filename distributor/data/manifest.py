@@ -25,7 +25,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Part:
+class DataFile:
     """One file that a task has written: record batches, here called blocks."""
 
     index: int  # of the task's partition
@@ -41,11 +41,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class SnapshotManifest:
     """A snapshot: complete, and never changed."""
 
     fields: tuple[Field, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[DataFile, ...]
     source: str  # a digest of what was asked and of the source's plan; empty if changes of the source cannot be told
     created: float  # seconds since the epoch
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributor.data.manifest import BUFFERS, FILE, Field, Manifest
-from distributor.data.plan import Rows
+from distributor.data.manifest import BUFFERS, FILE, Field, SnapshotManifest
+from distributor.data.row_order import Rows
 from distributor.values import codec
 
 _FILES = 128  # open at once
@@ -21,7 +21,7 @@ class DataError(OSError):
     """A snapshot that cannot be read: it has been removed or damaged. The text names the file."""
 
 
-def read_manifest(folder: str) -> Manifest:
+def read_manifest(folder: str) -> SnapshotManifest:
     """Return a snapshot's manifest.
 
     Raises:
@@ -29,7 +29,7 @@ def read_manifest(folder: str) -> Manifest:
     """
     try:
         with open(os.path.join(folder, FILE), "rb") as file:
-            return codec.read(Manifest, file.read())
+            return codec.read(SnapshotManifest, file.read())
     except OSError as error:
         raise DataError(
             f"the snapshot {folder} cannot be read on this node: {error.strerror}. It must be in a folder that all "
@@ -50,7 +50,7 @@ class Pieces:
 class Files:
     """A snapshot's files, by the numbers of rows and blocks; for one thread."""
 
-    def __init__(self, folder: str, manifest: Manifest) -> None:
+    def __init__(self, folder: str, manifest: SnapshotManifest) -> None:
         self.folder = folder
         self._blocks = [(part, index) for part in manifest.parts for index in range(len(part.rows))]
         self._starts: Any = np.cumsum([0, *(part.rows[index] for part, index in self._blocks)])
@@ -115,7 +115,7 @@ class Files:
         return len(self._blocks)
 
 
-class Numbers:
+class EvenWindows:
     """The windows of a field whose rows all have the same size."""
 
     def __init__(self, field: Field, lanes: int, window: int, first: int) -> None:
@@ -146,7 +146,7 @@ class Numbers:
         return tensor.view(torch.bool) if self._is_bool else tensor
 
 
-class Variable:
+class VariableWindows:
     """The windows of a field whose rows have different sizes: texts, binary values and lists."""
 
     def __init__(self, field: Field, lanes: int, window: int, first: int) -> None:
@@ -207,12 +207,12 @@ class Variable:
         return (joined.view(torch.bool) if self._field.dtype == "bool" else joined), offsets
 
 
-def windows(fields: tuple[Field, ...], lanes: int, window: int) -> dict[str, Numbers | Variable]:
+def windows(fields: tuple[Field, ...], lanes: int, window: int) -> dict[str, EvenWindows | VariableWindows]:
     """Return empty windows for each field."""
-    found: dict[str, Numbers | Variable] = {}
+    found: dict[str, EvenWindows | VariableWindows] = {}
     first = 2
     for field in fields:
         is_even = field.kind == "number" or (field.kind == "list" and field.width is not None)
-        found[field.name] = (Numbers if is_even else Variable)(field, lanes, window, first)
+        found[field.name] = (EvenWindows if is_even else VariableWindows)(field, lanes, window, first)
         first += BUFFERS[field.kind]
     return found

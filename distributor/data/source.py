@@ -115,7 +115,7 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     Raises:
         ConfigurationError: a column does not exist, or its type has no tensor.
     """
-    from distributor.data.writer import Output, Recipe
+    from distributor.data.writer import FieldRecipe, Recipe
 
     wanted = data.wanted
     wanted = {name: (name,) for name in types} if wanted is None else wanted
@@ -138,7 +138,7 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
         kind, dtype = kinds[0][0], _promoted([dtype for _, dtype in kinds])
         if name in data.dtypes and not dtype:
             raise ConfigurationError(f"Data(dtypes=...): {name!r} is {types[columns[0]]}, which is no tensor")
-        outputs.append(Output(name, columns, kind, data.dtypes.get(name, dtype), packed))  # type: ignore[arg-type]
+        outputs.append(FieldRecipe(name, columns, kind, data.dtypes.get(name, dtype), packed))  # type: ignore[arg-type]
     _check_names("dtypes", data.dtypes, wanted)
     if isinstance(data.nulls, Mapping):
         _check_names("nulls", data.nulls, {column: () for each in outputs for column in each.sources})

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from distributor.data.manifest import BUFFERS, Field, Kind, Part
+from distributor.data.manifest import BUFFERS, DataFile, Field, Kind
 
 BLOCK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
-class Output:
+class FieldRecipe:
     """One field, and how it is made from columns of the source."""
 
     name: str
@@ -38,7 +38,7 @@ class Output:
 class Recipe:
     """How rows become fields."""
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[FieldRecipe, ...]
     nulls: Literal["error", "drop", "fill", "mask"] = "error"
     fills: tuple[tuple[str, Any], ...] = ()  # values by column, with nulls="error" for other columns
 
@@ -48,17 +48,17 @@ class Recipe:
         return (*(each.field for each in self.outputs), *masks)
 
 
-class Refused(Exception):  # noqa: N818
+class RefusedRows(Exception):  # noqa: N818
     """Rows that cannot become fields, in words."""
 
 
-def mask_of(output: Output) -> Field:
+def mask_of(output: FieldRecipe) -> Field:
     """Return the field that says which values of another were not null."""
     kind: Kind = "list" if output.kind == "list" else "number"
     return Field(f"{output.name}_mask", kind, "bool", output.field.width)
 
 
-def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> Part:
+def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> DataFile:
     """Write one file, unless there are no rows, or nulls or values that must not be; then say so."""
     path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
     nulls: dict[str, int] = {}
@@ -74,15 +74,15 @@ def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.Rec
                 writer.close()
         if not rows or nulls:
             os.remove(path)
-            return Part(index, nulls=nulls)
+            return DataFile(index, nulls=nulls)
         _sync(path)
         return _described(path, recipe.fields, index)
-    except Refused as error:
+    except RefusedRows as error:
         _remove(path)
-        return Part(index, problem=str(error))
+        return DataFile(index, problem=str(error))
     except OSError as error:
         _remove(path)
-        return Part(index, problem=f"{error.strerror or error} (while it wrote {path})")
+        return DataFile(index, problem=f"{error.strerror or error} (while it wrote {path})")
     except BaseException:
         _remove(path)
         raise
@@ -101,7 +101,7 @@ def _remove(path: str) -> None:
         os.remove(path)
 
 
-def _described(path: str, fields: tuple[Field, ...], index: int) -> Part:
+def _described(path: str, fields: tuple[Field, ...], index: int) -> DataFile:
     """Return what readers need to know of a file."""
     with pa.memory_map(path) as mapped:
         whole = mapped.read_buffer()
@@ -124,7 +124,9 @@ def _described(path: str, fields: tuple[Field, ...], index: int) -> Part:
             rows.append(block.num_rows)
             places += [begin, end, *begins]
             checksums.append(zlib.crc32(memoryview(whole)[begin:end]))
-        return Part(index, os.path.basename(path), whole.size, tuple(rows), tuple(places), tuple(checksums), lengths)
+        return DataFile(
+            index, os.path.basename(path), whole.size, tuple(rows), tuple(places), tuple(checksums), lengths
+        )
 
 
 def _buffers(field: Field, column: pa.Array) -> list[Any]:
@@ -240,7 +242,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
     """Replace nulls by a value; ``None`` is zero or an empty text. A list that is null has no length to fill."""
     if pa.types.is_list(column.type):
         if column.null_count:
-            raise Refused(
+            raise RefusedRows(
                 f"column {name!r} has {column.null_count} lists that are null, which cannot be filled: use nulls='drop'"
             )
         values = column.flatten()
@@ -257,7 +259,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
     return pc.fill_null(column, pa.scalar(value, column.type))
 
 
-def _mask(output: Output, parts: list[pa.Array]) -> pa.Array:
+def _mask(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     if output.kind == "list":
         (column,) = parts
         values = pc.is_valid(column.flatten()).cast(pa.uint8())
@@ -286,7 +288,9 @@ def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
         made = values.astype(stored, copy=False)
         if stored.kind in "iu" and made is not values and not np.array_equal(made, values):
             wrong = values[made != values][0]
-            raise Refused(f"column {name!r} has values such as {wrong} that dtype {dtype!r} cannot hold: use another")
+            raise RefusedRows(
+                f"column {name!r} has values such as {wrong} that dtype {dtype!r} cannot hold: use another"
+            )
     return made
 
 
@@ -299,23 +303,23 @@ def _together(columns: list[Any], *, packed: bool) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), len(columns))
 
 
-def _make_numbers(output: Output, parts: list[pa.Array]) -> pa.Array:
+def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     numbers = [_numbers(name, part, output.dtype) for name, part in zip(output.sources, parts)]
     return _together(numbers, packed=output.is_packed)
 
 
-def _make_list(output: Output, parts: list[pa.Array]) -> pa.Array:
+def _make_list(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     (column,), (name,) = parts, output.sources
     values = _numbers(name, column.flatten(), output.dtype)
     offsets = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _make_text(output: Output, parts: list[pa.Array]) -> pa.Array:
+def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     return parts[0]
 
 
-_MAKERS: Mapping[str, Callable[[Output, list[pa.Array]], pa.Array]] = {
+_MAKERS: Mapping[str, Callable[[FieldRecipe, list[pa.Array]], pa.Array]] = {
     "number": _make_numbers,
     "list": _make_list,
     "text": _make_text,

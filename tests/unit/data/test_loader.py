@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from distributor.data import snapshot
-from distributor.data.loader import Table
+from distributor.data import snapshots
+from distributor.data.loader import RankDataset
 from distributor.data.reader import DataError
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
@@ -29,7 +29,7 @@ def columns(rows=ROWS):
 
 def write(folder, table=None, lanes=12, **options):
     options = options or {"pack": {"x": ["x1", "x2"]}, "label": "y"}
-    snapshot.write(Data(pa.table(columns()) if table is None else table, **options), str(folder))
+    snapshots.write(Data(pa.table(columns()) if table is None else table, **options), str(folder))
     return Dataset(str(folder), lanes)
 
 
@@ -39,7 +39,7 @@ def there(tmp_path_factory):
 
 
 def loader(dataset, rank=0, world_size=1, **options):
-    return Table.open(dataset, rank, world_size).loader(**{"global_batch_size": 48, "shuffle": True, **options})
+    return RankDataset.open(dataset, rank, world_size).loader(**{"global_batch_size": 48, "shuffle": True, **options})
 
 
 def rows_of(loader):
@@ -241,7 +241,7 @@ def test_a_file_that_was_cut_short_is_named(tmp_path):
 
 def test_a_changed_byte_is_noticed_in_the_first_epoch(tmp_path):
     dataset = write(tmp_path / "changed")
-    place = Table.open(dataset, 0, 1).manifest.parts[0].places[0]
+    place = RankDataset.open(dataset, 0, 1).manifest.parts[0].places[0]
     with open(file_of(dataset), "r+b") as file:
         file.seek(place + 5)
         byte = file.read(1)
@@ -253,12 +253,12 @@ def test_a_changed_byte_is_noticed_in_the_first_epoch(tmp_path):
 
 def test_a_snapshot_that_was_removed_is_named(tmp_path):
     dataset = write(tmp_path / "gone")
-    table = Table.open(dataset, 0, 1)
+    table = RankDataset.open(dataset, 0, 1)
     os.remove(file_of(dataset))
     with pytest.raises(DataError, match=r"\.arrow of the data cannot be read: No such file"):
         list(table.loader(global_batch_size=12))
     with pytest.raises(DataError, match="cannot be read on this node: No such file"):
-        Table.open(Dataset(str(tmp_path / "none"), 12), 0, 1)
+        RankDataset.open(Dataset(str(tmp_path / "none"), 12), 0, 1)
 
 
 def test_tensors_come_on_the_device(there):

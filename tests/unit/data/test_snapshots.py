@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distributor.data import snapshot as snapshots
-from distributor.data.loader import Table
-from distributor.data.snapshot import snapshot
+from distributor.data import snapshots
+from distributor.data.loader import RankDataset
+from distributor.data.snapshots import snapshot
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.values.dataset import Dataset
@@ -20,7 +20,7 @@ NULLS = {"a": [1.0, None, 3.0, 4.0], "b": [1, 2, None, 4], "name": ["w", "x", "y
 def written(folder, source, **options):
     """Everything in a snapshot, in the order of the table."""
     snapshots.write(Data(source, **options), str(folder))
-    (batch,) = Table.open(Dataset(str(folder), 1), 0, 1).loader(batch_size=100)
+    (batch,) = RankDataset.open(Dataset(str(folder), 1), 0, 1).loader(batch_size=100)
     count = int(batch.pop("_valid").sum())
     return {name: value[:count] if isinstance(value, list) else value[:count].tolist() for name, value in batch.items()}
 

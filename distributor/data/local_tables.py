@@ -15,14 +15,14 @@ _NAMES = {"bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "i
 
 
 @dataclass(frozen=True)
-class Table:
+class LocalTable:
     """Rows in memory or in Parquet files."""
 
     types: Mapping[str, str]
     batches: Iterable[Any]  # of pyarrow
 
 
-def open_table(source: Any, columns: Iterable[str] | None = None) -> Table:
+def open_table(source: Any, columns: Iterable[str] | None = None) -> LocalTable:
     """Return a pandas DataFrame, a ``pyarrow.Table`` or Parquet files as a table.
 
     Raises:
@@ -39,17 +39,17 @@ def open_table(source: Any, columns: Iterable[str] | None = None) -> Table:
             "Data: the source must be a Spark or pandas DataFrame, a pyarrow.Table, the path of Parquet files or the "
             f"folder of a snapshot, not {type(source).__name__}"
         )
-    return Table(_types(source.schema), source.to_batches())
+    return LocalTable(_types(source.schema), source.to_batches())
 
 
-def _parquet(pattern: str) -> Table:
+def _parquet(pattern: str) -> LocalTable:
     import pyarrow.parquet as pq
 
     files = [name for name in sorted(glob.glob(pattern, recursive=True)) if name.endswith(".parquet")]
     files = files or sorted(glob.glob(f"{glob.escape(pattern)}/**/*.parquet", recursive=True))
     if not files:
         raise ConfigurationError(f"Data: there is no snapshot and no Parquet file at {pattern!r}")
-    return Table(_types(pq.read_schema(files[0])), _row_groups(files))
+    return LocalTable(_types(pq.read_schema(files[0])), _row_groups(files))
 
 
 def _row_groups(files: list[str]) -> Iterator[Any]:

@@ -112,7 +112,7 @@ def lanes_of(lanes: int, rank: int, world_size: int) -> range:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowOrder:
     """The order of rows in one epoch.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from distributor.data.manifest import Part
+from distributor.data.manifest import DataFile
 from distributor.data.writer import Recipe, write_part
 from distributor.errors import ConfigurationError, RunCancelledError
 from distributor.schedulers.spark import sessions
@@ -68,7 +68,7 @@ def tells(source: str) -> bool:
 
 def write(
     frame: DataFrame, recipe: Recipe, folder: str, types: Mapping[str, str], wanted: Callable[[], bool]
-) -> list[Part]:
+) -> list[DataFile]:
     """Write a frame's rows with a Spark job; return what its tasks have written.
 
     Raises:
@@ -101,7 +101,7 @@ def write(
                     "and numpy there"
                 ) from None
             raise
-    return [codec.read(Part, bytes(row[0])) for row in rows]
+    return [codec.read(DataFile, bytes(row[0])) for row in rows]
 
 
 def _make_task(recipe: Recipe, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:

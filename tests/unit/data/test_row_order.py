@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from distributor.data.plan import Permutation, Plan, check_batch, hashed, lanes_of, unit_rows, window_rows
+from distributor.data.row_order import Permutation, RowOrder, check_batch, hashed, lanes_of, unit_rows, window_rows
 from distributor.errors import ConfigurationError
 
 CASES = 10_000
@@ -27,7 +27,7 @@ def plans(draw, **fixed):
         "shuffle": draw(st.booleans()),
         "drop_last": draw(st.booleans()),
     }
-    return Plan(**{**values, **fixed})
+    return RowOrder(**{**values, **fixed})
 
 
 def check_an_epoch(plan):
@@ -83,7 +83,7 @@ def test_another_epoch_has_another_order(plan, later):
 
 
 def test_the_order_is_the_same_in_every_version():
-    plan = Plan(rows=100, unit=7, lanes=3, per_lane=2, window=6, seed=5, epoch=2)
+    plan = RowOrder(rows=100, unit=7, lanes=3, per_lane=2, window=6, seed=5, epoch=2)
     assert plan.batch(0).tolist() == BATCH
 
 
@@ -111,7 +111,7 @@ def test_orders_of_three_rows_are_equally_frequent():
 def test_batches_of_a_sorted_table_are_as_mixed_as_independent_samples(batch, lanes):
     rows, row_bytes = 10_000_000, 68
     per_lane = batch // lanes
-    plan = Plan(rows, unit_rows(row_bytes), lanes, per_lane, window_rows(row_bytes, lanes, per_lane), 0, 0)
+    plan = RowOrder(rows, unit_rows(row_bytes), lanes, per_lane, window_rows(row_bytes, lanes, per_lane), 0, 0)
     steps = np.linspace(0, plan.steps - 1, 60).astype(int).tolist()
     means = [plan.batch(step).mean() / rows for step in steps]
     independent = (1 / 12) ** 0.5 / batch**0.5

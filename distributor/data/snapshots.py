@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributor.data import spark, tables
-from distributor.data.manifest import FILE, Field, Manifest, Part
+from distributor.data import frames, local_tables
+from distributor.data.manifest import FILE, DataFile, Field, SnapshotManifest
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.machine.storage import open_storage
@@ -46,7 +46,7 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     place = os.path.abspath(os.path.expanduser(os.fspath(folder)))
     there, now = find(place), source_of(data)
     if there is not None and may_be(there, now):
-        doubt = "" if spark.tells(now) else ": it cannot be told whether its source has changed since"
+        doubt = "" if frames.tells(now) else ": it cannot be told whether its source has changed since"
         notices.inform(f"uses the snapshot in {place}, {described(there)}{doubt}")
     elif there is not None:
         raise ConfigurationError(
@@ -58,22 +58,22 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     return Data(place, lanes=data.lanes)
 
 
-def described(manifest: Manifest) -> str:
+def described(manifest: SnapshotManifest) -> str:
     """Return how many rows a snapshot has, and when it was written."""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
     return f"{count(manifest.rows, 'row')} written at {written}"
 
 
-def find(folder: str) -> Manifest | None:
+def find(folder: str) -> SnapshotManifest | None:
     """Return the manifest of the snapshot in a folder; ``None`` if there is none."""
     content = open_storage(folder).read(FILE)
-    return None if content is None else codec.read(Manifest, content)
+    return None if content is None else codec.read(SnapshotManifest, content)
 
 
 def source_of(data: Data) -> str:
     """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
     asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
-    seen = spark.source_of(data.source) if spark.is_frame(data.source) else ""
+    seen = frames.source_of(data.source) if frames.is_frame(data.source) else ""
     return f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}:{seen}"
 
 
@@ -85,7 +85,7 @@ def _seen(source: str) -> str:
     return source.partition(":")[2]
 
 
-def may_be(there: Manifest, source: str) -> bool:
+def may_be(there: SnapshotManifest, source: str) -> bool:
     """Whether a snapshot may be of this source: nothing shows that it is of another."""
     seen, now = _seen(there.source), _seen(source)
     return _asked(there.source) == _asked(source) and (seen == now or not (seen and now))
@@ -114,10 +114,10 @@ def is_snapshot(data: Data) -> bool:
 
 
 def _types_of(source: Any) -> dict[str, str]:
-    return spark.types_of(source) if spark.is_frame(source) else dict(tables.open_table(source).types)
+    return frames.types_of(source) if frames.is_frame(source) else dict(local_tables.open_table(source).types)
 
 
-def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) -> Manifest:
+def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) -> SnapshotManifest:
     """Write a snapshot, and commit it with its manifest, made from what the tasks returned and not from a listing.
 
     Tasks that Spark repeats leave files, which are removed, as is everything if the snapshot fails.
@@ -137,15 +137,15 @@ def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) ->
         raise
 
 
-def _written(data: Data, files: str, wanted: Callable[[], bool]) -> Manifest:
-    if spark.is_frame(data.source):
-        types = spark.types_of(data.source)
+def _written(data: Data, files: str, wanted: Callable[[], bool]) -> SnapshotManifest:
+    if frames.is_frame(data.source):
+        types = frames.types_of(data.source)
         made = recipe(data, types)
-        parts = spark.write(data.source, made, files, types, wanted)
+        parts = frames.write(data.source, made, files, types, wanted)
     else:
         from distributor.data.writer import write_part
 
-        table = tables.open_table(data.source)
+        table = local_tables.open_table(data.source)
         made = recipe(data, table.types)
         parts = [write_part(files, made, 0, table.batches)]
     _check_parts(parts, files)
@@ -156,10 +156,10 @@ def _written(data: Data, files: str, wanted: Callable[[], bool]) -> Manifest:
     fields = tuple(_with_width(each, kept) for each in made.fields)
     folder = os.path.basename(files)
     named = tuple(replace(part, file=f"{folder}/{part.file}") for part in kept)
-    return Manifest(fields, named, source_of(data), time.time())
+    return SnapshotManifest(fields, named, source_of(data), time.time())
 
 
-def _check_parts(parts: Sequence[Part], files: str) -> None:
+def _check_parts(parts: Sequence[DataFile], files: str) -> None:
     for part in parts:
         if part.problem:
             kind = ResourceError if "No space" in part.problem or "quota" in part.problem else ConfigurationError
@@ -184,7 +184,7 @@ def _check_parts(parts: Sequence[Part], files: str) -> None:
             )
 
 
-def _with_width(field: Field, parts: Sequence[Part]) -> Field:
+def _with_width(field: Field, parts: Sequence[DataFile]) -> Field:
     """Return a field of lists with their length, if all have the same."""
     found = {end for part in parts if field.name in part.lengths for end in part.lengths[field.name]}
     return replace(field, width=found.pop()) if field.kind == "list" and len(found) == 1 else field
