@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
-from distributor.data import frames, snapshots
+from distributor.data import snapshots, spark_frames
 from distributor.data.manifest import SnapshotManifest
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
@@ -97,7 +97,7 @@ def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], boo
     there = _snapshots(beside, name)
     source = snapshots.source_of(data)
     newest = there[-1] if there else None
-    told = newest is not None and frames.tells(source) and newest[1].source == source
+    told = newest is not None and spark_frames.tells(source) and newest[1].source == source
     if newest is not None and (told or (_saved(job.checkpoints) and snapshots.may_be(newest[1], source))):
         folder, manifest = newest
         doubt = "" if told else ": it cannot be told whether its source has changed since"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distributor.data import frames, local_tables
+from distributor.data import local_tables, spark_frames
 from distributor.data.manifest import FILE, DataFile, Field, SnapshotManifest
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
@@ -46,7 +46,7 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     place = os.path.abspath(os.path.expanduser(os.fspath(folder)))
     there, now = find(place), source_of(data)
     if there is not None and may_be(there, now):
-        doubt = "" if frames.tells(now) else ": it cannot be told whether its source has changed since"
+        doubt = "" if spark_frames.tells(now) else ": it cannot be told whether its source has changed since"
         notices.inform(f"uses the snapshot in {place}, {described(there)}{doubt}")
     elif there is not None:
         raise ConfigurationError(
@@ -73,7 +73,7 @@ def find(folder: str) -> SnapshotManifest | None:
 def source_of(data: Data) -> str:
     """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
     asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
-    seen = frames.source_of(data.source) if frames.is_frame(data.source) else ""
+    seen = spark_frames.source_of(data.source) if spark_frames.is_frame(data.source) else ""
     return f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}:{seen}"
 
 
@@ -114,7 +114,9 @@ def is_snapshot(data: Data) -> bool:
 
 
 def _types_of(source: Any) -> dict[str, str]:
-    return frames.types_of(source) if frames.is_frame(source) else dict(local_tables.open_table(source).types)
+    return (
+        spark_frames.types_of(source) if spark_frames.is_frame(source) else dict(local_tables.open_table(source).types)
+    )
 
 
 def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) -> SnapshotManifest:
@@ -138,10 +140,10 @@ def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) ->
 
 
 def _written(data: Data, files: str, wanted: Callable[[], bool]) -> SnapshotManifest:
-    if frames.is_frame(data.source):
-        types = frames.types_of(data.source)
+    if spark_frames.is_frame(data.source):
+        types = spark_frames.types_of(data.source)
         made = recipe(data, types)
-        parts = frames.write(data.source, made, files, types, wanted)
+        parts = spark_frames.write(data.source, made, files, types, wanted)
     else:
         from distributor.data.writer import write_part
 

@@ -233,12 +233,12 @@ def test_a_room_says_where_it_runs(room):
         ("deepspeed", {"launch/deepspeed/checkpoint.py", "launch/deepspeed/extensions.py"}),
         ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
-        ("pyspark", {"data/frames.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        ("pyspark", {"data/spark_frames.py", *(name for name in FILES if name.startswith("schedulers/"))}),
         (
             "pyarrow",
             {
                 "metrics/table.py",
-                *(f"data/{name}.py" for name in ("frames", "local_tables", "writer")),
+                *(f"data/{name}.py" for name in ("local_tables", "spark_frames", "writer")),
                 *(name for name in FILES if name.startswith("schedulers/")),
             },
         ),
