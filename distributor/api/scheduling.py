@@ -59,7 +59,8 @@ def is_here(session: SparkSession | None) -> bool:
         return True
     from distributor.schedulers.spark import sessions as spark_session
 
-    return not spark_session.is_connect(session) and spark_session.master_of(session).startswith("local")
+    master = spark_session.master_of(session)
+    return not spark_session.is_connect(session) and spark_session.is_on_this_machine(master)
 
 
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:

@@ -7,14 +7,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
-from distributor.data import snapshots, spark_frames
-from distributor.data.manifest import SnapshotManifest
+from distributor.data import snapshots
+from distributor.data.manifest import SnapshotManifest, Source
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
 from distributor.machine import folders
@@ -70,9 +70,11 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
         yield replace(job, data=places)
 
 
-def _write(job: Job, name: str, data: Data, folder: str, wanted: Callable[[], bool]) -> SnapshotManifest:
+def _write(
+    job: Job, name: str, data: Data, folder: str, source: Source | None, wanted: Callable[[], bool]
+) -> SnapshotManifest:
     began = time.monotonic()
-    manifest = snapshots.write(data, folder, wanted)
+    manifest = snapshots.write(data, folder, source, wanted)
     took = duration(time.monotonic() - began)
     whole = sum(part.size for part in manifest.parts)
     notices.inform(f"run {job.label}: data {name!r}: {manifest.rows:,} rows ({size(whole)}) written in {took}")
@@ -85,7 +87,7 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
     try:
         with folders.claim(private):
             folder = os.path.join(private, name)
-            _write(job, name, data, folder, wanted)
+            _write(job, name, data, folder, None, wanted)
             yield folder
     finally:
         folders.remove(private)
@@ -94,21 +96,17 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
 @contextmanager
 def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], bool]) -> Iterator[str]:
     assert job.checkpoints is not None
-    there = _snapshots(beside, name)
+    there, saved = _snapshots(beside, name), _saved(job.checkpoints)
     source = snapshots.source_of(data)
-    newest = there[-1] if there else None
-    told = newest is not None and spark_frames.tells(source) and newest[1].source == source
-    if newest is not None and (told or (_saved(job.checkpoints) and snapshots.may_be(newest[1], source))):
-        folder, manifest = newest
-        doubt = "" if told else ": it cannot be told whether its source has changed since"
-        notices.inform(
-            f"run {job.label}: data {name!r}: continues with the snapshot in {folder}, "
-            f"{snapshots.described(manifest)}{doubt}"
-        )
+    folder, newest = there[-1] if there else ("", None)
+    same = newest is not None and newest.source.is_same(source)
+    if newest is not None and (same or (same is None and saved)):
+        text = f"continues with the snapshot in {folder}, {snapshots.described(newest, source)}"
+        notices.inform(f"run {job.label}: data {name!r}: {text}")
     else:
         folder = os.path.join(beside, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
-        _write(job, name, data, folder, wanted)
-    _remove_old(job.checkpoints, beside, name)
+        there.append((folder, _write(job, name, data, folder, source, wanted)))
+    _remove_old(there, saved)
     try:
         yield folder
     finally:
@@ -131,9 +129,8 @@ def _snapshots(beside: str, name: str) -> list[tuple[str, SnapshotManifest]]:
     return sorted(found, key=lambda each: each[1].created)
 
 
-def _remove_old(checkpoints: Checkpoints, beside: str, name: str) -> None:
+def _remove_old(there: Sequence[tuple[str, SnapshotManifest]], saved: Sequence[float]) -> None:
     """Remove snapshots from whose time no checkpoint is left. A checkpoint refers to the newest one before it."""
-    there, saved = _snapshots(beside, name), _saved(checkpoints)
     for (folder, manifest), (_, later) in itertools.pairwise(there):
         if not any(manifest.created <= moment < later.created for moment in saved):
             shutil.rmtree(folder, ignore_errors=True)

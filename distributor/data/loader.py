@@ -48,11 +48,6 @@ class RankDataset:
     def __len__(self) -> int:
         return self.manifest.rows
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names in each batch."""
-        return tuple(field.name for field in self.manifest.fields)
-
     def loader(
         self,
         *,
@@ -121,6 +116,7 @@ class Loader:
         self.waited = 0.0
         self._told = 0.0  # of waited, what the driver knows
         self._table = table
+        self._snapshot = table.manifest.id  # once: it is a digest of all blocks
         self._plan = plan
         self._step = 0  # batches of this epoch that were delivered
         self._map = map
@@ -200,7 +196,7 @@ class Loader:
         """Return where this loader stands, counted in batches that were delivered: the same on all ranks."""
         plan = self._plan
         return {
-            "snapshot": self._table.manifest.id,
+            "snapshot": self._snapshot,
             "seed": plan.seed,
             "epoch": plan.epoch,
             "step": self._step,

@@ -22,7 +22,7 @@ class LocalTable:
     batches: Iterable[Any]  # of pyarrow
 
 
-def open_table(source: Any, columns: Iterable[str] | None = None) -> LocalTable:
+def open_table(source: Any) -> LocalTable:
     """Return a pandas DataFrame, a ``pyarrow.Table`` or Parquet files as a table.
 
     Raises:

@@ -38,6 +38,21 @@ class DataFile:
     lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the shortest and longest list of a field
     nulls: Mapping[str, int] = field(default_factory=dict)  # number by column of the source, if they are errors
     problem: str = ""  # why nothing was written
+    errno: int = 0  # of the problem, if the system has one
+
+
+@dataclass(frozen=True)
+class Source:
+    """Digests of what a snapshot was made from."""
+
+    asked: str = ""  # columns, rules for nulls and types
+    plan: str = ""  # the table's plan and files; empty if it would not show that rows have changed
+
+    def is_same(self, other: "Source") -> bool | None:
+        """Return whether rows of both are the same; ``None`` if it cannot be told."""
+        if self.asked != other.asked:
+            return False
+        return self.plan == other.plan if self.plan and other.plan else None
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class SnapshotManifest:
 
     fields: tuple[Field, ...]
     parts: tuple[DataFile, ...]
-    source: str  # a digest of what was asked and of the source's plan; empty if changes of the source cannot be told
+    source: Source
     created: float  # seconds since the epoch
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distributor.data import local_tables, spark_frames
-from distributor.data.manifest import FILE, DataFile, Field, SnapshotManifest
+from distributor.data.manifest import FILE, DataFile, Field, SnapshotManifest, Source
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.machine.storage import open_storage
@@ -45,23 +46,24 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     data = as_data(source)
     place = os.path.abspath(os.path.expanduser(os.fspath(folder)))
     there, now = find(place), source_of(data)
-    if there is not None and may_be(there, now):
-        doubt = "" if spark_frames.tells(now) else ": it cannot be told whether its source has changed since"
-        notices.inform(f"uses the snapshot in {place}, {described(there)}{doubt}")
-    elif there is not None:
+    if there is None:
+        write(data, place, now)
+    elif there.source.is_same(now) is False:
         raise ConfigurationError(
             f"the folder {place!r} has a snapshot of another source or of other columns, {described(there)}: remove "
             "the folder, or pass another"
         )
     else:
-        write(data, place)
+        notices.inform(f"uses the snapshot in {place}, {described(there, now)}")
     return Data(place, lanes=data.lanes)
 
 
-def described(manifest: SnapshotManifest) -> str:
-    """Return how many rows a snapshot has, and when it was written."""
+def described(manifest: SnapshotManifest, now: Source | None = None) -> str:
+    """Return how many rows a snapshot has, and when it was written; also if its source, ``now``, may have changed."""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
-    return f"{count(manifest.rows, 'row')} written at {written}"
+    doubt = now is not None and manifest.source.is_same(now) is None
+    text = ": it cannot be told whether its source has changed since" if doubt else ""
+    return f"{count(manifest.rows, 'row')} written at {written}{text}"
 
 
 def find(folder: str) -> SnapshotManifest | None:
@@ -70,25 +72,11 @@ def find(folder: str) -> SnapshotManifest | None:
     return None if content is None else codec.read(SnapshotManifest, content)
 
 
-def source_of(data: Data) -> str:
+def source_of(data: Data) -> Source:
     """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
     asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
-    seen = spark_frames.source_of(data.source) if spark_frames.is_frame(data.source) else ""
-    return f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}:{seen}"
-
-
-def _asked(source: str) -> str:
-    return source.partition(":")[0]
-
-
-def _seen(source: str) -> str:
-    return source.partition(":")[2]
-
-
-def may_be(there: SnapshotManifest, source: str) -> bool:
-    """Whether a snapshot may be of this source: nothing shows that it is of another."""
-    seen, now = _seen(there.source), _seen(source)
-    return _asked(there.source) == _asked(source) and (seen == now or not (seen and now))
+    plan = spark_frames.plan_of(data.source) if spark_frames.is_frame(data.source) else ""
+    return Source(hashlib.sha256(asked.encode()).hexdigest()[:16], plan)
 
 
 def check(data: Data) -> None:
@@ -119,10 +107,13 @@ def _types_of(source: Any) -> dict[str, str]:
     )
 
 
-def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) -> SnapshotManifest:
+def write(
+    data: Data, folder: str, source: Source | None = None, wanted: Callable[[], bool] = lambda: True
+) -> SnapshotManifest:
     """Write a snapshot, and commit it with its manifest, made from what the tasks returned and not from a listing.
 
     Tasks that Spark repeats leave files, which are removed, as is everything if the snapshot fails.
+    Without ``source``, nobody can tell later whether it has changed.
     """
     files = os.path.join(folder, f"files-{uuid.uuid4().hex[:8]}")
     is_new = not os.path.exists(folder)
@@ -131,7 +122,7 @@ def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) ->
             os.makedirs(files)
         except OSError as error:
             raise ConfigurationError(f"the data cannot be written to {folder!r}: {error}") from None
-        manifest = _written(data, files, wanted)
+        manifest = SnapshotManifest(*_written(data, files, wanted), source or Source(), time.time())
         open_storage(folder).write(FILE, codec.pack(manifest))
         return manifest
     except BaseException:
@@ -139,7 +130,7 @@ def write(data: Data, folder: str, wanted: Callable[[], bool] = lambda: True) ->
         raise
 
 
-def _written(data: Data, files: str, wanted: Callable[[], bool]) -> SnapshotManifest:
+def _written(data: Data, files: str, wanted: Callable[[], bool]) -> tuple[tuple[Field, ...], tuple[DataFile, ...]]:
     if spark_frames.is_frame(data.source):
         types = spark_frames.types_of(data.source)
         made = recipe(data, types)
@@ -157,14 +148,13 @@ def _written(data: Data, files: str, wanted: Callable[[], bool]) -> SnapshotMani
             path.unlink()
     fields = tuple(_with_width(each, kept) for each in made.fields)
     folder = os.path.basename(files)
-    named = tuple(replace(part, file=f"{folder}/{part.file}") for part in kept)
-    return SnapshotManifest(fields, named, source_of(data), time.time())
+    return fields, tuple(replace(part, file=f"{folder}/{part.file}") for part in kept)
 
 
 def _check_parts(parts: Sequence[DataFile], files: str) -> None:
     for part in parts:
         if part.problem:
-            kind = ResourceError if "No space" in part.problem or "quota" in part.problem else ConfigurationError
+            kind = ResourceError if part.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigurationError
             raise kind(f"the data cannot be written: {part.problem}")
     nulls: dict[str, int] = {}
     for part in parts:

@@ -6,7 +6,6 @@ import hashlib
 import re
 import threading
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ def types_of(frame: DataFrame) -> dict[str, str]:
     return types
 
 
-def source_of(frame: DataFrame) -> str:
+def plan_of(frame: DataFrame) -> str:
     """Return a digest of the frame's plan and input files; empty if it would not show that the rows have changed."""
     with suppress(Exception):  # a private part of PySpark, or a source that does not say
         text = re.sub(r"#\d+L?", "", _analyzed(frame))
@@ -59,11 +58,6 @@ def _analyzed(frame: Any) -> str:
     if sessions.is_connect(frame.sparkSession):
         return str(frame._explain_string(extended=True)).partition("== Optimized")[0]
     return str(frame._jdf.queryExecution().analyzed().toString())
-
-
-def tells(source: str) -> bool:
-    """Whether a source's digest shows that the rows have not changed."""
-    return bool(source.partition(":")[2])
 
 
 def write(
@@ -106,7 +100,7 @@ def write(
 
 def _make_task(recipe: Recipe, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
-    packed = zlib.compress(portable(_Task(recipe, folder)))
+    packed = portable(_Task(recipe, folder))
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle

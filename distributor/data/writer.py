@@ -7,6 +7,7 @@ import os
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,31 +62,36 @@ def mask_of(output: FieldRecipe) -> Field:
 def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> DataFile:
     """Write one file, unless there are no rows, or nulls or values that must not be; then say so."""
     path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
-    nulls: dict[str, int] = {}
+    written = DataFile(index)
     try:
-        rows = 0
-        with pa.OSFile(path, "wb") as sink:
-            writer: Any = None
-            for block in _blocks(_converted(recipe, batches, nulls)):
-                writer = pa.ipc.new_file(sink, block.schema) if writer is None else writer
-                writer.write_batch(block)
-                rows += block.num_rows
-            if writer is not None:
-                writer.close()
-        if not rows or nulls:
-            os.remove(path)
-            return DataFile(index, nulls=nulls)
-        _sync(path)
-        return _described(path, recipe.fields, index)
+        written = _write(path, recipe, index, batches)
     except RefusedRows as error:
-        _remove(path)
-        return DataFile(index, problem=str(error))
+        written = DataFile(index, problem=str(error))
     except OSError as error:
-        _remove(path)
-        return DataFile(index, problem=f"{error.strerror or error} (while it wrote {path})")
-    except BaseException:
-        _remove(path)
-        raise
+        problem = f"{error.strerror or error} (while it wrote {path})"
+        written = DataFile(index, problem=problem, errno=error.errno or 0)
+    finally:
+        if not written.file:
+            with suppress(FileNotFoundError):
+                os.remove(path)
+    return written
+
+
+def _write(path: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> DataFile:
+    rows = 0
+    nulls: dict[str, int] = {}
+    with pa.OSFile(path, "wb") as sink:
+        writer: Any = None
+        for block in _blocks(_converted(recipe, batches, nulls)):
+            writer = pa.ipc.new_file(sink, block.schema) if writer is None else writer
+            writer.write_batch(block)
+            rows += block.num_rows
+        if writer is not None:
+            writer.close()
+    if not rows or nulls:
+        return DataFile(index, nulls=nulls)
+    _sync(path)
+    return _described(path, recipe.fields, index)
 
 
 def _sync(path: str) -> None:
@@ -94,11 +100,6 @@ def _sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    if os.path.exists(path):
-        os.remove(path)
 
 
 def _described(path: str, fields: tuple[Field, ...], index: int) -> DataFile:
@@ -165,7 +166,7 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
     schema = _schema(recipe)
     sources = list(dict.fromkeys(name for output in recipe.outputs for name in output.sources))
     for batch in batches:
-        columns = {name: _sliced(batch.column(batch.schema.get_field_index(name))) for name in sources}
+        columns = {name: _short(batch.column(batch.schema.get_field_index(name))) for name in sources}
         if recipe.nulls == "drop":
             columns = _dropped(columns, batch.num_rows)
         for name, column in columns.items():
@@ -205,14 +206,14 @@ def _stored(dtype: str) -> str:
     return "uint8" if dtype == "bool" else dtype
 
 
-def _sliced(column: pa.Array) -> pa.Array:
+def _short(column: pa.Array) -> pa.Array:
     """Return a column with offsets of 32 bits."""
     if pa.types.is_large_list(column.type):
         return column.cast(pa.list_(column.type.value_type))
     if pa.types.is_fixed_size_list(column.type):
         return column.cast(pa.list_(column.type.value_type))
     if pa.types.is_dictionary(column.type):
-        return _sliced(column.dictionary_decode())
+        return _short(column.dictionary_decode())
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
         return column.cast(pa.string())
     return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column

@@ -215,21 +215,20 @@ def _shipment(job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str
 
 @cache
 def _portable_task() -> bytes:
-    """Pickle ``run_task`` by value with the code that it uses of this package, since workers may not have the package.
-
-    PySpark encodes it as text for the JVM, which takes 2 ms for each 100 kB: compress it.
-    """
-    return zlib.compress(portable(run_task))
+    return portable(run_task)
 
 
 def portable(value: object) -> bytes:
-    """Pickle a value by value with the code that it uses of this package."""
+    """Pickle a value by value with the code that it uses of this package, since workers may not have the package.
+
+    PySpark encodes it as text for the JVM, which takes 2 ms for each 100 kB: compress it.
+    """
     import pyspark.cloudpickle as spark_cloudpickle
 
     import distributor
 
     with payload.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
-        return bytes(spark_cloudpickle.dumps(value))
+        return zlib.compress(spark_cloudpickle.dumps(value))
 
 
 def _make_task(shipment: Shipment) -> Task:

@@ -145,6 +145,15 @@ def has_executors(master: str) -> bool:
     return re.match(r"local(\[|$)", master) is None
 
 
+def is_on_this_machine(master: str) -> bool:
+    """Return whether all tasks of a classic session with this master run on the driver's machine.
+
+    >>> is_on_this_machine("local-cluster[2,1,1024]"), is_on_this_machine("spark://host:7077")
+    (True, False)
+    """
+    return re.match(r"local(\[|$|-cluster\[)", master) is not None
+
+
 def submitted_master() -> str:
     """Return the master URL with which spark-submit has started this program. Create no session."""
     try:
@@ -181,8 +190,7 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
         return None
     if configured:
         return configured
-    here = re.match(r"local(\[|$|-cluster\[)", master) is not None
-    return driver if here and driver and not environ.get("PYSPARK_DRIVER_PYTHON") else None
+    return driver if is_on_this_machine(master) and driver and not environ.get("PYSPARK_DRIVER_PYTHON") else None
 
 
 def elements(sequence: Any) -> list[Any]:
