@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distributor.data import snapshots
+from distributor.data import snapshots, writer
 from distributor.data.loader import RankDataset
 from distributor.data.snapshots import snapshot
 from distributor.data.source import Data
+from distributor.data.writer import write_part
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.values.dataset import Dataset
 
@@ -115,6 +116,16 @@ def test_a_snapshot_is_used_again_unless_other_columns_are_asked_for(tmp_path, c
         snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["b"]), folder)
     with pytest.raises(ConfigurationError, match="is a snapshot, which has its columns already"):
         snapshots.check(Data(str(folder), columns=["a"]))
+
+
+def test_files_of_repeated_tasks_are_removed(tmp_path, monkeypatch):
+    def twice(*arguments):
+        write_part(*arguments)
+        return write_part(*arguments)
+
+    monkeypatch.setattr(writer, "write_part", twice)
+    assert written(tmp_path / "it", pa.table({"a": [1, 2]})) == {"a": [1, 2]}
+    assert len(list(tmp_path.glob("it/*/*.arrow"))) == 1
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, full_disk):
