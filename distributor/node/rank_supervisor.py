@@ -106,7 +106,7 @@ class RankSupervisor:
         gc.collect()
         gc.freeze()  # keeps existing objects shared between the ranks: the collector does not write to their pages
         # What the launcher has imported is not the ranks' to finalize: torch's 134 operator libraries would take 26 ms.
-        for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        for finalizer in getattr(weakref.finalize, "_registry", ()):  # without it, ranks only end later
             finalizer.atexit = False
         sys.stdout.flush()
         sys.stderr.flush()
