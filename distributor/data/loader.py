@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from distributor.data.manifest import SnapshotManifest
-from distributor.data.reader import Files, read_manifest, windows
+from distributor.data.reader import EvenWindows, Files, Windows, make_windows, read_manifest
 from distributor.data.row_order import RowOrder, check_batch, lanes_of, unit_rows, window_rows
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
@@ -25,7 +25,8 @@ from distributor.values.dataset import Dataset
 Batch = dict[str, Any]
 
 _TELL = 0.5  # seconds of waiting after which the driver is told
-_AHEAD = 4  # batches that are ready before they are asked for
+_GROUP_BYTES = 1 << 20  # of batches that are gathered together
+_AHEAD = 4  # groups that are ready before they are asked for
 
 #: Marks the rows of a batch that are not repeated ones, with ``drop_last=False``.
 VALID = "_valid"
@@ -124,6 +125,7 @@ class Loader:
         self._device: torch.device | None = None
         self._resumes = False  # the next iteration continues an epoch, where a state was loaded
         self._scrub: _Scrub | None = None  # begins with the first batch
+        self._windows: Windows | None = None  # of the last epoch: new memory costs more than a read
 
     @property
     def epoch(self) -> int:
@@ -154,7 +156,7 @@ class Loader:
             self._next_epoch()
         self._resumes = False
         plan = self._plan
-        with _Prefetch(self._batches(plan, self._step), self._map, self._threads) as batches:
+        with _Prefetch(self._groups(plan, self._step), self._map, self._threads) as batches:
             deliver = _Deliver(self._device)
             while self._step < plan.steps:
                 begin = time.perf_counter()
@@ -180,17 +182,22 @@ class Loader:
         reports.spent("data", self.waited - self._told)
         self._told = self.waited
 
-    def _batches(self, plan: RowOrder, step: int) -> Iterator[Batch]:
+    def _groups(self, plan: RowOrder, step: int) -> Iterator[list[Batch]]:
         table = self._table
         lanes = lanes_of(table.lanes, table.rank, table.world_size)
         files = Files(table.folder, table.manifest)
+        windows, self._windows = self._windows or make_windows(table.manifest.fields, len(lanes), plan.window), None
+        is_even = all(isinstance(each, EvenWindows) for each in windows)
+        size = max(1, int(table.manifest.row_bytes * len(lanes) * plan.per_lane))  # bytes of a batch
+        most = max(1, _GROUP_BYTES // size) if is_even and self._map is None else 1
         if self._scrub is None:
             self._scrub = _scrubs.setdefault(table.folder, _Scrub(table))
             self._scrub.begin()
         try:
-            yield from _Gather(plan, lanes, files, table.manifest, self._scrub).batches(step)
+            yield from _Gather(plan, lanes, files, windows, self._scrub, most).groups(step)
         finally:
             files.close()
+            self._windows = windows
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands, counted in batches that were delivered: the same on all ranks."""
@@ -227,50 +234,71 @@ class Loader:
                     f"pass {state[key]}"
                 )
         kept = {key: state[key] for key in ("seed", "epoch", "unit", "window", "shuffle", "drop_last")}
-        self._plan = replace(self._plan, **kept)
+        self._plan, self._windows = replace(self._plan, **kept), None
         self._step, self._resumes = state["step"], True
 
 
 class _Gather:
     """Reads windows of a rank's lanes, and gathers batches from them."""
 
-    def __init__(self, plan: RowOrder, lanes: range, files: Files, manifest: SnapshotManifest, scrub: _Scrub) -> None:
+    def __init__(self, plan: RowOrder, lanes: range, files: Files, windows: Windows, scrub: _Scrub, most: int) -> None:
         self._plan = plan
         self._lanes = lanes
         self._files = files
         self._scrub = scrub
-        self._windows = windows(manifest.fields, len(lanes), plan.window)
-        self._order: Any = np.zeros((len(lanes), plan.window), "int64")
-        self._valid: Any = np.ones((len(lanes), plan.window), bool)
-        self._starts: Any = np.zeros(len(lanes), "int64")  # of each lane's window, in rows of the lane
+        self._windows = windows
+        self._most = most  # batches of a group
+        self._order: Any = np.empty((len(lanes), plan.window), "int64")  # rows of windows, by position modulo window
+        self._valid: Any = np.empty((len(lanes), plan.window), bool)
 
-    def batches(self, first: int) -> Iterator[Batch]:
-        plan = self._plan
-        steps, per_lane = np.arange(plan.per_lane), plan.per_lane
-        bases: Any = np.arange(len(self._lanes)) * plan.window
+    def groups(self, first: int) -> Iterator[list[Batch]]:
+        """Yield consecutive batches, gathered together while no lane needs its next window."""
+        plan, most = self._plan, self._most
+        per_lane, round_steps = plan.per_lane, plan.window // plan.per_lane
         ends: Any = np.full(len(self._lanes), first)  # steps at which lanes need their next windows
-        for step in range(first, plan.steps):
+        step = first
+        while step < plan.steps:
             for index in np.flatnonzero(ends == step).tolist():
                 begin, ends[index] = plan.window_at(self._lanes[index], step)
                 self._read(index, self._lanes[index], begin * per_lane, int(ends[index]) * per_lane)
             self._scrub.check()
-            at = ((bases + step * per_lane - self._starts)[:, None] + steps).reshape(-1)
-            rows = self._order.reshape(-1)[at]
-            batch = {name: each.gather(rows, per_lane) for name, each in self._windows.items()}
+            count = min(most, int(ends.min()) - step, round_steps - step % round_steps)
+            rows = self._taken(self._order, step % round_steps, count)
+            fields = {name: value for each in self._windows for name, value in each.gather(rows, per_lane).items()}
             if not plan.drop_last:
-                batch[VALID] = torch.from_numpy(self._valid.reshape(-1)[at])
-            yield batch
+                fields[VALID] = torch.from_numpy(self._taken(self._valid, step % round_steps, count))
+            yield [fields] if count == 1 else _split(fields, count)
+            step += count
+
+    def _taken(self, ring: Any, step: int, count: int) -> Any:
+        """Return what the ring has for a number of batches, batch after batch and lane after lane."""
+        per_lane = self._plan.per_lane
+        taken = ring[:, step * per_lane : (step + count) * per_lane]
+        return taken.reshape(-1, count, per_lane).swapaxes(0, 1).reshape(-1)
 
     def _read(self, index: int, lane: int, start: int, stop: int) -> None:
         plan = self._plan
         pieces = self._files.pieces(*plan.pieces(lane, start, stop))
-        for each in self._windows.values():
+        for each in self._windows:
             each.fill(self._files, index, pieces)
         order = plan.order(lane, start, stop)
-        self._order[index, : stop - start] = order + index * plan.window
-        self._starts[index] = start
+        _put(self._order[index], start, order + index * plan.window)
         if not plan.drop_last:
-            self._valid[index, : stop - start] = plan.is_valid(lane, start + order)
+            _put(self._valid[index], start, plan.is_valid(lane, start + order))
+
+
+def _put(ring: Any, start: int, values: Any) -> None:
+    """Set the elements of a ring from a position on."""
+    at = start % len(ring)
+    before = len(ring) - at  # elements until the ring begins anew
+    ring[at : at + len(values)] = values[:before]
+    ring[: max(0, len(values) - before)] = values[before:]
+
+
+def _split(fields: Batch, count: int) -> list[Batch]:
+    """Return the batches that were gathered together."""
+    split = (value.view(count, -1, *value.shape[1:]).unbind() for value in fields.values())
+    return [dict(zip(fields, values)) for values in zip(*split)]
 
 
 class _Scrub:
@@ -314,8 +342,9 @@ _scrubs: dict[str, _Scrub] = {}
 class _Prefetch:
     """Makes batches in a thread, and maps them in others, ahead of training."""
 
-    def __init__(self, batches: Iterator[Batch], map: Callable[[Batch], Any] | None, threads: int) -> None:
-        self._batches = batches
+    def __init__(self, groups: Iterator[list[Batch]], map: Callable[[Batch], Any] | None, threads: int) -> None:
+        self._groups = groups
+        self._group: Iterator[Any] = iter(())  # what is delivered now
         self._map = map
         self._pool = None if map is None else ThreadPoolExecutor(threads, "distributor-data-map")
         self._ready: queue.Queue[Any] = queue.Queue(_AHEAD + (0 if map is None else threads))
@@ -343,23 +372,27 @@ class _Prefetch:
 
     def _run(self) -> None:
         try:
-            for batch in self._batches:
-                self._ready.put(batch if self._pool is None else self._pool.submit(self._mapped, batch))
+            for group in self._groups:
+                self._ready.put(group if self._pool is None else [self._pool.submit(self._mapped, group[0])])
                 if self._ended.is_set():
                     break
         except BaseException as error:
             self._ready.put(_Failed(error))
         finally:
-            self._batches.close()  # type: ignore[attr-defined]
+            self._groups.close()  # type: ignore[attr-defined]
 
     def _mapped(self, batch: Batch) -> Any:
         assert self._map is not None
         return self._map(batch)
 
     def next(self) -> Any:
-        item = self._ready.get()
-        if isinstance(item, _Failed):
-            raise item.error
+        item = next(self._group, None)
+        if item is None:
+            group = self._ready.get()
+            if isinstance(group, _Failed):
+                raise group.error
+            self._group = iter(group)
+            item = next(self._group)
         return item.result() if isinstance(item, Future) else item
 
 

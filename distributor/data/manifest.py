@@ -10,9 +10,6 @@ FILE = "snapshot.json"
 
 Kind = Literal["number", "list", "text", "binary"]
 
-#: Buffers of a column in each block: values alone, or offsets and values.
-BUFFERS: Mapping[str, int] = {"number": 1, "list": 2, "text": 2, "binary": 2}
-
 
 @dataclass(frozen=True)
 class Field:
@@ -24,6 +21,12 @@ class Field:
     width: int | None = None  # elements of each row, if it has several and all rows have the same number
 
 
+def buffers(fields: tuple[Field, ...]) -> int:
+    """Return the number of buffers of a block: one for all numbers, then offsets and values of each other field."""
+    others = sum(each.kind != "number" for each in fields)
+    return (others < len(fields)) + 2 * others
+
+
 @dataclass(frozen=True)
 class DataFile:
     """One file that a task has written: record batches, here called blocks."""
@@ -32,7 +35,7 @@ class DataFile:
     file: str = ""  # its name; empty without rows
     size: int = 0
     rows: tuple[int, ...] = ()  # of each block
-    #: For each block: begin and end in the file, then the place of each buffer of each field.
+    #: For each block: begin and end in the file, then the place of each buffer.
     places: tuple[int, ...] = ()
     checksums: tuple[int, ...] = ()  # CRC-32 of each block from begin to end
     lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the shortest and longest list of a field
@@ -71,7 +74,7 @@ class SnapshotManifest:
     @property
     def row_bytes(self) -> float:
         """The mean size of a row."""
-        places, step = 0, 2 + sum(BUFFERS[each.kind] for each in self.fields)
+        places, step = 0, 2 + buffers(self.fields)
         for part in self.parts:
             places += sum(part.places[1::step]) - sum(part.places[0::step])
         return places / max(self.rows, 1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from distributor.data.manifest import BUFFERS, FILE, Field, SnapshotManifest
+from distributor.data.manifest import FILE, Field, SnapshotManifest, buffers
+from distributor.data.row_layout import row_type, stored
 from distributor.data.row_order import Rows
 from distributor.values import codec
 
@@ -53,8 +54,9 @@ class Files:
     def __init__(self, folder: str, manifest: SnapshotManifest) -> None:
         self.folder = folder
         self._blocks = [(part, index) for part in manifest.parts for index in range(len(part.rows))]
+        self._names = [part.file for part, _ in self._blocks]
         self._starts: Any = np.cumsum([0, *(part.rows[index] for part, index in self._blocks)])
-        step = 2 + sum(BUFFERS[each.kind] for each in manifest.fields)
+        step = 2 + buffers(manifest.fields)
         self._places: Any = np.array([place for part in manifest.parts for place in part.places]).reshape(-1, step)
         self._open: dict[str, int] = {}
 
@@ -63,6 +65,8 @@ class Files:
         ends = firsts + counts
         low = np.searchsorted(self._starts, firsts, "right") - 1
         high = np.searchsorted(self._starts, ends, "left")
+        if (high == low + 1).all():
+            return Pieces(low, firsts - self._starts[low], counts, np.cumsum(counts) - counts)
         splits = high - low  # blocks of each piece, empty ones included
         blocks = np.repeat(low - np.cumsum(splits) + splits, splits) + np.arange(splits.sum())
         begins = np.maximum(self._starts[blocks], np.repeat(firsts, splits))
@@ -75,9 +79,11 @@ class Files:
 
     def read(self, block: int, place: int, into: memoryview) -> None:
         """Fill ``into`` with the bytes at a place of a block's file."""
-        name = self._blocks[block][0].file
+        name = self._names[block]
         try:
             got = os.preadv(self._open.get(name) or self._opened(name), (into,), place)
+            if got == len(into):
+                return
             while 0 < got < len(into):
                 more = os.preadv(self._open[name], (into[got:],), place + got)
                 got = got + more if more else 0
@@ -116,51 +122,53 @@ class Files:
 
 
 class EvenWindows:
-    """The windows of a field whose rows all have the same size."""
+    """The windows of fields whose rows all have the same size, and stand side by side in one buffer."""
 
-    def __init__(self, field: Field, lanes: int, window: int, first: int) -> None:
-        self._is_bool = field.dtype == "bool"
-        shape = (lanes * window,) if field.width is None else (lanes * window, field.width)
-        self._rows: Any = np.empty(shape, "uint8" if self._is_bool else field.dtype)
-        flat: Any = self._rows.reshape(-1).view("uint8")
-        self._bytes = memoryview(flat)
-        self._size = self._rows.itemsize * (1 if field.width is None else field.width)
+    def __init__(self, fields: tuple[Field, ...], lanes: int, window: int, buffer: int) -> None:
+        self._kind = row_type(fields)
+        self._fields = [(name, fields[int(name)]) for name in self._kind.names]
+        self._size = self._kind.itemsize
+        rows: Any = np.empty((lanes * window, self._size), "uint8")
+        self._rows = rows
+        self._bytes = memoryview(rows.reshape(-1))
         self._window = window
-        self._first = first + BUFFERS[field.kind] - 1  # values come last
+        self._buffer = buffer
 
     def fill(self, files: Files, lane: int, pieces: Pieces) -> None:
         """Read the rows of a lane's window."""
         size, read, whole = self._size, files.read, self._bytes
-        if not size:
-            return
-        places = (files.places(pieces.blocks, self._first) + pieces.firsts * size).tolist()
+        places = (files.places(pieces.blocks, self._buffer) + pieces.firsts * size).tolist()
         begins = (lane * self._window + pieces.targets) * size
         ends = (begins + pieces.counts * size).tolist()
         for block, place, begin, end in zip(pieces.blocks.tolist(), places, begins.tolist(), ends):
-            if end > begin:
-                read(block, place, whole[begin:end])
+            read(block, place, whole[begin:end])
 
-    def gather(self, rows: Rows, per_lane: int) -> Any:
+    def gather(self, rows: Rows, per_lane: int) -> dict[str, Any]:
         """Return a batch's rows, as positions in all windows."""
-        tensor = torch.from_numpy(np.take(self._rows, rows, axis=0, mode="clip"))
-        return tensor.view(torch.bool) if self._is_bool else tensor
+        taken = self._rows.take(rows, axis=0, mode="clip").reshape(-1).view(self._kind)
+        return {field.name: _tensor(np.ascontiguousarray(taken[name]), field) for name, field in self._fields}
+
+
+def _tensor(values: Any, field: Field) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bool) if field.dtype == "bool" else tensor
 
 
 class VariableWindows:
     """The windows of a field whose rows have different sizes: texts, binary values and lists."""
 
-    def __init__(self, field: Field, lanes: int, window: int, first: int) -> None:
+    def __init__(self, field: Field, lanes: int, window: int, buffer: int) -> None:
         self._field = field
-        self._itemsize = 1 if not field.dtype or field.dtype == "bool" else np.dtype(field.dtype).itemsize
+        self._itemsize = stored(field.dtype).itemsize if field.dtype else 1
         self._window = window
-        self._first = first
+        self._buffer = buffer
         self._offsets: list[Any] = [np.zeros(1, "int64") for _ in range(lanes)]  # of values, in a lane's window
         self._values = [bytearray() for _ in range(lanes)]
 
     def fill(self, files: Files, lane: int, pieces: Pieces) -> None:
         """Read the rows of a lane's window."""
-        offsets_at = files.places(pieces.blocks, self._first).tolist()
-        values_at = files.places(pieces.blocks, self._first + 1).tolist()
+        offsets_at = files.places(pieces.blocks, self._buffer).tolist()
+        values_at = files.places(pieces.blocks, self._buffer + 1).tolist()
         whole: Any = np.zeros(int(pieces.counts.sum()) + 1, "int64")
         values = bytearray()
         rows = zip(*(each.tolist() for each in (pieces.blocks, pieces.firsts, pieces.counts, pieces.targets)))
@@ -178,7 +186,11 @@ class VariableWindows:
             whole[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before // self._itemsize
         self._offsets[lane], self._values[lane] = whole, values
 
-    def gather(self, rows: Rows, per_lane: int) -> Any:
+    def gather(self, rows: Rows, per_lane: int) -> dict[str, Any]:
+        """Return a batch's rows, as positions in all windows."""
+        return {self._field.name: self._gathered(rows, per_lane)}
+
+    def _gathered(self, rows: Rows, per_lane: int) -> Any:
         pieces = []
         for begin in range(0, len(rows), per_lane):
             lane = int(rows[begin]) // self._window
@@ -193,7 +205,7 @@ class VariableWindows:
         return [each.decode() for each in found] if self._field.kind == "text" else found
 
     def _ragged(self, pieces: list[tuple[int, Rows]]) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = "uint8" if self._field.dtype == "bool" else self._field.dtype
+        dtype = stored(self._field.dtype)
         values, lengths = [], []
         for lane, positions in pieces:
             of_lane = np.frombuffer(self._values[lane], dtype)
@@ -202,17 +214,23 @@ class VariableWindows:
             ends = np.cumsum(counts)
             values.append(of_lane[np.repeat(begins - (ends - counts), counts) + np.arange(counts.sum())])
             lengths.append(counts)
-        joined = torch.from_numpy(np.concatenate(values))
+        joined = _tensor(np.concatenate(values), self._field)
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
-        return (joined.view(torch.bool) if self._field.dtype == "bool" else joined), offsets
+        return joined, offsets
 
 
-def windows(fields: tuple[Field, ...], lanes: int, window: int) -> dict[str, EvenWindows | VariableWindows]:
-    """Return empty windows for each field."""
-    found: dict[str, EvenWindows | VariableWindows] = {}
-    first = 2
-    for field in fields:
-        is_even = field.kind == "number" or (field.kind == "list" and field.width is not None)
-        found[field.name] = (EvenWindows if is_even else VariableWindows)(field, lanes, window, first)
-        first += BUFFERS[field.kind]
+Windows = list[EvenWindows | VariableWindows]
+
+
+def make_windows(fields: tuple[Field, ...], lanes: int, window: int) -> Windows:
+    """Return empty windows for all fields, in the order of their buffers."""
+    numbers = tuple(each for each in fields if each.kind == "number")
+    found: Windows = [EvenWindows(numbers, lanes, window, 2)] if numbers else []
+    buffer = 2 + len(found)
+    for field in (each for each in fields if each.kind != "number"):
+        if field.width is None:
+            found.append(VariableWindows(field, lanes, window, buffer))
+        else:  # lists of equal length: their values alone
+            found.append(EvenWindows((replace(field, kind="number"),), lanes, window, buffer + 1))
+        buffer += 2
     return found

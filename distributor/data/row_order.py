@@ -7,6 +7,7 @@ lane. A rank has the same lanes as its neighbours have in number, so all ranks h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,8 +20,8 @@ from distributor.errors import ConfigurationError
 Rows = Any  # an array of int64
 
 _WORD = (1 << 64) - 1
-_ROUNDS = 4
-_LEAST_BITS = 6  # below, a permutation of few rounds has too few forms
+_ROUNDS = 3
+_LEAST_DIGIT = 8  # below, a permutation of few rounds has too few forms
 
 UNIT_BYTES = 8 << 10  # read at once
 WINDOW_BYTES = 64 << 20  # of all windows together
@@ -41,18 +42,22 @@ def hashed(*parts: int) -> int:
 
 
 class Permutation:
-    """A permutation of ``range(size)`` that is computed where it is needed: rounds of invertible steps on few bits.
+    """A permutation of ``range(size)`` that is computed where it is needed: a Feistel network on two digits.
 
-    A result beyond ``size`` is permuted again until it is within. Own code, since NumPy's streams may change.
+    Each half of a round adds to one digit what a table of random numbers has for the other. A result beyond ``size`` is
+    permuted again until it is within. Own code, since NumPy's streams may change.
+
+    Source: https://doi.org/10.1007/3-540-45760-7_9 (Black and Rogaway, Ciphers with Arbitrary Finite Domains)
     """
 
     def __init__(self, size: int, key: int) -> None:
         self.size = size
-        bits = max(_LEAST_BITS, (size - 1).bit_length())
-        self._mask = (1 << bits) - 1
-        self._shift = (bits + 1) // 2  # at least half of the bits: the step then is its own inverse
-        keys = [hashed(key, step) for step in range(2 * _ROUNDS)]
-        self._rounds = [(keys[2 * i] & self._mask, (keys[2 * i + 1] | 1) & self._mask) for i in range(_ROUNDS)]
+        self._low = max(_LEAST_DIGIT, math.isqrt(max(size - 1, 0)) + 1)
+        self._high = max(_LEAST_DIGIT, -(-size // self._low))
+        self._rounds = [
+            (_table(hashed(key, step, 0), self._low, self._high), _table(hashed(key, step, 1), self._high, self._low))
+            for step in range(_ROUNDS)
+        ]
 
     def at(self, positions: Rows) -> Rows:
         """Return what stands at each position."""
@@ -62,24 +67,34 @@ class Permutation:
         return values
 
     def _step(self, values: Rows) -> Rows:
-        word = np.uint32 if self._mask >> 32 == 0 else np.uint64  # products may overflow: their low bits stay right
-        words = values.astype(word)
-        mask, shift = word(self._mask), word(self._shift)
-        for plus, times in self._rounds:
-            words += word(plus)
-            words *= word(times)
-            words &= mask
-            words ^= words >> shift
-        return words.astype(np.int64)
+        high, low = np.divmod(values, self._low)
+        for to_high, to_low in self._rounds:
+            high += to_high.take(low)
+            high %= self._high
+            low += to_low.take(high)
+            low %= self._low
+        high *= self._low
+        high += low
+        return high
 
     def position_of(self, value: int) -> int:
         """Return where ``value`` stands."""
         while True:
-            for plus, times in reversed(self._rounds):
-                value ^= value >> self._shift
-                value = (value * pow(times, -1, self._mask + 1) - plus) & self._mask
+            high, low = divmod(value, self._low)
+            for to_high, to_low in reversed(self._rounds):
+                low = (low - int(to_low[high])) % self._low
+                high = (high - int(to_high[low])) % self._high
+            value = high * self._low + low
             if value < self.size:
                 return value
+
+
+def _table(key: int, size: int, below: int) -> Rows:
+    """Return ``size`` random numbers: SplitMix64's output from a state."""
+    words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((words ^ (words >> np.uint64(31))) % np.uint64(below)).astype(np.int64)
 
 
 def unit_rows(row_bytes: float) -> int:
@@ -190,7 +205,7 @@ class RowOrder:
 
     @cached_property
     def _units(self) -> Permutation:
-        return Permutation(-(-self.rows // self.unit), hashed(self.seed, self.epoch))
+        return Permutation(-(-self.rows // self.unit), hashed(self.seed, self.epoch, 0))
 
     @cached_property
     def _short(self) -> tuple[int, int]:
@@ -199,10 +214,17 @@ class RowOrder:
 
     def order(self, lane: int, start: int, stop: int) -> Rows:
         """Return the order of a window's rows, as positions from its start."""
-        positions = np.arange(stop - start)
+        rows = stop - start
         if not self.shuffle:
-            return positions
-        return Permutation(stop - start, hashed(self.seed, self.epoch, lane, start)).at(positions)
+            return np.arange(rows)
+        first = hashed(self.seed, self.epoch, lane, start) % self.window
+        order = self._window_order[first : first + self.window]
+        return order if rows == self.window else order[order < rows]
+
+    @cached_property
+    def _window_order(self) -> Rows:
+        """A permutation, twice: all windows share it, and each begins at another place."""
+        return np.tile(Permutation(self.window, hashed(self.seed, self.epoch, 1)).at(np.arange(self.window)), 2)
 
     def is_valid(self, lane: int, positions: Rows) -> Any:
         """Return whether each position of a lane is a row that no other position repeats."""

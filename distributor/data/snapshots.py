@@ -177,6 +177,6 @@ def _check_parts(parts: Sequence[DataFile], files: str) -> None:
 
 
 def _with_width(field: Field, parts: Sequence[DataFile]) -> Field:
-    """Return a field of lists with their length, if all have the same."""
+    """Return a field of lists with their length, if all have the same and are not empty."""
     found = {end for part in parts if field.name in part.lengths for end in part.lengths[field.name]}
-    return replace(field, width=found.pop()) if field.kind == "list" and len(found) == 1 else field
+    return replace(field, width=max(found)) if field.kind == "list" and len(found) == 1 and max(found) else field

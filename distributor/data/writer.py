@@ -1,6 +1,7 @@
 """Write rows as Arrow files: runs in a Spark task, where it arrives by value, or on the driver.
 
-It needs pyarrow and NumPy. Each file is an Arrow IPC file without nulls: numbers as they go into tensors.
+It needs pyarrow and NumPy. Each file is an Arrow IPC file without nulls. Its first column has the numbers of a row,
+as they go into tensors (`row_layout`).
 """
 
 import os
@@ -15,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from distributor.data.manifest import BUFFERS, DataFile, Field, Kind
+from distributor.data.manifest import DataFile, Field, Kind
+from distributor.data.row_layout import row_type, stored
 
 BLOCK_BYTES = 2 << 20
 
@@ -91,7 +93,7 @@ def _write(path: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBat
     if not rows or nulls:
         return DataFile(index, nulls=nulls)
     _sync(path)
-    return _described(path, recipe.fields, index)
+    return _described(path, index)
 
 
 def _sync(path: str) -> None:
@@ -102,7 +104,7 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
-def _described(path: str, fields: tuple[Field, ...], index: int) -> DataFile:
+def _described(path: str, index: int) -> DataFile:
     """Return what readers need to know of a file."""
     with pa.memory_map(path) as mapped:
         whole = mapped.read_buffer()
@@ -112,15 +114,15 @@ def _described(path: str, fields: tuple[Field, ...], index: int) -> DataFile:
         for number in range(reader.num_record_batches):
             block = reader.get_batch(number)
             found, begins = [], []
-            for each, column in zip(fields, block.columns):
-                for buffer in _buffers(each, column):
+            for name, column in zip(block.schema.names, block.columns):
+                for buffer in _buffers(column):
                     is_there = buffer is not None and buffer.size > 0  # an empty one may be anywhere
                     begins.append(buffer.address - whole.address if is_there else 0)
                     found += [(begins[-1], begins[-1] + buffer.size)] if is_there else []
-                if each.kind == "list":
+                if pa.types.is_list(column.type):
                     here = pc.min_max(column.value_lengths()).as_py()
-                    least, most = lengths.get(each.name, (here["min"], here["max"]))
-                    lengths[each.name] = min(least, here["min"]), max(most, here["max"])
+                    least, most = lengths.get(name, (here["min"], here["max"]))
+                    lengths[name] = min(least, here["min"]), max(most, here["max"])
             begin, end = min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
             rows.append(block.num_rows)
             places += [begin, end, *begins]
@@ -130,10 +132,10 @@ def _described(path: str, fields: tuple[Field, ...], index: int) -> DataFile:
         )
 
 
-def _buffers(field: Field, column: pa.Array) -> list[Any]:
-    """Return a column's buffers that hold offsets and values."""
+def _buffers(column: pa.Array) -> list[Any]:
+    """Return a column's buffers that hold offsets, if it has any, and values."""
     buffers = column.buffers()
-    return [buffers[1], buffers[-1]] if BUFFERS[field.kind] == 2 else [buffers[-1]]
+    return [buffers[1], buffers[-1]] if len(buffers) > 2 else [buffers[1]]
 
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -163,7 +165,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[str, int]) -> Iterator[pa.RecordBatch]:
     """Return batches of fields. Count nulls that are errors: from the first on, nothing more is returned."""
     fills = dict(recipe.fills)
-    schema = _schema(recipe)
+    fields = recipe.fields
     sources = list(dict.fromkeys(name for output in recipe.outputs for name in output.sources))
     for batch in batches:
         columns = {name: _short(batch.column(batch.schema.get_field_index(name))) for name in sources}
@@ -177,7 +179,8 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
         count = len(next(iter(columns.values())))
         if nulls or not count:
             continue
-        made, masks = [], []
+        made: list[Any] = []
+        masks: list[Any] = []
         for output in recipe.outputs:
             parts = [columns[name] for name in output.sources]
             if recipe.nulls == "mask":
@@ -185,25 +188,26 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
             if recipe.nulls in ("fill", "mask"):
                 parts = [_filled(name, part, None) for name, part in zip(output.sources, parts)]
             made.append(_MAKERS[output.kind](output, parts))
-        yield pa.record_batch([*made, *masks], schema=schema)
+        yield _block(fields, [*made, *masks], count)
 
 
-def _schema(recipe: Recipe) -> pa.Schema:
-    return pa.schema([pa.field(each.name, _type_of(each)) for each in recipe.fields])
-
-
-def _type_of(field: Field) -> pa.DataType:
-    if field.kind in ("text", "binary"):
-        return pa.string() if field.kind == "text" else pa.binary()
-    element = pa.from_numpy_dtype(np.dtype(_stored(field.dtype)))
-    if field.kind == "list":
-        return pa.list_(element)
-    return element if field.width is None else pa.list_(element, field.width)
-
-
-def _stored(dtype: str) -> str:
-    """Return the type in the file: Arrow packs eight booleans into a byte, which a tensor cannot read."""
-    return "uint8" if dtype == "bool" else dtype
+def _block(fields: tuple[Field, ...], values: list[Any], count: int) -> pa.RecordBatch:
+    """Return rows as they are written: the numbers of all fields in one column, then each other field."""
+    kind = row_type(fields)
+    names, columns = [], []
+    if kind.names:
+        rows: Any = np.zeros(count, kind)
+        for position in map(int, kind.names):
+            target = rows[str(position)].reshape(count, -1)
+            for column, numbers in enumerate(values[position]):
+                target[:, column] = numbers
+        names.append("")
+        columns.append(pa.Array.from_buffers(pa.binary(kind.itemsize), count, [None, pa.py_buffer(rows)]))
+    others = [position for position, field in enumerate(fields) if field.kind != "number"]
+    return pa.record_batch(
+        [*columns, *(values[position] for position in others)],
+        names=[*names, *(fields[position].name for position in others)],
+    )
 
 
 def _short(column: pa.Array) -> pa.Array:
@@ -260,14 +264,13 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
     return pc.fill_null(column, pa.scalar(value, column.type))
 
 
-def _mask(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
+def _mask(output: FieldRecipe, parts: list[pa.Array]) -> Any:
     if output.kind == "list":
         (column,) = parts
         values = pc.is_valid(column.flatten()).cast(pa.uint8())
         offsets = np.concatenate([[0], np.cumsum(pc.fill_null(column.value_lengths(), 0).to_numpy())])
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
-    valid = [pc.is_valid(part).cast(pa.uint8()).to_numpy() for part in parts]
-    return _together(valid, packed=output.is_packed)
+    return [pc.is_valid(part).cast(pa.uint8()).to_numpy() for part in parts]
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -284,10 +287,10 @@ def _plain(column: pa.Array) -> pa.Array:
 
 def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
     values = _plain(column).to_numpy(zero_copy_only=False)
-    stored = np.dtype(_stored(dtype))
+    wanted = stored(dtype)
     with np.errstate(all="ignore"):
-        made = values.astype(stored, copy=False)
-        if stored.kind in "iu" and made is not values and not np.array_equal(made, values):
+        made = values.astype(wanted, copy=False)
+        if wanted.kind in "iu" and made is not values and not np.array_equal(made, values):
             wrong = values[made != values][0]
             raise RefusedRows(
                 f"column {name!r} has values such as {wrong} that dtype {dtype!r} cannot hold: use another"
@@ -295,18 +298,8 @@ def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
     return made
 
 
-def _together(columns: list[Any], *, packed: bool) -> pa.Array:
-    if not packed:
-        return pa.array(columns[0])
-    table = np.empty((len(columns[0]), len(columns)), columns[0].dtype)
-    for position, column in enumerate(columns):
-        table[:, position] = column
-    return pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), len(columns))
-
-
-def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
-    numbers = [_numbers(name, part, output.dtype) for name, part in zip(output.sources, parts)]
-    return _together(numbers, packed=output.is_packed)
+def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> list[Any]:
+    return [_numbers(name, part, output.dtype) for name, part in zip(output.sources, parts)]
 
 
 def _make_list(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
@@ -320,7 +313,8 @@ def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     return parts[0]
 
 
-_MAKERS: Mapping[str, Callable[[FieldRecipe, list[pa.Array]], pa.Array]] = {
+#: A list of arrays, one for each column, makes a field of numbers; an array makes any other.
+_MAKERS: Mapping[str, Callable[[FieldRecipe, list[pa.Array]], Any]] = {
     "number": _make_numbers,
     "list": _make_list,
     "text": _make_text,
