@@ -159,6 +159,22 @@ def test_a_snapshot_without_a_checkpoint_is_not_kept(one_jvm: Any, tmp_path: Pat
     assert list((tmp_path / "saved").glob("data-*")) == []
 
 
+def test_columns_of_one_type_come_from_spark_with_their_nulls(one_jvm: Any, tmp_path: Path) -> None:
+    holes = functions.expr("if(id % 10 = 3, null, cast(id as float))")
+    frame = one_jvm.range(100, numPartitions=2).select(
+        "id", functions.col("id").cast("float").alias("a"), holes.alias("b")
+    )
+    with pytest.raises(ConfigurationError, match=r"nulls in 'b' \(10\):"):
+        snapshot(Data(frame, pack={"x": ["a", "b"]}, label="id"), tmp_path / "refused")
+
+    def train() -> Any:
+        loader = runtime.dataset("train").loader(batch_size=90)
+        return [(y, x) for batch in loader for y, x in zip(batch["id"].tolist(), batch["x"].tolist())]
+
+    data = Data(frame, pack={"x": ["a", "b"]}, label="id", nulls="drop", lanes=1)
+    assert sorted(distributor(data, ranks=1).run(train)) == [(i, [i, i]) for i in range(100) if i % 10 != 3]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

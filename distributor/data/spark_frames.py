@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _POLL = 0.25  # seconds between two checks whether the run is still wanted
 
+#: Types of columns that may travel as one array.
+_PACKED = {"tinyint", "smallint", "int", "bigint", "float", "double", "boolean"}
+
 #: Leaves of a plan whose text does not show which rows they have.
 _OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "JDBCRelation")
 
@@ -71,20 +74,21 @@ def write(
     """
     from pyspark.sql import functions
 
-    names = dict.fromkeys(name for output in recipe.outputs for name in output.sources)
-    columns = []
-    for name in names:
-        column = functions.col(f"`{name.replace('`', '``')}`")
+    packs = _packs(recipe, types)
+    packed = {name for pack in packs for name in pack}
+    columns = [functions.array(*map(_column, pack)).alias(pack[0]) for pack in packs]
+    for name in dict.fromkeys(name for output in recipe.outputs for name in output.sources):
         if types[name] == "vector":
             from pyspark.ml.functions import vector_to_array
 
-            column = vector_to_array(column, "float32").alias(name)
-        columns.append(column)
+            columns.append(vector_to_array(_column(name), "float32").alias(name))
+        elif name not in packed:
+            columns.append(_column(name))
     session: Any = frame.sparkSession
     chosen = frame.select(*columns)
     with sessions.arrow_python(session), _cancelled_unless(wanted, session) as ended:
         try:
-            rows = chosen.mapInArrow(_make_task(recipe, folder), "part binary").collect()
+            rows = chosen.mapInArrow(_make_task(recipe, folder, packs), "part binary").collect()
         except Exception as error:
             if ended.is_set():
                 raise RunCancelledError("the run was cancelled while its data was written") from None
@@ -98,9 +102,25 @@ def write(
     return [codec.read(DataFile, bytes(row[0])) for row in rows]
 
 
-def _make_task(recipe: Recipe, folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _column(name: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.col(f"`{name.replace('`', '``')}`")
+
+
+def _packs(recipe: Recipe, types: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the columns that Spark sends as one array: much sooner than as columns."""
+    found: list[tuple[str, ...]] = []
+    for output in recipe.outputs:
+        is_new = not any(set(output.sources) & set(pack) for pack in found)
+        if output.is_packed and is_new and len(kinds := {types[name] for name in output.sources}) == 1:
+            found += [output.sources] if kinds <= _PACKED else []
+    return found
+
+
+def _make_task(recipe: Recipe, folder: str, packs: list[tuple[str, ...]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
-    packed = portable(_Task(recipe, folder))
+    packed = portable(_Task(recipe, folder, packs))
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle
@@ -114,18 +134,31 @@ def _make_task(recipe: Recipe, folder: str) -> Callable[[Iterator[Any]], Iterato
 class _Task:
     """What one task does."""
 
-    def __init__(self, recipe: Recipe, folder: str) -> None:
+    def __init__(self, recipe: Recipe, folder: str, packs: list[tuple[str, ...]]) -> None:
         self.recipe = recipe
         self.folder = folder
+        self.packs = packs
 
     def run(self, batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
-        part = write_part(self.folder, self.recipe, context.partitionId(), batches)
+        part = write_part(self.folder, self.recipe, context.partitionId(), map(self._unpacked, batches))
         if part.file or part.nulls or part.problem:
             yield pa.RecordBatch.from_arrays([pa.array([codec.pack(part)], pa.binary())], ["part"])
+
+    def _unpacked(self, batch: Any) -> Any:
+        """Return a batch with columns in place of arrays."""
+        import numpy as np
+        import pyarrow as pa
+
+        columns = dict(zip(batch.schema.names, batch.columns))
+        for pack in self.packs:
+            values = columns[pack[0]].flatten()
+            for index, name in enumerate(pack):
+                columns[name] = values.take(pa.array(np.arange(index, len(values), len(pack))))
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 @contextmanager
