@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: The manifest's file in a snapshot's folder. A folder without it is no snapshot.
-FILE = "snapshot.json"
-
 Kind = Literal["number", "list", "text", "binary"]
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributor.data.manifest import FILE, Field, SnapshotManifest, buffers
+from distributor.data.manifest import Field, SnapshotManifest, buffers
 from distributor.data.row_layout import row_type, stored
 from distributor.data.row_order import Rows
 from distributor.values import codec
+from distributor.values.dataset import MANIFEST
 
 _FILES = 128  # open at once
 
@@ -29,7 +30,7 @@ def read_manifest(folder: str) -> SnapshotManifest:
         DataError: this machine does not see it.
     """
     try:
-        with open(os.path.join(folder, FILE), "rb") as file:
+        with open(os.path.join(folder, MANIFEST), "rb") as file:
             return codec.read(SnapshotManifest, file.read())
     except OSError as error:
         raise DataError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distributor.data import local_tables, spark_frames
-from distributor.data.manifest import FILE, DataFile, Field, SnapshotManifest, Source
+from distributor.data.manifest import DataFile, Field, SnapshotManifest, Source
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.machine.storage import open_storage
@@ -22,6 +22,7 @@ from distributor.shipping import modules
 from distributor.text import notices
 from distributor.text.wording import count, size
 from distributor.values import codec
+from distributor.values.dataset import MANIFEST
 
 
 def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
@@ -68,7 +69,7 @@ def described(manifest: SnapshotManifest, now: Source | None = None) -> str:
 
 def find(folder: str) -> SnapshotManifest | None:
     """Return the manifest of the snapshot in a folder; ``None`` if there is none."""
-    content = open_storage(folder).read(FILE)
+    content = open_storage(folder).read(MANIFEST)
     return None if content is None else codec.read(SnapshotManifest, content)
 
 
@@ -98,7 +99,7 @@ def check(data: Data) -> None:
 
 def is_snapshot(data: Data) -> bool:
     """Whether the source is a folder with a snapshot."""
-    return isinstance(data.source, str) and os.path.exists(os.path.join(data.source, FILE))
+    return isinstance(data.source, str) and os.path.exists(os.path.join(data.source, MANIFEST))
 
 
 def _types_of(source: Any) -> dict[str, str]:
@@ -123,7 +124,7 @@ def write(
         except OSError as error:
             raise ConfigurationError(f"the data cannot be written to {folder!r}: {error}") from None
         manifest = SnapshotManifest(*_written(data, files, wanted), source or Source(), time.time())
-        open_storage(folder).write(FILE, codec.pack(manifest))
+        open_storage(folder).write(MANIFEST, codec.pack(manifest))
         return manifest
     except BaseException:
         shutil.rmtree(folder if is_new else files, ignore_errors=True)

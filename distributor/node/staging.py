@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
+from distributor.errors import StartError
 from distributor.machine import folders, limits, state_folders
 from distributor.shipping import project
 from distributor.values import checkpoints, dataset, environment, layout
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Function, Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
+
+_VISIBLE = 10.0  # seconds within which a node must see a file; NFS may show it late
 
 #: Names in the node's folder that are kept from one attempt to the next.
 _STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
@@ -88,6 +92,19 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> tuple[SharedMemory
             f"cannot use shared memory for Checkpoints(memory=True), so nothing is kept in memory: {error}. Let this "
             "user write to /dev/shm, or pass memory=False"
         ]
+
+
+def await_data(job: Job, host: str) -> None:
+    """Wait until this node sees the run's data: NFS may show it late. StartError if it does not come."""
+    deadline = time.monotonic() + _VISIBLE
+    for name, each in job.data.items():
+        while not os.path.exists(os.path.join(each.folder, dataset.MANIFEST)):
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"data {name!r}: {host} does not see the folder {each.folder!r}. Write it once to a folder that "
+                    f"the driver and all executors see: data={{{name!r}: snapshot(df, '/shared/{name}')}}"
+                )
+            time.sleep(0.05)
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from distributor.values import codec
 
+#: A snapshot's manifest in its folder. A folder without it is no snapshot.
+MANIFEST = "snapshot.json"
+
 #: All data of a run, as JSON.
 DATASETS = "DISTRIBUTOR_DATASETS"
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from jobs import make_job
 
-from distributor import Checkpoints
+from distributor import Checkpoints, StartError
 from distributor.launch.assign_ranks import place
 from distributor.launch.mpi.env import MpiEnv
 from distributor.launch.torchrun import Torchrun
+from distributor.node import staging
 from distributor.node.staging import launcher_order
+from distributor.values.dataset import MANIFEST, Dataset
 from distributor.values.job import Job
 from distributor.values.launch_path import LaunchPath
 from distributor.values.placement import NodeFacts, Placement
@@ -43,3 +48,13 @@ def test_ranks_with_gpus_look_for_them_in_each_attempt(launch: LaunchPath, throu
     asks = Call("distributor.rank.gpus", "check", {"through_torch": through_torch})
     assert ordered(make_job(use_gpu=True, launch=launch), attempt).gpu_check == asks
     assert ordered(make_job(use_gpu=False, launch=launch), attempt).gpu_check is None
+
+
+def test_a_node_that_does_not_see_the_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_VISIBLE", 0.1)
+    job = replace(make_job(), data={"train": Dataset(str(tmp_path / "points"), 48)})
+    with pytest.raises(StartError, match=r"data 'train': host-b does not see the folder '.*points'.*snapshot\(df"):
+        staging.await_data(job, "host-b")
+    (tmp_path / "points").mkdir()
+    (tmp_path / "points" / MANIFEST).touch()
+    staging.await_data(job, "host-b")
