@@ -174,6 +174,7 @@ class Loader:
 
     def _wait(self, seconds: float) -> None:
         self.waited += seconds
+        reports.waited(seconds)
         if self.waited - self._told > _TELL:
             self._tell()
 

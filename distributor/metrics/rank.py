@@ -122,6 +122,11 @@ _writer: Writer | None = None
 
 _latest: dict[str, float] = {}
 
+#: In the reports of a rank that has a loader of ``data=``: seconds for which it has waited since its last report.
+DATA_WAIT = "data_wait"
+
+_data_wait: float | None = None
+
 _MOST_NAMES = 1000  # names whose latest values :func:`latest` returns
 
 
@@ -142,6 +147,9 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
         step = _whole("step", step)
     if total_steps is not None and type(total_steps) is not int:
         total_steps = _whole("total_steps", total_steps)
+    global _data_wait
+    if _data_wait is not None:
+        values[DATA_WAIT], _data_wait = _data_wait, 0.0
     if len(_latest) < _MOST_NAMES or values.keys() <= _latest.keys():
         _latest.update(values)
     if _writer is not None:
@@ -174,6 +182,12 @@ def warn(text: str) -> None:
     sent = _writer is not None and _writer.warned(text)
     if not sent and (_writer is not None or os.environ.get("RANK", "0") == "0"):
         notices.logger.warning("%s", text)
+
+
+def waited(seconds: float) -> None:
+    """Count time for which training has waited for a batch: the next report has it."""
+    global _data_wait
+    _data_wait = (_data_wait or 0.0) + seconds
 
 
 def spent(what: Literal["saving", "loading", "data"], seconds: float) -> None:
