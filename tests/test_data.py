@@ -6,6 +6,7 @@ import glob
 import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,7 +19,16 @@ import pytest
 import watch
 from pyspark.sql import functions
 
-from distributor import Checkpoints, ConfigurationError, Data, Distributor, RunCancelledError, runtime, snapshot
+from distributor import (
+    Checkpoints,
+    ConfigurationError,
+    Data,
+    Distributor,
+    ResourceError,
+    RunCancelledError,
+    runtime,
+    snapshot,
+)
 from distributor.data import feeding
 
 pytestmark = pytest.mark.spark
@@ -296,3 +306,25 @@ def test_an_executor_that_is_killed_while_it_writes_costs_no_row(two_executors: 
     assert len(files) == 3, "what the killed task has left stays"
     data = Data(str(tmp_path / "points"))
     assert {y for batch in distributor(data, 1).run(seen, shuffle=False) for y in batch} == set(range(ROWS))
+
+
+@pytest.mark.slow
+def test_an_executor_whose_disk_is_full_says_so(two_executors: Any, full_disk: Path) -> None:
+    with pytest.raises(ResourceError, match=r"the data cannot be written: No space left on device .*disk"):
+        snapshot(table(two_executors, 200_000), full_disk / "points")
+    assert list(full_disk.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_is_removed_during_the_run_is_named(one_jvm: Any, tmp_path: Path) -> None:
+    data = snapshot(points(one_jvm), tmp_path / "points")
+
+    def train(folder: str) -> None:
+        loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
+        for _ in loader.epochs(2):
+            for _ in loader:
+                pass
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with pytest.raises(Exception, match=rf"the file {tmp_path}/points/.*\.arrow of the data cannot be read: No such"):
+        distributor(data, 1).run(train, str(tmp_path / "points"))

@@ -70,7 +70,7 @@ def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.Rec
     except RefusedRows as error:
         written = DataFile(index, problem=str(error))
     except OSError as error:
-        problem = f"{error.strerror or error} (while it wrote {path})"
+        problem = f"{os.strerror(error.errno) if error.errno else error} (while it wrote {path})"
         written = DataFile(index, problem=problem, errno=error.errno or 0)
     finally:
         if not written.file:
