@@ -15,7 +15,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Data, snapshot         a DataFrame for ranks; the same, kept in a folder
+    Data, snapshot         a DataFrame for ranks; the same, kept. predict scores one
     Run, runs              the handle of a submitted run: results, status,
                            stop; the handles of all active runs
     Status                 the states of a run, such as ``RUNNING``
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.run.handle import Run as Run, runs as runs
+    from distributor.scoring.predict import predict as predict
     from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
 
@@ -76,6 +77,7 @@ _WHERE = {
     "Data": "distributor.data.source",
     "snapshot": "distributor.data.snapshots",
     "autotune": "distributor.api.autotune",
+    "predict": "distributor.scoring.predict",
     "suggest_zero": "distributor.launch.deepspeed.zero",
     "zero": "distributor.launch.deepspeed.zero",
     "Checkpoints": "distributor.values.checkpoints",

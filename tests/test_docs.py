@@ -35,7 +35,13 @@ RUN, SHOWN = ("python", "sh"), ("dockerfile", "json", "text", "toml", "yaml")
 SLOW = (
     "README.md",
     *("docs/checkpoints.md", "docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/deepspeed.md"),
-    *("docs/from-databricks.md", "docs/from-horovod.md", "docs/getting-started.md", "docs/resume.md"),
+    *(
+        "docs/from-databricks.md",
+        "docs/from-horovod.md",
+        "docs/getting-started.md",
+        "docs/predict.md",
+        "docs/resume.md",
+    ),
 )
 
 #: The session of pages that make one.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.data import snapshots
-from distributor.data.manifest import SnapshotManifest, Source
+from distributor.data.manifest import SnapshotManifest, SourceDigest
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
 from distributor.machine import folders
@@ -71,7 +71,7 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
 
 
 def _write(
-    job: Job, name: str, data: Data, folder: str, source: Source | None, wanted: Callable[[], bool]
+    job: Job, name: str, data: Data, folder: str, source: SourceDigest | None, wanted: Callable[[], bool]
 ) -> SnapshotManifest:
     began = time.monotonic()
     manifest = snapshots.write(data, folder, source, wanted)

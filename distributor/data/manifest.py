@@ -42,13 +42,13 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceDigest:
     """Digests of what a snapshot was made from."""
 
     asked: str = ""  # columns, rules for nulls and types
     plan: str = ""  # the table's plan and files; empty if it would not show that rows have changed
 
-    def is_same(self, other: "Source") -> bool | None:
+    def is_same(self, other: "SourceDigest") -> bool | None:
         """Return whether rows of both are the same; ``None`` if it cannot be told."""
         if self.asked != other.asked:
             return False
@@ -61,7 +61,7 @@ class SnapshotManifest:
 
     fields: tuple[Field, ...]
     parts: tuple[DataFile, ...]
-    source: Source
+    source: SourceDigest
     created: float  # seconds since the epoch
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distributor.data import local_tables, spark_frames
-from distributor.data.manifest import DataFile, Field, SnapshotManifest, Source
+from distributor.data.manifest import DataFile, Field, SnapshotManifest, SourceDigest
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.machine.storage import open_storage
@@ -59,7 +59,7 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     return Data(place, lanes=data.lanes)
 
 
-def described(manifest: SnapshotManifest, now: Source | None = None) -> str:
+def described(manifest: SnapshotManifest, now: SourceDigest | None = None) -> str:
     """Return how many rows a snapshot has, and when it was written; also if its source, ``now``, may have changed."""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
     doubt = now is not None and manifest.source.is_same(now) is None
@@ -73,11 +73,11 @@ def find(folder: str) -> SnapshotManifest | None:
     return None if content is None else codec.read(SnapshotManifest, content)
 
 
-def source_of(data: Data) -> Source:
+def source_of(data: Data) -> SourceDigest:
     """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
     asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
     plan = spark_frames.plan_of(data.source) if spark_frames.is_frame(data.source) else ""
-    return Source(hashlib.sha256(asked.encode()).hexdigest()[:16], plan)
+    return SourceDigest(hashlib.sha256(asked.encode()).hexdigest()[:16], plan)
 
 
 def check(data: Data) -> None:
@@ -109,7 +109,7 @@ def _types_of(source: Any) -> dict[str, str]:
 
 
 def write(
-    data: Data, folder: str, source: Source | None = None, wanted: Callable[[], bool] = lambda: True
+    data: Data, folder: str, source: SourceDigest | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> SnapshotManifest:
     """Write a snapshot, and commit it with its manifest, made from what the tasks returned and not from a listing.
 
@@ -123,7 +123,7 @@ def write(
             os.makedirs(files)
         except OSError as error:
             raise ConfigurationError(f"the data cannot be written to {folder!r}: {error}") from None
-        manifest = SnapshotManifest(*_written(data, files, wanted), source or Source(), time.time())
+        manifest = SnapshotManifest(*_written(data, files, wanted), source or SourceDigest(), time.time())
         open_storage(folder).write(MANIFEST, codec.pack(manifest))
         return manifest
     except BaseException:

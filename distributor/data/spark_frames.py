@@ -6,12 +6,12 @@ import hashlib
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from distributor.data.manifest import DataFile
-from distributor.data.writer import Recipe, write_part
+from distributor.data.writer import FieldRecipe, Packs, Recipe, unpacked, write_part
 from distributor.errors import ConfigurationError, RunCancelledError
 from distributor.schedulers.spark import sessions
 from distributor.schedulers.spark.scheduler import portable
@@ -72,20 +72,10 @@ def write(
         ConfigurationError: executors lack a package.
         RunCancelledError: the job was ended, because the snapshot is no longer ``wanted()``.
     """
-    from pyspark.sql import functions
-
-    packs = _packs(recipe, types)
-    packed = {name for pack in packs for name in pack}
-    columns = [functions.array(*map(_column, pack)).alias(pack[0]) for pack in packs]
-    for name in dict.fromkeys(name for output in recipe.outputs for name in output.sources):
-        if types[name] == "vector":
-            from pyspark.ml.functions import vector_to_array
-
-            columns.append(vector_to_array(_column(name), "float32").alias(name))
-        elif name not in packed:
-            columns.append(_column(name))
+    names = dict.fromkeys(name for output in recipe.outputs for name in output.sources)
+    packs = packs_of(recipe.outputs, types)
     session: Any = frame.sparkSession
-    chosen = frame.select(*columns)
+    chosen = frame.select(*columns(names, types, packs))
     with sessions.arrow_python(session), _cancelled_unless(wanted, session) as ended:
         try:
             rows = chosen.mapInArrow(_make_task(recipe, folder, packs), "part binary").collect()
@@ -102,23 +92,33 @@ def write(
     return [codec.read(DataFile, bytes(row[0])) for row in rows]
 
 
-def _column(name: str) -> Any:
+def columns(names: Iterable[str], types: Mapping[str, str], packs: Packs = ()) -> list[Any]:
+    """Return columns by their names, ML vectors as arrays. Each of ``packs`` is an array under its first name."""
     from pyspark.sql import functions
 
-    return functions.col(f"`{name.replace('`', '``')}`")
+    found = [functions.array(*columns(pack, types)).alias(pack[0]) for pack in packs]
+    packed = {name for pack in packs for name in pack}
+    for name in (each for each in names if each not in packed):
+        column = functions.col(f"`{name.replace('`', '``')}`")
+        if types[name] == "vector":
+            from pyspark.ml.functions import vector_to_array
 
-
-def _packs(recipe: Recipe, types: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the columns that Spark sends as one array: much sooner than as columns."""
-    found: list[tuple[str, ...]] = []
-    for output in recipe.outputs:
-        is_new = not any(set(output.sources) & set(pack) for pack in found)
-        if output.is_packed and is_new and len(kinds := {types[name] for name in output.sources}) == 1:
-            found += [output.sources] if kinds <= _PACKED else []
+            column = vector_to_array(column, "float32").alias(name)
+        found.append(column)
     return found
 
 
-def _make_task(recipe: Recipe, folder: str, packs: list[tuple[str, ...]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def packs_of(outputs: Iterable[FieldRecipe], types: Mapping[str, str], apart: Iterable[str] = ()) -> Packs:
+    """Return the columns that Spark sends as one array, much sooner than as columns; those ``apart`` stay columns."""
+    found: list[tuple[str, ...]] = []
+    for output in outputs:
+        is_new = set(output.sources).isdisjoint([*apart, *(name for pack in found for name in pack)])
+        if output.is_packed and is_new and len(kinds := {types[name] for name in output.sources}) == 1:
+            found += [output.sources] if kinds <= _PACKED else []
+    return tuple(found)
+
+
+def _make_task(recipe: Recipe, folder: str, packs: Packs) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
     packed = portable(_Task(recipe, folder, packs))
 
@@ -134,7 +134,7 @@ def _make_task(recipe: Recipe, folder: str, packs: list[tuple[str, ...]]) -> Cal
 class _Task:
     """What one task does."""
 
-    def __init__(self, recipe: Recipe, folder: str, packs: list[tuple[str, ...]]) -> None:
+    def __init__(self, recipe: Recipe, folder: str, packs: Packs) -> None:
         self.recipe = recipe
         self.folder = folder
         self.packs = packs
@@ -144,21 +144,11 @@ class _Task:
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
-        part = write_part(self.folder, self.recipe, context.partitionId(), map(self._unpacked, batches))
+        part = write_part(
+            self.folder, self.recipe, context.partitionId(), (unpacked(batch, self.packs) for batch in batches)
+        )
         if part.file or part.nulls or part.problem:
             yield pa.RecordBatch.from_arrays([pa.array([codec.pack(part)], pa.binary())], ["part"])
-
-    def _unpacked(self, batch: Any) -> Any:
-        """Return a batch with columns in place of arrays."""
-        import numpy as np
-        import pyarrow as pa
-
-        columns = dict(zip(batch.schema.names, batch.columns))
-        for pack in self.packs:
-            values = columns[pack[0]].flatten()
-            for index, name in enumerate(pack):
-                columns[name] = values.take(pa.array(np.arange(index, len(values), len(pack))))
-        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 @contextmanager

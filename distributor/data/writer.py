@@ -7,7 +7,7 @@ as they go into tensors (`row_layout`).
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from distributor.data.manifest import DataFile, Field, Kind
 from distributor.data.row_layout import row_type, stored
 
 BLOCK_BYTES = 2 << 20
+
+Packs = Sequence[tuple[str, ...]]  # columns of one type that Spark sends as an array, under the first one's name
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,23 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
 
 
+def unpacked(batch: pa.RecordBatch, packs: Packs) -> pa.RecordBatch:
+    """Return a batch with columns in place of the arrays as which Spark has sent them."""
+    columns = dict(zip(batch.schema.names, batch.columns))
+    for pack in packs:
+        values = columns[pack[0]].flatten()
+        for index, name in enumerate(pack):
+            columns[name] = values.take(pa.array(np.arange(index, len(values), len(pack))))
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
 def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[str, int]) -> Iterator[pa.RecordBatch]:
     """Return batches of fields. Count nulls that are errors: from the first on, nothing more is returned."""
     fills = dict(recipe.fills)
     fields = recipe.fields
     sources = list(dict.fromkeys(name for output in recipe.outputs for name in output.sources))
     for batch in batches:
-        columns = {name: _short(batch.column(batch.schema.get_field_index(name))) for name in sources}
+        columns = {name: short(batch.column(batch.schema.get_field_index(name))) for name in sources}
         if recipe.nulls == "drop":
             columns = _dropped(columns, batch.num_rows)
         for name, column in columns.items():
@@ -179,7 +191,7 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
         count = len(next(iter(columns.values())))
         if nulls or not count:
             continue
-        made: list[Any] = []
+        values: list[Any] = []
         masks: list[Any] = []
         for output in recipe.outputs:
             parts = [columns[name] for name in output.sources]
@@ -187,8 +199,8 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
                 masks.append(_mask(output, parts))
             if recipe.nulls in ("fill", "mask"):
                 parts = [_filled(name, part, None) for name, part in zip(output.sources, parts)]
-            made.append(_MAKERS[output.kind](output, parts))
-        yield _block(fields, [*made, *masks], count)
+            values.append(made(output, parts))
+        yield _block(fields, [*values, *masks], count)
 
 
 def _block(fields: tuple[Field, ...], values: list[Any], count: int) -> pa.RecordBatch:
@@ -210,14 +222,14 @@ def _block(fields: tuple[Field, ...], values: list[Any], count: int) -> pa.Recor
     )
 
 
-def _short(column: pa.Array) -> pa.Array:
+def short(column: pa.Array) -> pa.Array:
     """Return a column with offsets of 32 bits."""
     if pa.types.is_large_list(column.type):
         return column.cast(pa.list_(column.type.value_type))
     if pa.types.is_fixed_size_list(column.type):
         return column.cast(pa.list_(column.type.value_type))
     if pa.types.is_dictionary(column.type):
-        return _short(column.dictionary_decode())
+        return short(column.dictionary_decode())
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
         return column.cast(pa.string())
     return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column
@@ -232,15 +244,22 @@ def _dropped(columns: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
     """Return the rows in which no column has a null."""
     keep: Any = np.ones(rows, bool)
     for column in columns.values():
-        if column.null_count:
-            keep &= pc.is_valid(column).to_numpy(zero_copy_only=False)
-        if pa.types.is_list(column.type) and column.flatten().null_count:
-            bad = pc.filter(pc.list_parent_indices(column), pc.is_null(column.flatten()))
-            keep[bad.to_numpy(zero_copy_only=False)] = False
+        keep &= ~has_null(column)
     if keep.all():
         return dict(columns)
     chosen = pa.array(keep)
     return {name: column.filter(chosen) for name, column in columns.items()}
+
+
+def has_null(column: pa.Array) -> Any:
+    """Return for each row whether it is null, or a list with a null."""
+    found: Any = np.zeros(len(column), bool)
+    if column.null_count:
+        found |= pc.is_null(column).to_numpy(zero_copy_only=False)
+    if pa.types.is_list(column.type) and column.flatten().null_count:
+        bad = pc.filter(pc.list_parent_indices(column), pc.is_null(column.flatten()))
+        found[bad.to_numpy(zero_copy_only=False)] = True
+    return found
 
 
 def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
@@ -313,7 +332,11 @@ def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     return parts[0]
 
 
-#: A list of arrays, one for each column, makes a field of numbers; an array makes any other.
+def made(output: FieldRecipe, parts: list[pa.Array]) -> Any:
+    """Return a field without nulls: of numbers, a list of NumPy's arrays, one for each column; otherwise one array."""
+    return _MAKERS[output.kind](output, parts)
+
+
 _MAKERS: Mapping[str, Callable[[FieldRecipe, list[pa.Array]], Any]] = {
     "number": _make_numbers,
     "list": _make_list,

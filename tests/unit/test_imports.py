@@ -152,6 +152,7 @@ ROOMS = {
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
+    "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
     "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
@@ -220,7 +221,7 @@ def test_a_room_says_where_it_runs(room):
                     for name in ("exchange", "loading", "pickles", "pinned", "plans", "saving", "training_state")
                 ),
                 "checkpoint/memory/memory.py",
-                *("data/loader.py", "data/reader.py"),
+                *("data/loader.py", "data/reader.py", "scoring/model.py", "scoring/model_process.py"),
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
@@ -233,12 +234,20 @@ def test_a_room_says_where_it_runs(room):
         ("deepspeed", {"launch/deepspeed/checkpoint.py", "launch/deepspeed/extensions.py"}),
         ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
-        ("pyspark", {"data/spark_frames.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        (
+            "pyspark",
+            {
+                "data/spark_frames.py",
+                *("scoring/predict.py", "scoring/partition.py"),
+                *(name for name in FILES if name.startswith("schedulers/")),
+            },
+        ),
         (
             "pyarrow",
             {
                 "metrics/table.py",
                 *(f"data/{name}.py" for name in ("local_tables", "spark_frames", "writer")),
+                "scoring/partition.py",
                 *(name for name in FILES if name.startswith("schedulers/")),
             },
         ),

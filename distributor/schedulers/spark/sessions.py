@@ -238,6 +238,16 @@ def set_connect_python(session: SparkSession) -> None:
         session.conf.set(_ARROW_PYTHON, python)
 
 
+def keep_arrow_python(session: SparkSession) -> None:
+    """Let all further queries of a session, such as a lazy DataFrame's, run the Python of :func:`task_python`."""
+    if is_connect(session):
+        set_connect_python(session)
+        return
+    python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
+    if python is not None and not session.conf.get(_ARROW_PYTHON, None):
+        session.conf.set(_ARROW_PYTHON, python)
+
+
 @contextmanager
 def arrow_python(session: SparkSession) -> Iterator[None]:
     """Let a session's queries in the ``with`` block run the Python of :func:`task_python`."""

@@ -1,0 +1,196 @@
+"""The public function ``predict``: runs on the driver, and returns a lazy DataFrame."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from distributor.data import spark_frames
+from distributor.data.source import Data, recipe
+from distributor.errors import ConfigurationError
+from distributor.machine.storage import is_url, open_storage
+from distributor.schedulers.spark import sessions
+from distributor.schedulers.spark.scheduler import portable
+from distributor.shipping import package, payload
+from distributor.values.checkpoints import Checkpoints
+from distributor.values.checks import check_count, check_seconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def predict(
+    source: Callable[[], Any] | str | os.PathLike[str],
+    df: DataFrame,
+    *,
+    model: Callable[[], Any] | None = None,
+    input: Mapping[str, str | Sequence[str]],
+    output: str,
+    keep: Literal["*"] | Sequence[str] = "*",
+    batch_rows: int = 4096,
+    on_error: Literal["raise", "null"] = "raise",
+    error_column: str = "error",
+    processes_per_node: int | None = None,
+    keep_warm: float = 600.0,
+) -> DataFrame:
+    """Score a DataFrame with a model that each executor loads once: one row for each row, with outputs added.
+
+    The tasks of an executor send their rows to processes that have forked from the one that loaded the model, and so
+    share its memory. These compute for later stages, jobs and calls too, if the model is the same.
+
+    Args:
+        source: a function that loads the model, and returns a module or a function of a batch; or, with ``model``, the
+            folder or URL of checkpoints, whose entry ``model`` is loaded. All executors must see it.
+        df: a DataFrame, classic or Connect.
+        model: a function that builds the module, such as its class.
+        input: columns by the name of the input. Numbers become a tensor [rows, columns], arrays and ML vectors of
+            equal length a tensor [rows, length], strings and binary values lists. A module with one input gets it as
+            its argument, one with several by their names; a function gets a dict.
+        output: names and types of the outputs, as Spark writes them: ``"score float, label int"``. The model returns a
+            tensor, an array or a list with a value for each row; for several outputs a dict or a tuple of these.
+        keep: the columns that come before the outputs (default: all).
+        batch_rows: number of rows that the model gets at most at once.
+        on_error: ``"raise"`` (default) ends the job at a row that fails or has nulls, and shows its inputs; ``"null"``
+            gives this row null outputs, and an error's text in ``error_column``.
+        error_column: the name of that column, with ``on_error="null"``.
+        processes_per_node: how many processes of an executor compute (default: as many as it may use CPUs).
+        keep_warm: seconds for which an executor keeps a model that no task uses.
+
+    Raises:
+        ConfigurationError: an argument is wrong, before anything starts.
+
+    Example:
+        >>> predict("saved/digits", df, model=Net, input={"x": features}, output="score float")  # doctest: +SKIP
+    """
+    if not spark_frames.is_frame(df):
+        raise ConfigurationError(f"predict: df must be a Spark DataFrame, not {type(df).__name__}")
+    if on_error not in ("raise", "null"):
+        raise ConfigurationError(f"predict: on_error must be 'raise' or 'null', not {on_error!r}")
+    types = spark_frames.types_of(df)
+    kept = _kept(keep, types)
+    outputs = _outputs(df, output)
+    added = [*(field.name for field in outputs), *([error_column] if on_error == "null" else [])]
+    for name in added:
+        if name in kept or added.count(name) > 1:
+            raise ConfigurationError(
+                f"predict: there would be two columns {name!r}: rename one, or leave it out of keep"
+            )
+    fields = _fields(input, types)
+    packs = spark_frames.packs_of(fields, types, apart=kept)
+    call, newest = _call(source, model)
+    key = hashlib.sha256(package.package_zip() + call + repr((newest, processes_per_node)).encode()).hexdigest()
+    task = _make_task(
+        {
+            "key": key,
+            "package": package.package_zip(),
+            "call": call,
+            "processes": 0 if processes_per_node is None else check_count("processes_per_node", processes_per_node),
+            "keep": check_seconds("keep_warm", keep_warm, 1.0),
+        },
+        inputs=fields,
+        packs=packs,
+        keep=kept,
+        outputs=_arrow_types(outputs),
+        batch_rows=check_count("batch_rows", batch_rows),
+        on_error=on_error,
+        error_column=error_column if on_error == "null" else "",
+    )
+    needed = dict.fromkeys([*kept, *(name for each in fields for name in each.sources)])
+    sessions.keep_arrow_python(df.sparkSession)
+    return df.select(*spark_frames.columns(needed, types, packs)).mapInArrow(task, _schema(df, kept, outputs, added))
+
+
+def _kept(keep: str | Sequence[str], types: Mapping[str, str]) -> tuple[str, ...]:
+    names = tuple(types) if keep == "*" else (keep,) if isinstance(keep, str) else tuple(keep)
+    for name in names:
+        if name not in types:
+            raise ConfigurationError(f"predict(keep=...): there is no column {name!r}")
+        if types[name] == "vector":
+            raise ConfigurationError(
+                f"predict: column {name!r} has ML vectors, which cannot be kept: name the columns to keep, keep=[...]"
+            )
+    return names
+
+
+def _outputs(df: DataFrame, output: str) -> list[Any]:
+    """Return the outputs as fields of Spark's schema."""
+    try:
+        return list(df.sparkSession.createDataFrame([], output).schema.fields)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigurationError(f"predict: output={output!r} is no list of names and types: {first}") from None
+
+
+def _fields(input: Mapping[str, Any], types: Mapping[str, str]) -> tuple[Any, ...]:
+    if not input or not isinstance(input, Mapping):
+        raise ConfigurationError(f"predict: input must be a dict such as {{'x': ['age', 'height']}}, not {input!r}")
+    try:
+        return recipe(Data(None, pack=input), types).outputs
+    except ConfigurationError as error:
+        raise ConfigurationError(f"predict(input=...): {str(error).removeprefix('Data: ')}") from None
+
+
+def _call(source: Any, model: Any) -> tuple[bytes, str]:
+    """Return the pickled call that loads the model, and what tells whether it is another one."""
+    if callable(source) and model is None:
+        return _pickled(source), ""
+    if isinstance(source, (str, os.PathLike)) and callable(model):
+        from distributor.scoring.model import load_module
+
+        place = os.fspath(source)
+        place = place if is_url(place) else os.path.abspath(os.path.expanduser(place))
+        return _pickled(load_module, model, place), _newest(place)
+    raise ConfigurationError(
+        "predict: pass a function that loads the model, or the folder of checkpoints and model=, which builds it: "
+        f"source is {source!r}, model is {model!r}"
+    )
+
+
+def _newest(place: str) -> str:
+    from distributor.checkpoint.catalog import Catalog
+
+    committed = Catalog(open_storage(place), Checkpoints(place)).committed()
+    if not committed:
+        raise ConfigurationError(f"predict: there is no checkpoint in {place!r}")
+    newest = max(committed, key=lambda each: each.time)
+    return repr((newest.time, newest.step))
+
+
+def _pickled(function: Callable[..., Any], *args: Any) -> bytes:
+    content = payload.dump_function(function, args, {})
+    if isinstance(content, bytes):
+        return content
+    with content:
+        content.seek(0)
+        return content.read()
+
+
+def _arrow_types(outputs: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return tuple((field.name, to_arrow_type(field.dataType)) for field in outputs)
+
+
+def _schema(df: DataFrame, kept: Sequence[str], outputs: Sequence[Any], added: Sequence[str]) -> Any:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    errors = [StructField(name, StringType()) for name in added[len(outputs) :]]
+    return StructType([*(df.schema[name] for name in kept), *outputs, *errors])
+
+
+def _make_task(model: dict[str, Any], **options: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
+    from distributor.scoring.client import ModelOrder
+    from distributor.scoring.partition import ScoringTask
+
+    packed = portable(ScoringTask(ModelOrder(**model), **options))
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pickle
+        import zlib
+
+        yield from pickle.loads(zlib.decompress(packed)).run(batches)
+
+    return task

@@ -1,0 +1,65 @@
+"""What a Spark task and a process of the model say to each other: pickles of protocol 5, with arrays beside them.
+
+Both ends are processes of one user on one machine, and the socket is in a private folder. Standard library only: it
+travels into Spark's workers by value.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Rows to score."""
+
+    inputs: dict[str, Any]  # an array or a list for each input, all of the same length
+    rows: int
+    outputs: tuple[str, ...]  # names
+    batch_rows: int  # the model gets at most as many at once
+    skips: bool  # whether rows that fail are left out, in place of an error
+
+
+@dataclass(frozen=True)
+class ScoreAnswer:
+    """The outputs of the rows that did not fail, in their order."""
+
+    outputs: tuple[Any, ...] = ()  # an array or a list for each output
+    failed: dict[int, str] = field(default_factory=dict)  # by row of the request
+    error: str = ""  # why there are no outputs at all
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """Send a message; OSError if the other end has closed the connection."""
+    buffers: list[pickle.PickleBuffer] = []
+    plain = [getattr(message, each.name) for each in fields(message)]  # a worker cannot import the class
+    parts: list[Any] = [pickle.dumps(plain, 5, buffer_callback=buffers.append), *(each.raw() for each in buffers)]
+    lengths = [memoryview(part).nbytes for part in parts]
+    connection.sendall(struct.pack(f"!{len(lengths) + 1}Q", len(lengths), *lengths))
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket, kind: type[T]) -> T:
+    """Return the next message. EOFError: the other end has closed the connection."""
+    (count,) = struct.unpack("!Q", _read(connection, 8))
+    lengths = struct.unpack(f"!{count}Q", _read(connection, 8 * count))
+    pickled, *buffers = [_read(connection, length) for length in lengths]
+    return kind(*pickle.loads(pickled, buffers=buffers))
+
+
+def _read(connection: socket.socket, length: int) -> bytearray:
+    content = bytearray(length)
+    view = memoryview(content)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return content

@@ -1,0 +1,276 @@
+"""A DataFrame scored by a model: one row for each row, whatever is killed, and nothing left behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+import random
+import signal
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import watch
+from pyspark.sql import functions
+from torch import nn
+
+from distributor import ConfigurationError, Distributor, predict, runtime
+from distributor.machine.folders import remove_stale
+
+pytestmark = pytest.mark.spark
+
+ROWS = 3_000
+
+
+def table(session: Any, rows: int = ROWS) -> Any:
+    number = functions.col("id")
+    return session.range(rows, numPartitions=4).select(
+        "id", number.cast("float").alias("a"), (-2 * number).cast("float").alias("b")
+    )
+
+
+def servers() -> list[psutil.Process]:
+    """The processes that have loaded a model; those that they forked are their children."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        if any("distributor.scoring.model_process" in each for each in process.info["cmdline"] or ()):
+            found.append(process)
+    pids = {each.pid for each in found}
+    return [each for each in found if each.info["ppid"] not in pids]
+
+
+def folders() -> list[str]:
+    return glob.glob(f"{tempfile.gettempdir()}/distributor-model-*")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Any:
+    yield
+    for server in servers():
+        server.send_signal(signal.SIGTERM)
+    watch.until(lambda: not servers())
+    remove_stale()
+    assert folders() == []
+
+
+def sums() -> Any:
+    return lambda batch: batch["x"].sum(1)
+
+
+INPUT = {"x": ["a", "b"]}
+
+
+def test_each_row_gets_its_output_and_the_model_is_loaded_once(one_jvm: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def load() -> Any:
+        Path(folder, str(os.getpid())).touch()
+        return lambda batch: {
+            "total": batch["x"].sum(1),
+            "both": batch["x"],
+            "name": [f"n{i}" for i in batch["n"][:, 0]],
+        }
+
+    frame = table(one_jvm)
+    scored = predict(
+        load, frame, input={**INPUT, "n": "id"}, output="total float, both array<float>, name string", keep=["id"]
+    )
+    assert scored.columns == ["id", "total", "both", "name"]
+    rows = sorted(scored.collect())
+    assert [row.id for row in rows] == list(range(ROWS))
+    assert all((row.total, row.both, row.name) == (-row.id, [row.id, -2 * row.id], f"n{row.id}") for row in rows)
+    assert predict(load, frame, input={**INPUT, "n": "id"}, output="total float").where("total > 0").count() == 0
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(servers()) == 1
+    assert len(servers()[0].children()) == len(os.sched_getaffinity(0)), (
+        "processes that compute share the model's pages"
+    )
+
+
+@pytest.mark.slow
+def test_executors_load_a_checkpoint_of_a_training(two_executors: Any, tmp_path: Path) -> None:
+    def train() -> None:
+        torch.manual_seed(runtime.rank())
+        runtime.save_checkpoint({"model": nn.Linear(2, 1)}, 1, wait=True)
+
+    def expected(row: Any) -> float:
+        module = nn.Linear(2, 1)
+        runtime.load_checkpoint({"model": module}, folder=tmp_path)
+        return module(torch.tensor([[row.a, row.b]])).item()
+
+    Distributor(1, local_mode=True, use_gpu=False, checkpoints=tmp_path).run(train)
+    scored = predict(tmp_path, table(two_executors), model=lambda: nn.Linear(2, 1), input=INPUT, output="score float")
+    rows = scored.collect()
+    assert len(rows) == ROWS
+    assert rows[7].score == pytest.approx(expected(rows[7]), rel=1e-5)
+    assert len(servers()) == 2
+
+
+def test_texts_vectors_and_lists_are_inputs(one_jvm: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(i, f"t{i}", Vectors.dense([i, i + 1]), [1.0] * (i % 3 + 1)) for i in range(50)]
+    frame = one_jvm.createDataFrame(rows, ["id", "text", "vector", "list"])
+
+    def load() -> Any:
+        def score(batch: dict[str, Any]) -> Any:
+            sizes = [len(each) for each in batch["list"]]
+            return [f"{t} {v:g} {s}" for t, v, s in zip(batch["text"], batch["vector"].sum(1).tolist(), sizes)]
+
+        return score
+
+    scored = predict(
+        load, frame, input={"text": "text", "vector": "vector", "list": "list"}, output="said string", keep="id"
+    )
+    assert {row.id: row.said for row in scored.collect()} == {i: f"t{i} {2 * i + 1} {i % 3 + 1}" for i in range(50)}
+
+
+def picky() -> Any:
+    def score(batch: dict[str, Any]) -> Any:
+        if (batch["x"][:, 0] % 1000 == 77).any():
+            raise ValueError("no such number")
+        return batch["x"].sum(1)
+
+    return score
+
+
+def test_a_row_that_fails_is_named_with_its_inputs_and_the_users_line(one_jvm: Any) -> None:
+    with pytest.raises(
+        Exception,
+        match=r"row 77 of partition 0 fails: ValueError: no such number \(.*test_predict.py, line \d+, in score\)"
+        r".* a = 77.0, b = -154.0",
+    ):
+        predict(picky, table(one_jvm).coalesce(1), input=INPUT, output="total float").collect()
+
+
+def test_rows_that_fail_or_have_nulls_may_be_null(one_jvm: Any) -> None:
+    frame = table(one_jvm).withColumn("b", functions.expr("if(id = 5, null, b)"))
+    rows = predict(picky, frame, input=INPUT, output="total float", on_error="null").collect()
+    failed = {row.id: row.error for row in rows if row.total is None}
+    assert len(rows) == ROWS
+    assert sorted(failed) == [5, 77, 1077, 2077]
+    assert failed[5] == "column 'b' is null"
+    assert "ValueError: no such number" in failed[77]
+    assert all(row.total == -row.id and row.error is None for row in rows if row.id not in failed)
+    with pytest.raises(Exception, match=r"row 5 of partition 0 fails: column 'b' is null"):
+        predict(picky, frame.coalesce(1), input=INPUT, output="total float").collect()
+
+
+def broken(kind: str) -> Any:
+    def load() -> Any:
+        if kind == "load":
+            raise RuntimeError("no weights")
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nothing":
+            return None
+        wrong = {"short": lambda x: x[1:], "names": lambda x: {"other": x}, "text": lambda x: ["a"] * len(x)}
+        return lambda batch: wrong[kind](batch["x"][:, 0])
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("load", r"the model cannot be loaded: RuntimeError: no weights \(.*test_predict.py, line \d+, in load\)"),
+        ("killed", "ended 3 times while it loaded the model: SIGKILL"),
+        ("nothing", "must return a module or a function of a batch, not NoneType"),
+        ("short", r"the output 'total' of \d+ rows is of shape \[\d+\]: the model must return one value for each row"),
+        ("names", r"the model returned \['other'\], without the output 'total'"),
+        ("text", "the output 'total' cannot become float"),
+    ],
+)
+def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        predict(broken(kind), table(one_jvm, 10).coalesce(1), input=INPUT, output="total float").collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"input": {"x": ["a", "c"]}}, r"predict\(input=...\): there is no column 'c'"),
+        ({"input": {}}, "input must be a dict"),
+        ({"output": "score"}, "no list of names and types"),
+        ({"output": "a float"}, "two columns 'a'"),
+        ({"keep": ["z"]}, "no column 'z'"),
+        ({"on_error": "skip"}, "'raise' or 'null', not 'skip'"),
+        ({"batch_rows": 0}, "batch_rows"),
+        ({"source": "saved"}, "pass a function that loads the model, or the folder of checkpoints and model="),
+        ({"source": "/nowhere", "model": nn.Identity}, "no checkpoint in '/nowhere'"),
+        ({"df": [1]}, "a Spark DataFrame, not list"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(one_jvm: Any, options: dict[str, Any], words: str) -> None:
+    given = {"source": sums, "df": table(one_jvm), "input": INPUT, "output": "score float", **options}
+    with pytest.raises(ConfigurationError, match=words):
+        predict(given.pop("source"), given.pop("df"), **given)
+
+
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 50))])
+def test_processes_of_the_model_may_be_killed(one_jvm: Any, seed: int) -> None:
+    def load() -> Any:
+        def score(batch: dict[str, Any]) -> Any:
+            threading.Event().wait(0.01)
+            return batch["x"].sum(1)
+
+        return score
+
+    chance = random.Random(seed)
+    scored = predict(load, table(one_jvm, 20_000), input=INPUT, output="total float", batch_rows=100)
+    done = threading.Event()
+
+    def kill() -> None:
+        watch.until(lambda: any(each.children() for each in servers()))
+        for _ in range(2):
+            done.wait(chance.uniform(0, 0.3))
+            with suppress(IndexError, psutil.NoSuchProcess):
+                server = servers()[0]
+                chance.choice([server, *server.children()]).kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    rows = scored.collect()
+    done.set()
+    killer.join()
+    assert sorted(row.id for row in rows) == list(range(20_000))
+    assert all(row.total == -row.id for row in rows)
+
+
+def test_two_models_answer_at_once(one_jvm: Any) -> None:
+    def scaled(factor: int) -> Any:
+        return lambda: lambda batch: batch["x"].sum(1) * factor
+
+    both = [predict(scaled(factor), table(one_jvm), input=INPUT, output="total float") for factor in (1, 3)]
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda factor=factor, each=each: found.update({factor: each.collect()}))
+        for factor, each in zip((1, 3), both)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(row.total == -row.id * factor for factor in (1, 3) for row in found[factor])
+    assert len(servers()) == 2
+
+
+@pytest.mark.slow
+def test_a_model_ends_with_its_executor(two_executors: Any) -> None:
+    predict(sums, table(two_executors), input=INPUT, output="total float").collect()
+    assert len(servers()) == 2
+    for process in psutil.process_iter(["cmdline"]):
+        if any("CoarseGrainedExecutorBackend" in each for each in process.info["cmdline"] or ()):
+            process.kill()
+    watch.until(lambda: not servers())
+
+
+def test_a_model_that_nobody_uses_ends(one_jvm: Any) -> None:
+    predict(sums, table(one_jvm), input=INPUT, output="total float", keep_warm=1.0).collect()
+    watch.until(lambda: not servers())
+    assert folders() == []
