@@ -132,8 +132,8 @@ _MOST_NAMES = 1000  # names whose latest values :func:`latest` returns
 
 def begin(path: Path, world_size: int, attempt: int) -> None:
     """Begin to write reports, since this process is now a rank."""
-    global _writer
-    _writer = Writer(path, room(world_size), attempt)
+    global _writer, _data_wait
+    _writer, _data_wait = Writer(path, room(world_size), attempt), None
     with suppress(OSError):
         _writer._file.descriptor()  # created now, so that the agent need not keep looking for it
 
@@ -185,9 +185,10 @@ def warn(text: str) -> None:
 
 
 def waited(seconds: float) -> None:
-    """Count time for which training has waited for a batch: the next report has it."""
+    """Count time for which training has waited for a batch: the next report of this rank has it."""
     global _data_wait
-    _data_wait = (_data_wait or 0.0) + seconds
+    if _writer is not None:
+        _data_wait = (_data_wait or 0.0) + seconds
 
 
 def spent(what: Literal["saving", "loading", "data"], seconds: float) -> None:
