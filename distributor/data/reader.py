@@ -220,7 +220,9 @@ class VariableWindows:
             if count:
                 whole[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before
                 before += int(offsets[-1] - offsets[0])
-        values = bytearray(before * self._itemsize)
+        values = self._values[lane]
+        if len(values) < before * self._itemsize:  # new memory costs more than a read
+            values = bytearray((before + before // 8) * self._itemsize)
         view, done = memoryview(values), 0
         for block, place, count, offsets in zip(blocks, values_at, counts, found):
             if count:
@@ -242,9 +244,9 @@ class VariableWindows:
             return self._ragged(pieces)
         found = []
         for lane, positions in pieces:
-            values, offsets = self._values[lane], self._offsets[lane]
+            values, offsets = memoryview(self._values[lane]), self._offsets[lane]
             begins, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
-            found += [bytes(values[begin:end]) for begin, end in zip(begins, ends)]
+            found += [values[begin:end].tobytes() for begin, end in zip(begins, ends)]
         return [each.decode() for each in found] if self._field.kind == "text" else found
 
     def _ragged(self, pieces: list[tuple[int, Rows]]) -> tuple[torch.Tensor, torch.Tensor]:
