@@ -5,7 +5,9 @@
 Each system reads shuffled batches of 1,024 rows for one epoch, in a process that is pinned to one core. Systems take
 turns. ``gather`` takes the rows of each batch from a table in memory (``index_select``), which no shuffled loader can
 beat. With ``--spark``, a snapshot is written beside ``write.parquet`` of the same frame, and PySpark's private loader
-of ``_train_on_dataframe`` reads what that method would.
+of ``_train_on_dataframe`` reads what that method would. ``images`` are 32 x 32 bytes in a binary column, which a
+function decodes: for a batch at a time in ``map=``, for each image in the DataLoader's dataset, which has them in
+memory.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ def write(folder: str, rows: int) -> None:
     snapshot(Data(table, pack={"x": list(columns)}, label="y"), folder)
 
 
-def loader(folder: str, rank: int = 0, world_size: int = 1) -> Any:
+def loader(folder: str, rank: int = 0, world_size: int = 1, **options: Any) -> Any:
     from distributor.data.loader import RankDataset
     from distributor.values.dataset import Dataset
 
-    return RankDataset.open(Dataset(folder, LANES), rank, world_size).loader(global_batch_size=BATCH, shuffle=True)
+    table = RankDataset.open(Dataset(folder, LANES), rank, world_size)
+    return table.loader(global_batch_size=BATCH, shuffle=True, **options)
 
 
 def tensors(folder: str) -> tuple[Any, Any]:
@@ -55,12 +58,15 @@ def tensors(folder: str) -> tuple[Any, Any]:
 
 
 def ours(folder: str, rank: int = 0, world_size: int = 1) -> tuple[int, float]:
-    """The second epoch: checksums are compared during the first."""
-    made = loader(folder, rank, world_size)
-    for _ in made:
+    return _second_epoch(loader(folder, rank, world_size))
+
+
+def _second_epoch(batches: Any) -> tuple[int, float]:
+    """Our checksums are compared during the first."""
+    for _ in batches:
         pass
     begun, rows = time.perf_counter(), 0
-    for batch in made:
+    for batch in batches:
         rows += len(batch["y"])
     return rows, time.perf_counter() - begun
 
@@ -118,6 +124,48 @@ def resume(folder: str) -> tuple[int, float]:
     return 1, time.perf_counter() - begun
 
 
+def write_images(folder: str, rows: int) -> None:
+    """Write images of 1 KiB as a snapshot."""
+    import numpy as np
+    import pyarrow as pa
+
+    from distributor import snapshot
+
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, 1024)).astype(np.uint8)
+    images = pa.array([each.tobytes() for each in pixels], pa.binary())
+    snapshot(pa.table({"image": images, "y": np.arange(rows, dtype=np.int64)}), folder)
+
+
+def images(folder: str) -> tuple[int, float]:
+    import torch
+
+    def decode(batch: Any) -> Any:
+        pixels = torch.frombuffer(bytearray().join(batch["image"]), dtype=torch.uint8)
+        return {"x": pixels.view(-1, 32, 32), "y": batch["y"]}
+
+    return _second_epoch(loader(folder, map=decode))
+
+
+def plain_images(folder: str) -> tuple[int, float]:
+    """A DataLoader without workers: on one core, they made it slower."""
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    batches = list(loader(folder))
+    found = [image for batch in batches for image in batch["image"]]
+    labels = torch.cat([batch["y"] for batch in batches])
+
+    class Images(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(found)
+
+        def __getitem__(self, index: int) -> Any:
+            pixels = torch.frombuffer(bytearray(found[index]), dtype=torch.uint8)
+            return {"x": pixels.view(32, 32), "y": labels[index]}
+
+    return _second_epoch(DataLoader(Images(), BATCH, shuffle=True, drop_last=True))
+
+
 def peak() -> float:
     """This process's largest memory so far, in MB; ``getrusage`` would count its parent's."""
     status = Path("/proc/self/status").read_text()
@@ -132,7 +180,7 @@ def memory(folder: str) -> tuple[int, float]:
 
 
 SYSTEMS: dict[str, Callable[..., tuple[int, float]]] = {
-    each.__name__: each for each in (gather, ours, plain, pysparks, resume, memory)
+    each.__name__: each for each in (gather, ours, plain, pysparks, images, plain_images, resume, memory)
 }
 
 
@@ -194,10 +242,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = os.path.join(folder, "table")
         write(table, asked.rows)
+        pictures = os.path.join(folder, "images")
+        write_images(pictures, asked.rows // 10)
         for _ in range(asked.rounds):
             for system in ("gather", "ours", "plain", *(["pysparks"] if asked.spark else []), "resume", "memory"):
                 rows, taken = value(alone(system, table))
                 found.setdefault(system, []).append(taken if rows == 1 else rows / taken / 1e6)
+            for system in ("images", "plain_images"):
+                rows, taken = value(alone(system, pictures))
+                found.setdefault(system, []).append(rows / taken / 1e6)
             both = [alone("ours", table, core, str(core), "2") for core in range(2)]
             rates = [rows / seconds / 1e6 for rows, seconds in map(value, both)]
             found.setdefault("ours, two ranks", []).append(sum(rates))

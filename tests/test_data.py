@@ -87,8 +87,9 @@ def test_one_partition_feeds_two_ranks(one_jvm: Any) -> None:
 
 
 @pytest.mark.slow
-def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path) -> None:
-    data = snapshot(points(two_executors), tmp_path / "points")
+@pytest.mark.parametrize("where", ["{}", "file://{}"])
+def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path, where: str) -> None:
+    data = snapshot(points(two_executors), where.format(tmp_path / "points"))
     first, second = distributor(data, local_mode=False).submit(seen).results()
     local = distributor(Data(str(tmp_path / "points")), ranks=1).run(seen)
     assert [one + two for one, two in zip(first, second, strict=True)] == local
@@ -142,7 +143,8 @@ def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_pa
     assert (kept / "snapshot.json").exists()
 
 
-def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["{}", "file://{}"])
+def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path, where: str) -> None:
     def train(most: int) -> list[int]:
         loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
         runtime.load_checkpoint({"data": loader})
@@ -154,7 +156,7 @@ def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path
                 break
         return found
 
-    options = {"ranks": 1, "checkpoints": str(tmp_path / "saved")}
+    options = {"ranks": 1, "checkpoints": where.format(tmp_path / "saved")}
     first = distributor(points(one_jvm), **options).run(train, 5 * 96)
     rest = distributor(points(one_jvm), **options).run(train, ROWS)
     assert len(set(first + rest)) == len(first) + len(rest) == 20 * 96

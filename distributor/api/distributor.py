@@ -168,9 +168,9 @@ class Distributor:
             ``on_end`` has returned, or after they have waited a minute for ``on_end``.
         data: tables for the ranks by name, such as ``{"train": Data(df, pack={"x": ["age", "height"]}, label="y")}``.
             Ranks read them with ``runtime.dataset("train").loader(...)``. Before training, each table is written once
-            as Arrow files: beside the checkpoints if ``checkpoints=`` is a folder, and then kept as long as a
-            checkpoint refers to it; otherwise, on one machine, to a temporary folder. On a cluster without
-            ``checkpoints=``, pass a :func:`snapshot`.
+            as Arrow files: beside the checkpoints with ``checkpoints=``, and then kept as long as a checkpoint refers
+            to it; otherwise, on one machine, to a temporary folder. On a cluster without ``checkpoints=``, pass a
+            :func:`snapshot`.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.data import snapshots
@@ -18,7 +17,7 @@ from distributor.data.manifest import SnapshotManifest, SourceDigest
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
 from distributor.machine import folders
-from distributor.machine.storage import is_url, open_storage
+from distributor.machine.storage import Storage, is_url, open_storage
 from distributor.text import notices
 from distributor.text.wording import duration, size
 from distributor.values.checkpoints import Checkpoints
@@ -40,15 +39,11 @@ def check(data: Mapping[str, Data], checkpoints: Checkpoints | None, *, one_mach
             snapshots.check(each)
         except ConfigurationError as error:
             raise ConfigurationError(f"data {name!r}: {error}") from None
-        if not (snapshots.is_snapshot(each) or one_machine or _beside(checkpoints)):
+        if not (snapshots.is_snapshot(each) or one_machine or checkpoints is not None):
             raise ConfigurationError(
-                f"data {name!r} needs a folder that the driver and all executors see: write it there once, "
+                f"data {name!r} needs a folder or URL that the driver and all executors see: write it there once, "
                 f"data={{{name!r}: snapshot(df, '/shared/{name}')}}, or pass checkpoints= with such a folder"
             )
-
-
-def _beside(checkpoints: Checkpoints | None) -> str | None:
-    return None if checkpoints is None or is_url(checkpoints.dir) else checkpoints.dir
 
 
 @contextmanager
@@ -61,9 +56,9 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
         places = {}
         for name, each in data.items():
             if snapshots.is_snapshot(each):
-                folder = os.path.abspath(each.source)
-            elif (beside := _beside(job.checkpoints)) is not None:
-                folder = kept.enter_context(_kept(job, name, each, beside, wanted))
+                folder = each.source if is_url(each.source) else os.path.abspath(each.source)
+            elif job.checkpoints is not None:
+                folder = kept.enter_context(_kept(job, name, each, job.checkpoints, wanted))
             else:
                 folder = kept.enter_context(_temporary(job, name, each, wanted))
             places[name] = Dataset(folder, each.lanes)
@@ -94,9 +89,9 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
 
 
 @contextmanager
-def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], bool]) -> Iterator[str]:
-    assert job.checkpoints is not None
-    there, saved = _snapshots(beside, name), _saved(job.checkpoints)
+def _kept(job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Callable[[], bool]) -> Iterator[str]:
+    beside = open_storage(checkpoints.dir)
+    there, saved = _snapshots(beside, checkpoints.dir, name), _saved(checkpoints)
     source = snapshots.source_of(data)
     folder, newest = there[-1] if there else ("", None)
     same = newest is not None and newest.source.is_same(source)
@@ -104,14 +99,14 @@ def _kept(job: Job, name: str, data: Data, beside: str, wanted: Callable[[], boo
         text = f"continues with the snapshot in {folder}, {snapshots.described(newest, source)}"
         notices.inform(f"run {job.label}: data {name!r}: {text}")
     else:
-        folder = os.path.join(beside, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
+        folder = os.path.join(checkpoints.dir, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
         there.append((folder, _write(job, name, data, folder, source, wanted)))
-    _remove_old(there, saved)
+    _remove_old(beside, there, saved)
     try:
         yield folder
     finally:
-        if not _saved(job.checkpoints):
-            shutil.rmtree(folder, ignore_errors=True)
+        if not _saved(checkpoints):
+            _remove(beside, folder)
 
 
 def _saved(checkpoints: Checkpoints) -> list[float]:
@@ -119,18 +114,24 @@ def _saved(checkpoints: Checkpoints) -> list[float]:
     return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).committed()]
 
 
-def _snapshots(beside: str, name: str) -> list[tuple[str, SnapshotManifest]]:
+def _snapshots(beside: Storage, where: str, name: str) -> list[tuple[str, SnapshotManifest]]:
     """Return the snapshots of this name, the oldest first."""
     found = []
-    for folder in Path(beside).glob(f"{_PREFIX}{name}-????????"):
-        manifest = snapshots.find(str(folder))
-        if manifest is not None:
-            found.append((str(folder), manifest))
+    for folder, _ in beside.folders():
+        if fnmatch.fnmatchcase(folder, f"{_PREFIX}{name}-????????"):
+            path = os.path.join(where, folder)
+            manifest = snapshots.find(path)
+            found += [] if manifest is None else [(path, manifest)]
     return sorted(found, key=lambda each: each[1].created)
 
 
-def _remove_old(there: Sequence[tuple[str, SnapshotManifest]], saved: Sequence[float]) -> None:
+def _remove_old(beside: Storage, there: Sequence[tuple[str, SnapshotManifest]], saved: Sequence[float]) -> None:
     """Remove snapshots from whose time no checkpoint is left. A checkpoint refers to the newest one before it."""
     for (folder, manifest), (_, later) in itertools.pairwise(there):
         if not any(manifest.created <= moment < later.created for moment in saved):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(beside, folder)
+
+
+def _remove(beside: Storage, folder: str) -> None:
+    with suppress(OSError):  # of a URL: the next run tries again
+        beside.remove_folder(os.path.basename(folder))

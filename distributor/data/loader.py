@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from distributor.data.manifest import SnapshotManifest
-from distributor.data.reader import EvenWindows, Files, Windows, make_windows, read_manifest
+from distributor.data.reader import EvenWindows, Files, Windows, make_windows, open_files, read_manifest
 from distributor.data.row_order import RowOrder, check_batch, lanes_of, unit_rows, window_rows
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
@@ -186,7 +186,7 @@ class Loader:
     def _groups(self, plan: RowOrder, step: int) -> Iterator[list[Batch]]:
         table = self._table
         lanes = lanes_of(table.lanes, table.rank, table.world_size)
-        files = Files(table.folder, table.manifest)
+        files = open_files(table.folder, table.manifest)
         windows, self._windows = self._windows or make_windows(table.manifest.fields, len(lanes), plan.window), None
         is_even = all(isinstance(each, EvenWindows) for each in windows)
         size = max(1, int(table.manifest.row_bytes * len(lanes) * plan.per_lane))  # bytes of a batch
@@ -262,6 +262,7 @@ class _Gather:
             for index in np.flatnonzero(ends == step).tolist():
                 begin, ends[index] = plan.window_at(self._lanes[index], step)
                 self._read(index, self._lanes[index], begin * per_lane, int(ends[index]) * per_lane)
+            self._files.finish()
             self._scrub.check()
             count = min(most, int(ends.min()) - step, round_steps - step % round_steps)
             rows = self._taken(self._order, step % round_steps, count)
@@ -316,7 +317,7 @@ class _Scrub:
             self._thread.start()
 
     def _run(self) -> None:
-        files = Files(self._table.folder, self._table.manifest)
+        files = open_files(self._table.folder, self._table.manifest)
         try:
             for block in range(self._table.rank, files.blocks, self._table.world_size):
                 files.check(block)

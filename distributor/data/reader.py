@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import torch
 from distributor.data.manifest import Field, SnapshotManifest, buffers
 from distributor.data.row_layout import row_type, stored
 from distributor.data.row_order import Rows
+from distributor.machine.storage import PAUSES, Url, is_url, open_storage
 from distributor.values import codec
 from distributor.values.dataset import MANIFEST
 
@@ -30,12 +32,13 @@ def read_manifest(folder: str) -> SnapshotManifest:
         DataError: this machine does not see it.
     """
     try:
-        with open(os.path.join(folder, MANIFEST), "rb") as file:
-            return codec.read(SnapshotManifest, file.read())
+        if (content := open_storage(folder).read(MANIFEST)) is not None:
+            return codec.read(SnapshotManifest, content)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     except OSError as error:
         raise DataError(
-            f"the snapshot {folder} cannot be read on this node: {error.strerror}. It must be in a folder that all "
-            "nodes see"
+            f"the snapshot {folder} cannot be read on this node: {error.strerror or error}. It must be in a folder "
+            "or at a URL that all nodes see"
         ) from error
 
 
@@ -93,6 +96,9 @@ class Files:
         if got < len(into):
             raise self._lost(name, f"has no bytes {place} to {place + len(into)}: it was cut short")
 
+    def finish(self) -> None:
+        """Return when all reads so far have filled their memory."""
+
     def _lost(self, name: str, why: str) -> DataError:
         return DataError(f"the file {os.path.join(self.folder, name)} of the data {why}")
 
@@ -113,6 +119,7 @@ class Files:
         begin, end = self._places[block, :2].tolist()
         content = bytearray(end - begin)
         self.read(block, begin, memoryview(content))
+        self.finish()
         if zlib.crc32(content) != part.checksums[index]:
             raise self._lost(part.file, f"has changed: block {index} has another checksum than when it was written")
 
@@ -120,6 +127,37 @@ class Files:
     def blocks(self) -> int:
         """Number of blocks of all files."""
         return len(self._blocks)
+
+
+class UrlFiles(Files):
+    """Files at a URL: reads wait for :meth:`finish`, which sends them together."""
+
+    def __init__(self, folder: str, manifest: SnapshotManifest) -> None:
+        super().__init__(folder, manifest)
+        self._url = Url(folder, PAUSES)
+        self._waiting: list[tuple[str, int, memoryview]] = []
+
+    def read(self, block: int, place: int, into: memoryview) -> None:
+        if len(into):
+            self._waiting.append((self._names[block], place, into))
+
+    def finish(self) -> None:
+        if not self._waiting:
+            return
+        reads, self._waiting = self._waiting, []
+        try:
+            parts = self._url.read_ranges([(name, place, place + len(into)) for name, place, into in reads])
+        except OSError as error:
+            raise DataError(f"the data at {self.folder} cannot be read: {error}") from error
+        for (name, place, into), part in zip(reads, parts):
+            if len(part) < len(into):
+                raise self._lost(name, f"has no bytes {place} to {place + len(into)}: it was cut short")
+            into[:] = part
+
+
+def open_files(folder: str, manifest: SnapshotManifest) -> Files:
+    """Return the files of a snapshot in a folder or at a URL."""
+    return UrlFiles(folder, manifest) if is_url(folder) else Files(folder, manifest)
 
 
 class EvenWindows:
@@ -171,20 +209,26 @@ class VariableWindows:
         offsets_at = files.places(pieces.blocks, self._buffer).tolist()
         values_at = files.places(pieces.blocks, self._buffer + 1).tolist()
         whole: Any = np.zeros(int(pieces.counts.sum()) + 1, "int64")
-        values = bytearray()
-        rows = zip(*(each.tolist() for each in (pieces.blocks, pieces.firsts, pieces.counts, pieces.targets)))
-        for (block, first, count, at), offsets_place, values_place in zip(rows, offsets_at, values_at):
-            if not count:
-                continue
-            offsets: Any = np.empty(count + 1, "int32")
-            files.read(block, offsets_place + first * 4, memoryview(offsets.view("uint8")))
-            begin, end = int(offsets[0]) * self._itemsize, int(offsets[-1]) * self._itemsize
-            before = len(values)
-            if end > begin:
-                values.extend(bytes(end - begin))
-                with memoryview(values) as view:
-                    files.read(block, values_place + begin, view[before:])
-            whole[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before // self._itemsize
+        blocks, firsts, counts = (each.tolist() for each in (pieces.blocks, pieces.firsts, pieces.counts))
+        found: list[Any] = [np.empty(count + 1, "int32") for count in counts]
+        for block, place, first, count, offsets in zip(blocks, offsets_at, firsts, counts, found):
+            if count:
+                files.read(block, place + first * 4, memoryview(offsets.view("uint8")))
+        files.finish()
+        before = 0
+        for offsets, count, at in zip(found, counts, pieces.targets.tolist()):
+            if count:
+                whole[at + 1 : at + 1 + count] = offsets[1:].astype("int64") - offsets[0] + before
+                before += int(offsets[-1] - offsets[0])
+        values = self._values[lane]
+        if len(values) < before * self._itemsize:  # new memory costs more than a read
+            values = bytearray((before + before // 8) * self._itemsize)
+        view, done = memoryview(values), 0
+        for block, place, count, offsets in zip(blocks, values_at, counts, found):
+            if count:
+                begin, end = int(offsets[0]) * self._itemsize, int(offsets[-1]) * self._itemsize
+                files.read(block, place + begin, view[done : done + end - begin])
+                done += end - begin
         self._offsets[lane], self._values[lane] = whole, values
 
     def gather(self, rows: Rows, per_lane: int) -> dict[str, Any]:
@@ -200,9 +244,9 @@ class VariableWindows:
             return self._ragged(pieces)
         found = []
         for lane, positions in pieces:
-            values, offsets = self._values[lane], self._offsets[lane]
+            values, offsets = memoryview(self._values[lane]), self._offsets[lane]
             begins, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
-            found += [bytes(values[begin:end]) for begin, end in zip(begins, ends)]
+            found += [values[begin:end].tobytes() for begin, end in zip(begins, ends)]
         return [each.decode() for each in found] if self._field.kind == "text" else found
 
     def _ragged(self, pieces: list[tuple[int, Rows]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,15 +9,15 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from distributor.data import local_tables, spark_frames
 from distributor.data.manifest import DataFile, Field, SnapshotManifest, SourceDigest
 from distributor.data.source import Data, as_data, recipe
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.machine.storage import open_storage
+from distributor.machine.storage import PAUSES, Url, is_url, open_storage
 from distributor.shipping import modules
 from distributor.text import notices
 from distributor.text.wording import count, size
@@ -33,7 +33,7 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
 
     Args:
         source: a DataFrame, or ``Data`` with one.
-        folder: a folder that the driver and all nodes see under this path.
+        folder: a folder that the driver and all nodes see under this path, or an fsspec URL.
 
     Raises:
         ConfigurationError: an argument is wrong, the rows have nulls that ``Data`` does not allow, or the folder has
@@ -45,7 +45,8 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
         >>> Distributor(4, use_gpu=False, data={"train": points}).run(train)  # doctest: +SKIP
     """
     data = as_data(source)
-    place = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+    place = os.fspath(folder)
+    place = place if is_url(place) else os.path.abspath(os.path.expanduser(place))
     there, now = find(place), source_of(data)
     if there is None:
         write(data, place, now)
@@ -98,8 +99,11 @@ def check(data: Data) -> None:
 
 
 def is_snapshot(data: Data) -> bool:
-    """Whether the source is a folder with a snapshot."""
-    return isinstance(data.source, str) and os.path.exists(os.path.join(data.source, MANIFEST))
+    """Whether the source is a folder or URL with a snapshot. ConfigurationError: the URL cannot be used."""
+    try:
+        return isinstance(data.source, str) and open_storage(data.source).size(MANIFEST) is not None
+    except OSError as error:
+        raise ConfigurationError(f"Data({data.source!r}) cannot be read: {error}") from error
 
 
 def _types_of(source: Any) -> dict[str, str]:
@@ -116,18 +120,24 @@ def write(
     Tasks that Spark repeats leave files, which are removed, as is everything if the snapshot fails.
     Without ``source``, nobody can tell later whether it has changed.
     """
-    files = os.path.join(folder, f"files-{uuid.uuid4().hex[:8]}")
-    is_new = not os.path.exists(folder)
+    storage, files = open_storage(folder), f"files-{uuid.uuid4().hex[:8]}"
+    is_new = storage.root is not None and not storage.root.exists()
     try:
         try:
-            os.makedirs(files)
+            if storage.root is not None:
+                (storage.root / files).mkdir(parents=True)
         except OSError as error:
             raise ConfigurationError(f"the data cannot be written to {folder!r}: {error}") from None
-        manifest = SnapshotManifest(*_written(data, files, wanted), source or SourceDigest(), time.time())
-        open_storage(folder).write(MANIFEST, codec.pack(manifest))
+        manifest = SnapshotManifest(
+            *_written(data, os.path.join(folder, files), wanted), source or SourceDigest(), time.time()
+        )
+        storage.write(MANIFEST, codec.pack(manifest))
         return manifest
     except BaseException:
-        shutil.rmtree(folder if is_new else files, ignore_errors=True)
+        with suppress(OSError):  # of a URL, which the error is about
+            storage.remove_folder(files)
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -144,9 +154,9 @@ def _written(data: Data, files: str, wanted: Callable[[], bool]) -> tuple[tuple[
         parts = [write_part(files, made, 0, table.batches)]
     _check_parts(parts, files)
     kept = sorted((part for part in parts if part.file), key=lambda part: part.index)
-    for path in Path(files).iterdir():
-        if path.name not in {part.file for part in kept}:
-            path.unlink()
+    there = Url(files, PAUSES).sizes() if is_url(files) else os.listdir(files)
+    for name in set(there) - {part.file for part in kept}:
+        open_storage(files).remove(name)
     fields = tuple(_with_width(each, kept) for each in made.fields)
     folder = os.path.basename(files)
     return fields, tuple(replace(part, file=f"{folder}/{part.file}") for part in kept)
@@ -168,9 +178,9 @@ def _check_parts(parts: Sequence[DataFile], files: str) -> None:
         )
     if not any(part.file for part in parts):
         raise ConfigurationError("the data has no rows" + (", or nulls in each" if parts else ""))
+    storage = open_storage(files)
     for part in parts:
-        path = os.path.join(files, part.file)
-        if part.file and (not os.path.exists(path) or os.path.getsize(path) != part.size):
+        if part.file and storage.size(part.file) != part.size:
             raise ConfigurationError(
                 f"an executor wrote {part.file} ({size(part.size)}) to {files}, but the driver does not see it there: "
                 "pass a folder that the driver and all executors see, such as snapshot(df, '/shared/folder')"

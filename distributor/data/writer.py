@@ -5,6 +5,7 @@ as they go into tensors (`row_layout`).
 """
 
 import os
+import tempfile
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from distributor.data.manifest import DataFile, Field, Kind
 from distributor.data.row_layout import row_type, stored
+from distributor.machine.storage import is_url, open_storage
 
 BLOCK_BYTES = 2 << 20
 
@@ -65,17 +67,20 @@ def mask_of(output: FieldRecipe) -> Field:
 
 def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> DataFile:
     """Write one file, unless there are no rows, or nulls or values that must not be; then say so."""
-    path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
+    place = path = os.path.join(tempfile.gettempdir() if is_url(folder) else folder, f"{uuid.uuid4().hex}.arrow")
     written = DataFile(index)
     try:
         written = _write(path, recipe, index, batches)
+        if written.file and is_url(folder):
+            place = folder
+            open_storage(folder).put(path, written.file)
     except RefusedRows as error:
         written = DataFile(index, problem=str(error))
     except OSError as error:
-        problem = f"{os.strerror(error.errno) if error.errno else error} (while it wrote {path})"
+        problem = f"{os.strerror(error.errno) if error.errno else error} (while it wrote {place})"
         written = DataFile(index, problem=problem, errno=error.errno or 0)
     finally:
-        if not written.file:
+        if is_url(folder) or not written.file:
             with suppress(FileNotFoundError):
                 os.remove(path)
     return written

@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -260,6 +260,23 @@ class Url:
             return None
 
         return self._retry(call)
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return parts of files, each from one place to another; many stores read them at the same time."""
+        names, begins, ends = ([*each] for each in zip(*ranges))
+
+        def call() -> list[Any]:
+            found: list[Any] = self._fs.cat_ranges([self._at(name) for name in names], begins, ends, on_error="return")
+            for error in found:
+                if isinstance(error, BaseException) and not isinstance(error, FileNotFoundError):
+                    raise error
+            return found
+
+        found = self._retry(call)
+        for name, part in zip(names, found):
+            if isinstance(part, FileNotFoundError):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._at(name))
+        return found
 
     def size(self, name: str) -> int | None:
         return self._retry(lambda: self._size(name))

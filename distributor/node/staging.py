@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distributor.errors import StartError
 from distributor.machine import folders, limits, state_folders
+from distributor.machine.storage import is_url
 from distributor.shipping import project
 from distributor.values import checkpoints, dataset, environment, layout
 from distributor.values.checkpoints import SharedMemory
@@ -98,7 +99,7 @@ def await_data(job: Job, host: str) -> None:
     """Wait until this node sees the run's data: NFS may show it late. StartError if it does not come."""
     deadline = time.monotonic() + _VISIBLE
     for name, each in job.data.items():
-        while not os.path.exists(os.path.join(each.folder, dataset.MANIFEST)):
+        while not is_url(each.folder) and not os.path.exists(os.path.join(each.folder, dataset.MANIFEST)):
             if time.monotonic() > deadline:
                 raise StartError(
                     f"data {name!r}: {host} does not see the folder {each.folder!r}. Write it once to a folder that "

@@ -18,7 +18,7 @@ DATASETS = "DISTRIBUTOR_DATASETS"
 class Dataset:
     """A snapshot of a table, as ranks read it."""
 
-    folder: str  # an absolute path that all nodes see
+    folder: str  # an absolute path that all nodes see, or a URL
     lanes: int
 
 
