@@ -101,6 +101,7 @@ class LocalScheduler:
         return resources.max_processes_per_node
 
     on_driver = True
+    reports_slots = False
     slots_may_come = False  # the resources of this machine do not change
     omp_threads = None  # only the user can have set OMP_NUM_THREADS
 
