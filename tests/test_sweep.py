@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from sessions import Make
 from distributor import (
     ConfigurationError,
     Run,
+    StartError,
     TorchDistributor,
     TrainingError,
     int_range,
@@ -168,7 +171,56 @@ def test_no_trial_loads_another_ones_checkpoint(make_local: Make, tmp_path: Path
     study = sweep(make_local(1, checkpoints=tmp_path), save, {"x": int_range(1, 3)}, metric=GOAL, trials=3, at_once=1)
     assert [trial.outcome for trial in study.table] == ["complete"] * 3, study.table
     assert all(trial.value == trial.params["x"] for trial in study.table)
-    assert len(list(tmp_path.glob(f"{study.name}-*"))) == 3
+    assert len(list(tmp_path.glob(f"{study.name}/*-*"))) == 3
+
+
+DRIVER = """
+import sys
+sys.path[:0] = {path!r}
+import test_sweep
+from distributor import TorchDistributor, sweep
+distributor = TorchDistributor(1, True, False, checkpoints={folder!r}, grace_period=1)
+sweep(distributor, test_sweep.go_on, {{"x": [1, 2, 3, 4], "folder": [{folder!r}]}}, metric=("loss", "min"), trials=3,
+      at_once=1, name="search")
+"""
+
+
+def go_on(x: int, folder: str) -> None:
+    """The second trial of a search saves, and waits; begun again, it goes on."""
+    from distributor import runtime
+
+    state = {"x": -1}
+    loaded = runtime.load_checkpoint(state)
+    first = Path(folder, "first")
+    if loaded is None:
+        runtime.save_checkpoint({"x": x}, step=1)
+        if first.exists():
+            Path(folder, "waits").touch()
+            threading.Event().wait()
+        first.touch()
+    runtime.report(loss=float(x if loaded is None else state["x"]))
+
+
+def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Make, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    code = DRIVER.format(path=[str(Path(__file__).parent), *sys.path], folder=folder)
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    watch.until(lambda: (tmp_path / "waits").exists())
+    space: dict[str, Any] = {"x": [1, 2, 3, 4], "folder": [folder]}
+    options: Any = {"metric": GOAL, "trials": 3, "at_once": 1, "name": "search"}
+    with pytest.raises(StartError, match="is held by"):
+        sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    driver.kill()
+    driver.wait()
+    (tmp_path / "first").unlink()
+    study = sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    assert [(trial.number, trial.outcome) for trial in study.table] == [(n, "complete") for n in range(3)]
+    assert all(trial.value == trial.params["x"] for trial in study.table)
+    assert len(list((tmp_path / "search").glob("*-*/step-*"))) == 3
+    again = sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    assert [trial.run_id for trial in again.table] == [trial.run_id for trial in study.table]
+    with pytest.raises(ConfigurationError, match="has another direction"):
+        sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
 
 
 def wait_for_ever(folder: str) -> None:

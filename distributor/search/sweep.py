@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import queue
-import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,10 +26,11 @@ from distributor.machine import devices, processes
 from distributor.metrics.table import Row
 from distributor.run.handle import Run, runs
 from distributor.run.interrupt import plain_interrupts
+from distributor.search.kept import ERROR, RUN_ID, Kept, of_optuna, trial_folder
 from distributor.search.space import distributions
 from distributor.search.study import Study, Trial
 from distributor.text import notices
-from distributor.values.checks import check_count
+from distributor.values.checks import check_count, check_title
 from distributor.values.job import Job, Status
 
 if TYPE_CHECKING:
@@ -58,8 +57,10 @@ def sweep(
     metric: tuple[str, Literal["min", "max"]],
     trials: int,
     at_once: int | None = None,
+    name: str | None = None,
     sampler: optuna.samplers.BaseSampler | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
+    storage: optuna.storages.BaseStorage | None = None,
 ) -> Study:
     """Search for the best parameters of a training with Optuna. Each trial is a run of its own.
 
@@ -80,13 +81,18 @@ def sweep(
         trials: how many trials to run.
         at_once: how many run at the same time (default: as many as slots allow; in local mode, as many as the cores
             allow, or with ``use_gpu`` the GPUs).
+        name: keeps the study, so that another driver goes on with it: it counts the trials that have ended, and begins
+            those again that had not, with the same number, parameters and checkpoints. One driver at a time has it.
         sampler: Optuna's sampler (default: ``TPESampler(constant_liar=True)``). One that ends the search, such as
             ``GridSampler``, ends it without an error.
         pruner: Optuna's pruner (default: prunes nothing). It is told the reports that have a step. A pruned trial is
             asked to stop as by ``run.stop(timeout=grace_period)``.
+        storage: Optuna's storage for the study (default with ``name``: a file beside the checkpoints or, if these are
+            behind a URL or not kept, in the folder ``DISTRIBUTOR_RUNS``).
 
     Raises:
         ConfigurationError: an argument is wrong, or Optuna is not installed.
+        StartError: another driver has the study.
         TrainingError: too many trials failed; this is the first one's error.
 
     Example:
@@ -112,18 +118,10 @@ def sweep(
             f"metric must be a name and 'min' or 'max', such as ('val/loss', 'min'), not {metric!r}"
         )
     at_once = None if at_once is None else check_count("at_once", at_once)
-    search = _Search(
-        distributor,
-        train,
-        distributions(space),
-        (metric[0], metric[1]),
-        check_count("trials", trials),
-        at_once,
-        sampler,
-        pruner,
-    )
-    with plain_interrupts():
-        return search.run()
+    asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
+    kept = Kept.of(distributor._options.project.checkpoints, None if name is None else check_title("name", name))
+    with plain_interrupts(), kept.held(distributor.plan(_nothing)) as lost:
+        return _Search(distributor, train, *asked, kept, sampler, pruner, storage, lost).run()
 
 
 @dataclass
@@ -146,8 +144,11 @@ class _Search:
         metric: tuple[str, Literal["min", "max"]],
         trials: int,
         at_once: int | None,
+        kept: Kept,
         sampler: optuna.samplers.BaseSampler | None,
         pruner: optuna.pruners.BasePruner | None,
+        storage: optuna.storages.BaseStorage | None,
+        lost: list[str],
     ) -> None:
         import optuna
 
@@ -156,18 +157,30 @@ class _Search:
         self._space = dict(space)
         self._metric = metric
         self._wanted = min(trials, _size(sampler, space))
-        self._begun = 0
-        name = f"sweep-{secrets.token_hex(3)}"
+        self._kept = kept
+        self._lost = lost  # in words, that another driver has taken the study
         self._optuna = optuna.create_study(
-            study_name=name,
+            study_name=kept.name,
             direction="minimize" if metric[1] == "min" else "maximize",
             sampler=optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
             pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
+            storage=kept.storage() if storage is None else storage,
+            load_if_exists=kept.is_named,
         )
         self._prunes = pruner is not None
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
-        self.study = Study(name, metric, self._optuna)
+        self.study = Study(kept.name, metric, self._optuna)
+        earlier = self._optuna.get_trials()
+        self._begun = len(earlier)
+        self._adopted = [each for each in earlier if not each.state.is_finished()]
+        for each in earlier:
+            if each.state.is_finished():
+                self.study.add(of_optuna(each))
+        if earlier:
+            self._optuna.sampler.reseed_rng()
+            if self._optuna.direction.name.lower()[:3] != metric[1]:
+                raise ConfigurationError(f"the study {kept.name!r} has another direction than {metric!r}")
         self._events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]] = queue.SimpleQueue()
         self._active: dict[int, _Active] = {}
         self._failed: list[bool] = []  # of each trial that has ended, but for failures without blame
@@ -195,19 +208,24 @@ class _Search:
     @property
     def _more(self) -> bool:
         """Whether another trial is wanted."""
-        return self._begun < self._wanted and not self._stopped.is_set()
+        return bool(self._adopted) or (self._begun < self._wanted and not self._stopped.is_set())
 
     def _start(self) -> None:
-        trial = self._optuna.ask(self._space)
-        self._begun += 1
+        steps: set[int] = set()
+        if self._adopted:
+            import optuna
+
+            frozen = self._adopted.pop(0)
+            trial, steps = optuna.trial.Trial(self._optuna, frozen._trial_id), set(frozen.intermediate_values)
+        else:
+            trial = self._optuna.ask(self._space)
+            self._begun += 1
         params = trial.params
         args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
         is_script = isinstance(self._train, (str, os.PathLike))
         checkpoints = self._distributor._options.project.checkpoints
         if checkpoints is not None:
-            digest = hashlib.sha256(repr(sorted(params.items())).encode()).hexdigest()[:8]
-            folder = f"{checkpoints.dir.rstrip('/')}/{self.study.name}-{trial.number}-{digest}"
-            checkpoints = replace(checkpoints, dir=folder)
+            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, trial.number, params))
         distributor = self._distributor._with(
             checkpoints=checkpoints,
             progress=False,
@@ -215,7 +233,8 @@ class _Search:
             cpus_per_process=self._slots.cpus,
         )
         run = distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
-        self._active[trial.number] = _Active(trial, run)
+        trial.set_user_attr(RUN_ID, run.id)
+        self._active[trial.number] = _Active(trial, run, steps=steps)
         threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
 
     def _await(self, number: int, run: Run) -> None:
@@ -224,6 +243,8 @@ class _Search:
 
     def _handle(self) -> None:
         """Wait a moment for news of a trial, and take them."""
+        if self._lost:
+            raise RunCancelledError(f"the study {self.study.name!r} was taken: {self._lost[0]}")
         try:
             number, rows = self._events.get(timeout=_INTERVAL)
         except queue.Empty:
@@ -233,9 +254,9 @@ class _Search:
             self._report(active, rows)
             return
         trial = self._ended(active)
-        del self._active[number]
         self.study.add(trial)
         self._tell(trial)
+        del self._active[number]
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -277,6 +298,8 @@ class _Search:
         value, state = trial.value, self._states.COMPLETE
         if trial.outcome != "complete":
             value, state = None, self._states.PRUNED if trial.outcome == "pruned" else self._states.FAIL
+        if trial.error is not None and trial.number in self._active:
+            self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
         self._optuna.tell(trial.number, value, state)
         best = self.study.best
         if self._distributor._options.output.progress:
@@ -305,15 +328,17 @@ class _Search:
                 active.run.cancel(why)
             for active in self._active.values():
                 active.run.wait()
-                self.study.add(trial := self._ended(active))
-                self._tell(trial)
+                if not self._lost:  # otherwise, the study is another driver's
+                    self.study.add(trial := self._ended(active))
+                    self._tell(trial)
             self._active.clear()
         except KeyboardInterrupt:
             for active in self._active.values():
                 active.run.kill()
             raise
         finally:
-            for frozen in self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
+            left = [] if self._lost else self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,))
+            for frozen in left:
                 self._optuna.tell(frozen.number, state=self._states.FAIL)
 
 

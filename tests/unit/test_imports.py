@@ -245,7 +245,7 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("pandas", {"metrics/table.py"}),
         ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py", "search/study.py"}),
-        ("optuna", {f"search/{name}.py" for name in ("space", "study", "sweep")}),
+        ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
         ("rich_click", {"cli/command.py", "cli/launch_flags.py", "cli/flags.py"}),
