@@ -238,6 +238,7 @@ def test_ctrl_c_cancels_all_trials_and_returns_the_study(make_local: Make, tmp_p
     options: Any = {"metric": GOAL, "trials": 5, "at_once": 2}
     study = sweep(make_local(1, grace_period=1), wait_for_ever, {"folder": [str(tmp_path)]}, **options)
     thread.join()
+    assert study.interrupted
     assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
     assert runs() == []
     assert all(trial.state.is_finished() for trial in study.optuna.get_trials())
@@ -279,3 +280,35 @@ def test_refuses_a_distributor_with_a_name(make_local: Make) -> None:
 def test_refuses_ranges_that_are_none(low_high: Any) -> None:
     with pytest.raises(ConfigurationError):
         log_uniform(*low_high)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "distributor", "sweep", "--local", "--no-gpu", "--metric", "loss:min", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=watch.DEADLINE)
+
+
+def test_the_command_prints_the_table_of_its_trials(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nfrom distributor import runtime\nruntime.report(loss=float(sys.argv[2]))\n")
+    ended = command(str(script), "--space", "lr=uniform:1:2", "--trials", "2", "--at-once", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[:2] for line in ended.stdout.splitlines()] == [
+        ["trial", "outcome"],
+        ["0", "complete"],
+        ["1", "complete"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--space", "lr=log:0:1", "--trials", "2"], "log_uniform needs numbers above 0"),
+        (["--space", "lr=log:1", "--trials", "2"], "--space takes lr=log:LOW:HIGH"),
+        (["--space", "lr=int:a:2", "--trials", "2"], "--space takes lr=log:LOW:HIGH"),
+        (["--space", "lr=1,2"], "--trials"),
+        (["--space", "lr=1,2", "--trials", "2", "--metric", "loss"], "--metric takes NAME:min or NAME:max"),
+    ],
+)
+def test_the_command_refuses_what_is_wrong(arguments: list[str], why: str) -> None:
+    ended = command("train.py", *arguments)
+    assert ended.returncode == 2 and why in ended.stderr, ended.stderr

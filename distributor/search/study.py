@@ -69,6 +69,7 @@ class Study:
     Attributes:
         name: the study's name.
         metric: the name of the metric, and ``"min"`` or ``"max"``.
+        interrupted: whether Ctrl-C ended the search.
         optuna: Optuna's study, for its own analyses. It is read only while the search runs.
     """
 
@@ -76,6 +77,7 @@ class Study:
         self.name = name
         self.metric = metric
         self.optuna = optuna
+        self.interrupted = False
         self._trials: dict[int, Trial] = {}
 
     def __repr__(self) -> str:

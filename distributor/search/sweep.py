@@ -198,6 +198,7 @@ class _Search:
                     self._start()
                 self._handle()
         except KeyboardInterrupt:
+            self.study.interrupted = True
             self._end("the sweep was interrupted (interrupt again to end it at once)")
             notices.logger.warning("the sweep was interrupted; it returns the trials so far")
         except BaseException:
