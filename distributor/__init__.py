@@ -15,10 +15,11 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Data, snapshot         a DataFrame for ranks; the same, kept. predict scores one
-    Run, runs              the handle of a submitted run: results, status,
-                           stop; the handles of all active runs
-    Status                 the states of a run, such as ``RUNNING``
+    Data, snapshot, predict  a DataFrame for ranks, kept in a folder, scored
+    Run, runs, Status      the handle of a submitted run, those of all
+                           active runs, and the states of a run
+    sweep                  a search over many runs: uniform, log_uniform,
+                           int_range are what it chooses from
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
                            StartError, CompanionError, TrainingError
@@ -27,8 +28,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            RunCancelledError
     runtime                functions for use inside a rank
     launch                 the values of launch=: ways to start ranks
-    deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
-                           another number of ranks
+    deepspeed_checkpoint   DeepSpeed checkpoints for another number of ranks
 
 Modules that are not listed here are internal, except those of
 distributor.compat (names of other launchers). ``import distributor``
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.run.handle import Run as Run, runs as runs
     from distributor.scoring.predict import predict as predict
+    from distributor.search.space import int_range as int_range, log_uniform as log_uniform, uniform as uniform
+    from distributor.search.sweep import sweep as sweep
     from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
 
@@ -83,6 +85,8 @@ _WHERE = {
     "Checkpoints": "distributor.values.checkpoints",
     "Run": "distributor.run.handle",
     "runs": "distributor.run.handle",
+    "sweep": "distributor.search.sweep",
+    **dict.fromkeys(("int_range", "log_uniform", "uniform"), "distributor.search.space"),
     "Status": "distributor.values.job",
     **dict.fromkeys(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from distributor.api.build import (
 )
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus, large_call
 from distributor.api.identity import identify
-from distributor.api.parameters import Options, check_data, suggests_names
+from distributor.api.parameters import GROUPS, Options, check_data, suggests_names
 from distributor.api.scheduling import active_session, check_gpus, choose_scheduler, choose_session, is_here
 from distributor.api.target import find_target, named_module
 from distributor.data.source import shared_by
@@ -36,6 +37,7 @@ from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
 from distributor.values.job import Job, Widths
 from distributor.values.launch_path import Launch, LaunchPath
+from distributor.values.options import declared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,6 +237,25 @@ class Distributor:
         self._options = options = Options.of(**{**given, "num_processes": widths.most})
         self._launch: LaunchPath = self._launch_of(widths.least)
         check_gpus(self.local_mode, replace(options.resources, num_processes=widths.least))
+
+    def _with(self, **changed: Any) -> Distributor:
+        """Return a copy with other values of some options."""
+        made = copy.copy(self)
+        groups = {group: getattr(self._options, group) for group in GROUPS}
+        made._options = replace(
+            self._options,
+            **{
+                group: replace(held, **{name: changed[name] for name in declared(type(held)) if name in changed})
+                for group, held in groups.items()
+            },
+        )
+        return made
+
+    def _narrowest(self) -> Distributor:
+        """Return a copy whose runs always have the smallest number of ranks."""
+        made = self._with(num_processes=self._widths.least)
+        made._widths = Widths(self._widths.least, self._widths.least)
+        return made
 
     @property
     def num_processes(self) -> int:

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -106,11 +106,9 @@ def run(
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     _check_stdin(script)
-    source = get_current_context().get_parameter_source("launch")
-    launch = launch_flags.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
     given = {
         **arguments(options),
-        "launch": launch,
+        "launch": _launch(options),
         "keep_warm": 0.0,  # no process waits for later runs, since this command makes only one run
     }
     count, use_gpu = given.pop("num_processes"), given.pop("use_gpu")
@@ -122,13 +120,87 @@ def run(
     if dry_run:
         _print_plan(distributor, target, args, where, settings)
         return
+    _before_spark(master, None if module else script, options)
+    _train(distributor, target, args, _session(master, settings) if on_spark else None)
+
+
+@main.command("sweep")
+@click.argument("script", type=click.Path())
+@declared(
+    {
+        "": [
+            own(
+                WHAT,
+                "--space",
+                metavar="NAME=VALUES",
+                multiple=True,
+                required=True,
+                help="What to choose from: lr=log:1e-4:1e-1, lr=uniform:0:1, depth=int:1:8 or width=32,64.",
+            ),
+            own(WHAT, "--metric", metavar="NAME:min", required=True, help="The reported metric, and min or max."),
+            own(WHAT, "--trials", metavar="N", type=int, required=True, help="How many trials to run."),
+            own(WHERE, "--at-once", metavar="N", type=int, help="How many trials run at the same time."),
+        ],
+        "launch": launch_flags.OPTIONS,
+        "num_processes": _OWN["num_processes"],
+    }
+)
+def search(
+    script: str,
+    space: Sequence[str],
+    metric: str,
+    trials: int,
+    at_once: int | None,
+    local: bool,
+    master: str | None,
+    conf: Sequence[str],
+    **options: Any,
+) -> int:
+    """Run SCRIPT many times with other parameters, and find the best: each trial gets arguments such as --lr 0.01.
+
+    \b
+    Example:
+      distributor sweep -n 2 --local train.py --space lr=log:1e-4:1e-1 --space width=32,64 \\
+          --metric val/loss:min --trials 20
+
+    The table of trials is printed at the end. --name keeps the search, so that the same command goes on with it. The
+    exit code is 2 for an invalid request, 130 after Ctrl-C, and that of a failed rank if too many trials failed.
+    """
+    from distributor.cli.space import read_metric, read_space
+    from distributor.search.sweep import sweep
+
+    on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
+    _check_stdin(script)
+    given = {**arguments(options), "launch": _launch(options)}
+    count, use_gpu, name = (given.pop(each) for each in ("num_processes", "use_gpu", "name"))
+    asked: Any = {"metric": read_metric(metric), "trials": trials, "at_once": at_once, "name": name}
+    choices = read_space(space)
+    distributor = Distributor(count, False if master else None if on_spark else True, use_gpu, **given)
+    _before_spark(master, script, options)
+    session = _session(master, pairs("--conf", conf)) if on_spark else None
+    try:
+        study = sweep(distributor, script, choices, **asked)
+    finally:
+        if session is not None:
+            session.stop()
+    click.echo(repr(study.table))
+    return 128 + signal.SIGINT if study.interrupted else 0
+
+
+def _launch(options: dict[str, Any]) -> Any:
+    """Return the launch path that the options of the current command choose."""
+    source = get_current_context().get_parameter_source("launch")
+    return launch_flags.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
+
+
+def _before_spark(master: str | None, script: str | None, options: Mapping[str, Any]) -> None:
+    """Check what can be checked before a session starts, which takes long, and say that it does."""
     if master and not _has_session():
-        if not module:
+        if script is not None:
             find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
-        preflight.check(master, os.environ, use_gpu)
+        preflight.check(master, os.environ, options["use_gpu"])
         if options["progress"]:
             click.echo(f"[distributor] starting a Spark session with master {wording.without_token(master)}", err=True)
-    _train(distributor, target, args, _session(master, settings) if on_spark else None)
 
 
 @main.command("script-path")
@@ -215,6 +287,8 @@ def as_options(text: str) -> str:
 
 def _misplaced(arguments: Sequence[str]) -> str:
     """Return a hint if options of ``distributor run`` stand after the script, which then receives them; else ``""``."""
+    if arguments[:1] != ["run"]:
+        return ""
     known = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
     context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
     misplaced = [

@@ -66,6 +66,10 @@ class Scheduler(Protocol):
         """
 
     @property
+    def reports_slots(self) -> bool:
+        """Whether :meth:`room` counts what other runs and jobs hold."""
+
+    @property
     def slots_may_come(self) -> bool:
         """Whether :meth:`room` may soon return more, as while executors come up."""
 

@@ -9,12 +9,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
-from distributor.errors import ConfigurationError, PayloadError, ResourceError
+from distributor.errors import ConfigurationError, PayloadError, ResourceError, RunCancelledError
 from distributor.launch import assign_ranks
 from distributor.machine import devices, folders, limits, network, processes
 from distributor.schedulers.hosting import agents
@@ -37,6 +38,10 @@ _CHUNK = 64 << 20
 
 T = TypeVar("T")
 
+#: The GPUs that runs of this process hold. Waiters are woken when some are released.
+_held: set[str] = set()
+_released = threading.Condition()
+
 
 class LocalScheduler:
     """Runs a job's ranks on this machine."""
@@ -48,6 +53,7 @@ class LocalScheduler:
         self._agents: list[agents.Agent] = []
         self._lock = threading.Lock()
         self._cancelled = False
+        self._waits = False  # for GPUs that other runs hold
 
     def check(self, job: Job) -> None:
         if sys.platform != "linux":
@@ -101,6 +107,7 @@ class LocalScheduler:
         return resources.max_processes_per_node
 
     on_driver = True
+    reports_slots = False
     slots_may_come = False  # the resources of this machine do not change
     omp_threads = None  # only the user can have set OMP_NUM_THREADS
 
@@ -157,21 +164,52 @@ class LocalScheduler:
         return LocalScheduler(self._nodes, self._gpus)
 
     def waiting_for(self) -> StatusDetail | None:
-        return StatusDetail("starting a process on this machine")
+        return StatusDetail("waiting for GPUs of other runs" if self._waits else "starting a process on this machine")
 
     def cancel(self) -> bool:
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
                 agent.kill()
+        with _released:
+            _released.notify_all()
         return False
 
+    @contextmanager
+    def _acquire_gpus(self, job: Job) -> Iterator[Sequence[str]]:
+        """Hold the run's GPUs, once as many are free; none once the run is cancelled."""
+        needed = job.resources.num_processes * job.resources.gpus_each if job.resources.use_gpu else 0
+        mine: Sequence[str] = ()
+
+        def are_free() -> bool:
+            nonlocal mine
+            mine = [gpu for gpu in self._gpus or () if gpu not in _held][:needed]
+            return len(mine) == needed
+
+        with _released:
+            self._waits = not are_free()
+            _released.wait_for(lambda: self._cancelled or are_free())
+            self._waits = False
+            if len(mine) < needed:
+                raise RunCancelledError(f"run {job.label} was cancelled while it waited for GPUs of other runs")
+            _held.update(mine)
+        try:
+            yield mine
+        finally:
+            with _released:
+                _held.difference_update(mine)
+                _released.notify_all()
+
     def run(self, job: Job, server: ChannelServer) -> Collected:
+        with self._acquire_gpus(job) as gpus:
+            return self._run(job, server, gpus)
+
+    def _run(self, job: Job, server: ChannelServer, gpus: Sequence[str]) -> Collected:
         listeners = [network.listen(_ADDRESS) for _ in range(self._nodes)]
         reserved = [network.reserve(_ADDRESS) for _ in range(job.launch.ports * job.resources.num_processes)]
         try:
             ports, free = ([held.getsockname()[1] for held in holders] for holders in (listeners, reserved))
-            facts = _facts(job, ports, free, self._gpus or ())
+            facts = _facts(job, ports, free, gpus)
             executors = list(dict.fromkeys(fact.executor for fact in facts))
             calls = [partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)]
             parts = _in_threads(calls, self.cancel)

@@ -154,6 +154,7 @@ ROOMS = {
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
     "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
+    "search": {"api", "run", "metrics.table", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
@@ -252,12 +253,13 @@ def test_a_room_says_where_it_runs(room):
             },
         ),
         ("pandas", {"metrics/table.py"}),
-        ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py"}),
+        ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py", "search/study.py"}),
+        ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
-        ("rich_click", {"cli/command.py", "cli/launch_flags.py", "cli/flags.py"}),
+        ("rich_click", {f"cli/{name}.py" for name in ("command", "flags", "launch_flags", "space")}),
         ("IPython", {"display/notebook.py"}),
-        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py"}),
+        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py", "cli/space.py"}),
     ],
 )
 def test_who_may_import(package, allowed):
@@ -269,6 +271,7 @@ def test_no_other_package_is_needed():
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
+    known |= {"optuna"}  # for sweep, on the driver
     known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
     known |= {"numpy"}  # for its random state, if a checkpoint has one
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows

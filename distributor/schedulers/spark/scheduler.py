@@ -96,6 +96,10 @@ class SparkScheduler:
         return None if slots is None else slots * job.ranks_per_task
 
     @property
+    def reports_slots(self) -> bool:
+        return not is_connect(self._session)
+
+    @property
     def slots_may_come(self) -> bool:
         return self._barrier.slots_may_come
 

@@ -1,0 +1,433 @@
+"""Searches for the parameters of a training: one thread asks Optuna, starts runs, and tells Optuna their values."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from distributor.api.distributor import Distributor
+from distributor.api.scheduling import choose_scheduler, choose_session
+from distributor.errors import (
+    ConfigurationError,
+    DistributorError,
+    NodeLostError,
+    PreemptionError,
+    RunCancelledError,
+    StartError,
+    StopError,
+    TrainingError,
+)
+from distributor.machine import devices, processes
+from distributor.metrics.table import Row
+from distributor.run.handle import Run, runs
+from distributor.run.interrupt import plain_interrupts
+from distributor.search.kept import ERROR, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.space import distributions
+from distributor.search.study import Study, Trial
+from distributor.text import notices
+from distributor.values.checks import check_count, check_title
+from distributor.values.job import Job, Status
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+    from distributor.schedulers.base import Scheduler
+
+_INTERVAL = 0.2  # seconds between looks at free slots
+
+_FIRST = 5  # trials whose failure ends the search, if no earlier one has ended otherwise
+
+_WINDOW, _TOO_MANY = 20, 16  # of the last trials, how many failures end it later
+
+#: Failures for which the function that trains is not to blame.
+_BLAMELESS = (NodeLostError, PreemptionError, RunCancelledError, StartError)
+
+
+def sweep(
+    distributor: Distributor,
+    train: Any,
+    space: Mapping[str, Any],
+    *,
+    metric: tuple[str, Literal["min", "max"]],
+    trials: int,
+    at_once: int | None = None,
+    name: str | None = None,
+    sampler: optuna.samplers.BaseSampler | None = None,
+    pruner: optuna.pruners.BasePruner | None = None,
+    storage: optuna.storages.BaseStorage | None = None,
+) -> Study:
+    """Search for the best parameters of a training with Optuna. Each trial is a run of its own.
+
+    A trial starts once its slots are free; with a range as ``num_processes``, it has the smallest number of ranks.
+    Failed trials are recorded, and the search goes on, unless the first 5 all fail, or 16 of the last 20: then it
+    raises the first error. Lost nodes, preemptions and slots that never came do not count.
+
+    The first Ctrl-C cancels all trials and returns the study so far; a second one raises KeyboardInterrupt.
+
+    Args:
+        distributor: how each trial runs. Its checkpoints go to a subfolder for each trial. Its callbacks serve all
+            trials, one call at a time.
+        train: a function, which gets the parameters as keyword arguments, or a script, which gets ``--lr 0.1 ...``.
+        space: what to choose from, by the names of parameters: :func:`uniform`, :func:`log_uniform`,
+            :func:`int_range`, or a list of texts and numbers.
+        metric: the name under which ranks report the value of a trial (``runtime.report``), and ``"min"`` or ``"max"``.
+            The last value of the lowest reporting rank counts.
+        trials: how many trials to run.
+        at_once: how many run at the same time (default: as many as slots allow; in local mode, as many as the cores
+            allow, or with ``use_gpu`` the GPUs).
+        name: keeps the study, so that another driver goes on with it: it counts the trials that have ended, and begins
+            those again that had not, with the same number, parameters and checkpoints. One driver at a time has it.
+        sampler: Optuna's sampler (default: ``TPESampler(constant_liar=True)``). One that ends the search, such as
+            ``GridSampler``, ends it without an error.
+        pruner: Optuna's pruner (default: prunes nothing). It is told the reports that have a step. A pruned trial is
+            asked to stop as by ``run.stop(timeout=grace_period)``.
+        storage: Optuna's storage for the study (default with ``name``: a file beside the checkpoints or, if these are
+            behind a URL or not kept, in the folder ``DISTRIBUTOR_RUNS``).
+
+    Raises:
+        ConfigurationError: an argument is wrong, or Optuna is not installed.
+        StartError: another driver has the study.
+        TrainingError: too many trials failed; this is the first one's error.
+
+    Example:
+        >>> study = sweep(Distributor(2), train, {"lr": log_uniform(1e-4, 1e-1)}, metric=("loss", "min"), trials=20)
+        ... # doctest: +SKIP
+        >>> study.best.params  # doctest: +SKIP
+        {'lr': 0.0123}
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(
+            "sweep needs optuna, which is not installed: pip install 'distributor[sweep]'"
+        ) from None
+    if not isinstance(distributor, Distributor):
+        raise ConfigurationError(f"sweep needs a Distributor, not {distributor!r}")
+    if distributor._options.request.name is not None:
+        raise ConfigurationError(
+            f"the distributor of a sweep has no name= ({distributor._options.request.name!r}): each trial gets its own"
+        )
+    if not (isinstance(metric, (tuple, list)) and len(metric) == 2 and metric[1] in ("min", "max")):
+        raise ConfigurationError(
+            f"metric must be a name and 'min' or 'max', such as ('val/loss', 'min'), not {metric!r}"
+        )
+    at_once = None if at_once is None else check_count("at_once", at_once)
+    asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
+    kept = Kept.of(distributor._options.project.checkpoints, None if name is None else check_title("name", name))
+    with plain_interrupts(), kept.held(distributor.plan(_nothing)) as lost:
+        return _Search(distributor, train, *asked, kept, sampler, pruner, storage, lost).run()
+
+
+@dataclass
+class _Active:
+    """A trial whose run has not ended."""
+
+    trial: optuna.Trial
+    run: Run
+    pruned: bool = False
+    rank: float = math.inf  # the lowest that has reported the metric
+    steps: set[int] = field(default_factory=set)  # those that Optuna knows
+
+
+class _Search:
+    def __init__(
+        self,
+        distributor: Distributor,
+        train: Any,
+        space: Mapping[str, BaseDistribution],
+        metric: tuple[str, Literal["min", "max"]],
+        trials: int,
+        at_once: int | None,
+        kept: Kept,
+        sampler: optuna.samplers.BaseSampler | None,
+        pruner: optuna.pruners.BasePruner | None,
+        storage: optuna.storages.BaseStorage | None,
+        lost: list[str],
+    ) -> None:
+        import optuna
+
+        self._states = optuna.trial.TrialState
+        self._train = train
+        self._space = dict(space)
+        self._metric = metric
+        self._wanted = min(trials, _size(sampler, space))
+        self._kept = kept
+        self._lost = lost  # in words, that another driver has taken the study
+        self._optuna = optuna.create_study(
+            study_name=kept.name,
+            direction="minimize" if metric[1] == "min" else "maximize",
+            sampler=optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
+            pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
+            storage=kept.storage() if storage is None else storage,
+            load_if_exists=kept.is_named,
+        )
+        self._prunes = pruner is not None
+        self._stopped = threading.Event()  # by a sampler that has tried everything
+        setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
+        self.study = Study(kept.name, metric, self._optuna)
+        earlier = self._optuna.get_trials()
+        self._begun = len(earlier)
+        self._adopted = [each for each in earlier if not each.state.is_finished()]
+        for each in earlier:
+            if each.state.is_finished():
+                self.study.add(of_optuna(each))
+        if earlier:
+            self._optuna.sampler.reseed_rng()
+            if self._optuna.direction.name.lower()[:3] != metric[1]:
+                raise ConfigurationError(f"the study {kept.name!r} has another direction than {metric!r}")
+        self._events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]] = queue.SimpleQueue()
+        self._active: dict[int, _Active] = {}
+        self._failed: list[bool] = []  # of each trial that has ended, but for failures without blame
+        self._first_error: Exception | None = None
+        lock = threading.Lock()
+        self._callbacks = [_OneAtATime(each, lock) for each in distributor._options.request.callbacks]
+        self._distributor = distributor._narrowest()
+        self._slots = _Slots(self._distributor, at_once)
+
+    def run(self) -> Study:
+        """Search to the end, and return the study."""
+        try:
+            while self._more or self._active:
+                while self._more and self._slots.free([each.run for each in self._active.values()]):
+                    self._start()
+                self._handle()
+        except KeyboardInterrupt:
+            self.study.interrupted = True
+            self._end("the sweep was interrupted (interrupt again to end it at once)")
+            notices.logger.warning("the sweep was interrupted; it returns the trials so far")
+        except BaseException:
+            self._end("the sweep has ended with an error")
+            raise
+        return self.study
+
+    @property
+    def _more(self) -> bool:
+        """Whether another trial is wanted."""
+        return bool(self._adopted) or (self._begun < self._wanted and not self._stopped.is_set())
+
+    def _start(self) -> None:
+        steps: set[int] = set()
+        if self._adopted:
+            import optuna
+
+            frozen = self._adopted.pop(0)
+            trial, steps = optuna.trial.Trial(self._optuna, frozen._trial_id), set(frozen.intermediate_values)
+        else:
+            trial = self._optuna.ask(self._space)
+            self._begun += 1
+        params = trial.params
+        args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
+        is_script = isinstance(self._train, (str, os.PathLike))
+        checkpoints = self._distributor._options.project.checkpoints
+        if checkpoints is not None:
+            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, trial.number, params))
+        distributor = self._distributor._with(
+            checkpoints=checkpoints,
+            progress=False,
+            callbacks=(*self._callbacks, _Listener(trial.number, self._events)),
+            cpus_per_process=self._slots.cpus,
+        )
+        run = distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
+        trial.set_user_attr(RUN_ID, run.id)
+        self._active[trial.number] = _Active(trial, run, steps=steps)
+        threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
+
+    def _await(self, number: int, run: Run) -> None:
+        run.wait()
+        self._events.put((number, None))
+
+    def _handle(self) -> None:
+        """Wait a moment for news of a trial, and take them."""
+        if self._lost:
+            raise RunCancelledError(f"the study {self.study.name!r} was taken: {self._lost[0]}")
+        try:
+            number, rows = self._events.get(timeout=_INTERVAL)
+        except queue.Empty:
+            return
+        active = self._active[number]
+        if rows is not None:
+            self._report(active, rows)
+            return
+        trial = self._ended(active)
+        self.study.add(trial)
+        self._tell(trial)
+        del self._active[number]
+        self._judge(trial)
+
+    def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
+        """Feed the pruner with the reports of the lowest rank, each step once."""
+        for row in rows:
+            if active.pruned or not self._prunes or self._metric[0] not in row.values or row.rank > active.rank:
+                continue
+            active.rank = row.rank
+            if row.step is None or row.step in active.steps:
+                continue
+            active.steps.add(row.step)
+            active.trial.report(row.values[self._metric[0]], row.step)
+            if active.trial.should_prune() and not active.run.wait(0):  # otherwise, it is complete
+                active.pruned = True
+                active.run.stop(timeout=self._distributor._options.deadlines.grace_period)
+
+    def _ended(self, active: _Active) -> Trial:
+        """Return the record of a trial whose run has ended."""
+        run, error, name = active.run, None, self._metric[0]
+        try:
+            run.result()
+        except DistributorError as failure:
+            error = failure
+        value = run.latest_metrics.get(name)
+        made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
+        if active.pruned and (error is None or isinstance(error, (RunCancelledError, StopError))):
+            return replace(made, outcome="pruned")
+        if isinstance(error, RunCancelledError):
+            return replace(made, outcome="cancelled", error=error)
+        if error is None and (value is None or math.isnan(value)):
+            reported = ", ".join(run.metrics.names) or "nothing"
+            what = "never reported" if value is None else "last reported NaN as"
+            error = TrainingError(
+                f"trial {made.number} {what} {name!r}, the metric of the sweep; it reported {reported}"
+            )
+        return made if error is None else replace(made, outcome="failed", error=error)
+
+    def _tell(self, trial: Trial) -> None:
+        value, state = trial.value, self._states.COMPLETE
+        if trial.outcome != "complete":
+            value, state = None, self._states.PRUNED if trial.outcome == "pruned" else self._states.FAIL
+        if trial.error is not None and trial.number in self._active:
+            self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
+        self._optuna.tell(trial.number, value, state)
+        best = self.study.best
+        if self._distributor._options.output.progress:
+            said = "" if trial.value is None else f", {self._metric[0]} {trial.value:.6g}"
+            far = "" if best is None else f"; best {best.value:.6g} of trial {best.number}"
+            why = "" if trial.error is None else f": {str(trial.error).partition(chr(10))[0]}"
+            notices.inform(
+                f"{self.study.name}: trial {trial.number} {trial.outcome}{why}{said}{far} "
+                f"({len(self.study.table)} of {self._wanted})"
+            )
+
+    def _judge(self, trial: Trial) -> None:
+        """Raise the first error if too many trials have failed."""
+        if trial.error is not None and isinstance(trial.error, _BLAMELESS):
+            return
+        self._failed.append(trial.error is not None)
+        self._first_error = self._first_error or trial.error
+        first = len(self._failed) == _FIRST and all(self._failed)
+        if self._first_error is not None and (first or sum(self._failed[-_WINDOW:]) >= _TOO_MANY):
+            raise self._first_error
+
+    def _end(self, why: str) -> None:
+        """Cancel all trials, and wait for their ends. If interrupted meanwhile, kill them."""
+        try:
+            for active in self._active.values():
+                active.run.cancel(why)
+            for active in self._active.values():
+                active.run.wait()
+                if not self._lost:  # otherwise, the study is another driver's
+                    self.study.add(trial := self._ended(active))
+                    self._tell(trial)
+            self._active.clear()
+        except KeyboardInterrupt:
+            for active in self._active.values():
+                active.run.kill()
+            raise
+        finally:
+            left = [] if self._lost else self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,))
+            for frozen in left:
+                self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def _size(sampler: optuna.samplers.BaseSampler | None, space: Mapping[str, BaseDistribution]) -> float:
+    """Return after how many trials a sampler has begun all that it can.
+
+    Grid and brute force end a search themselves, but only once all have ended, and until then repeat some that run.
+    """
+    from optuna import distributions, samplers
+
+    if isinstance(sampler, samplers.GridSampler):
+        return int(sampler._n_min_trials)
+    if not isinstance(sampler, samplers.BruteForceSampler):
+        return math.inf
+    return math.prod(
+        len(each.choices) if isinstance(each, distributions.CategoricalDistribution) else each.high - each.low + 1
+        for each in space.values()
+        if isinstance(each, (distributions.CategoricalDistribution, distributions.IntDistribution))
+    )
+
+
+class _Slots:
+    """Whether the slots of another trial are free."""
+
+    def __init__(self, distributor: Distributor, at_once: int | None) -> None:
+        resources = distributor._options.resources
+        session, _ = choose_session(distributor.local_mode, distributor.use_gpu)
+        self._scheduler: Scheduler = choose_scheduler(session, distributor.use_gpu)
+        self._width = width = resources.num_processes
+        self._job: Job = distributor.plan(_nothing)
+        self.cpus = resources.cpus_per_process
+        self._counts = not self._scheduler.on_driver and self._scheduler.reports_slots
+        if self._scheduler.on_driver:
+            each = resources.cpus_per_process or 1
+            cores = processes.cpu_count()
+            most = len(devices.local_gpus(os.environ)) // (width * resources.gpus_each) if resources.use_gpu else 0
+            at_once = at_once or max(1, most or cores // (width * each))
+            if self.cpus is None and width <= cores:
+                self.cpus = max(1, cores // (at_once * width))
+        elif at_once is None and not self._counts:
+            room = self._scheduler.room(self._job)
+            if room is None:
+                raise ConfigurationError(
+                    "Spark Connect does not say how many slots there are: pass at_once=, or set "
+                    "spark.executor.instances and spark.executor.cores"
+                )
+            at_once = max(1, room // width)
+        self._at_once = at_once
+
+    def free(self, active: list[Run]) -> bool:
+        """Return whether another trial can start beside the ``active`` ones."""
+        if self._at_once is not None and len(active) >= self._at_once:
+            return False
+        if any(run.status is Status.WAITING for run in runs() if run not in active):
+            return False
+        if not self._counts:
+            return True
+        coming = sum(run.num_processes for run in active if run.status is Status.WAITING)
+        return (self._scheduler.room(self._job) or 0) - coming >= self._width
+
+
+def _nothing() -> None:
+    """Stand for the function of a trial where only its slots matter."""
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """The callback that brings a trial's reports to the search."""
+
+    number: int
+    events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]]
+
+    def on_metrics(self, run: Run, rows: tuple[Row, ...]) -> None:
+        self.events.put((self.number, rows))
+
+
+@dataclass(frozen=True)
+class _OneAtATime:
+    """A user's callback, whose calls by several runs never overlap."""
+
+    callback: Any
+    lock: threading.Lock
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.callback, name)
+
+        def locked(*arguments: Any) -> None:
+            with self.lock:
+                method(*arguments)
+
+        return locked

@@ -1,0 +1,314 @@
+"""Searches with real Optuna: on this machine, and as tasks of two executors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import watch
+from sessions import Make
+
+from distributor import (
+    ConfigurationError,
+    Run,
+    StartError,
+    TorchDistributor,
+    TrainingError,
+    int_range,
+    log_uniform,
+    runs,
+    sweep,
+    uniform,
+)
+
+GOAL = ("loss", "min")
+
+
+def squared(x: float) -> None:
+    """Rank 1 reports too, what does not count."""
+    from distributor import runtime
+
+    rank = int(os.environ["RANK"])
+    runtime.report(step=0, loss=100.0)
+    runtime.report(step=1, loss=x * x + rank)
+
+
+def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
+    study = sweep(make(2), squared, {"x": uniform(-1, 1)}, metric=GOAL, trials=4, at_once=2)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 4
+    for trial in study.table:
+        assert trial.value == pytest.approx(trial.params["x"] ** 2)
+    assert study.best is not None and study.best.value == min(trial.value for trial in study.table)
+    assert study.plot() is not None
+    assert len(repr(study.table).splitlines()) == 5
+    assert runs() == []
+
+
+class Most:
+    """A callback that notes how many trials ran at the same time, and overlaps of its own calls."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self.inside = 0
+        self.overlaps = 0
+
+    def on_metrics(self, run: Run, rows: Any) -> None:
+        self.inside += 1
+        self.overlaps += self.inside > 1
+        self.most = max(self.most, sum(run.placement is not None for run in runs()))
+        self.inside -= 1
+
+
+def meet(folder: str, number: int) -> None:
+    """Report once as many trials as fit are there."""
+    from distributor import runtime
+
+    Path(folder, str(number)).touch()
+    if number < 2:
+        watch.until(lambda: len(os.listdir(folder)) >= 2)
+    runtime.report(loss=number)
+
+
+@pytest.mark.spark
+def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path) -> None:
+    most = Most()
+    space = {"folder": [str(tmp_path)], "number": [0, 1, 2, 3]}
+    sampler = optuna.samplers.GridSampler(space)
+    study = sweep(
+        TorchDistributor(2, False, False, callbacks=[most]), meet, space, metric=GOAL, trials=9, sampler=sampler
+    )
+    assert sorted(trial.params["number"] for trial in study.table) == [0, 1, 2, 3]
+    assert 1 <= most.most <= 2
+    assert most.overlaps == 0
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("kind", ["grid", "brute force"])
+def test_a_sampler_that_has_tried_everything_ends_the_search(make_local: Make, kind: str) -> None:
+    space = {"x": [0.0, 0.5, 1.0]}
+    sampler = optuna.samplers.GridSampler(space) if kind == "grid" else optuna.samplers.BruteForceSampler()
+    study = sweep(make_local(1), squared, space, metric=GOAL, trials=10, at_once=2, sampler=sampler)
+    assert sorted(trial.params["x"] for trial in study.table) == [0.0, 0.5, 1.0]
+
+
+def fail_above(x: int, limit: int) -> None:
+    from distributor import runtime
+
+    if x > limit:
+        raise ValueError(f"{x} is too much")
+    runtime.report(loss=x)
+
+
+def test_failed_trials_are_recorded_and_the_search_goes_on(make_local: Make) -> None:
+    space = {"x": [0, 1, 2, 3], "limit": [1]}
+    sampler = optuna.samplers.GridSampler(space)
+    study = sweep(make_local(1), fail_above, space, metric=GOAL, trials=4, at_once=1, sampler=sampler)
+    assert {trial.params["x"]: trial.outcome for trial in study.table} == {
+        0: "complete",
+        1: "complete",
+        2: "failed",
+        3: "failed",
+    }
+    failed = next(trial for trial in study.table if trial.params["x"] == 2)
+    assert isinstance(failed.error, TrainingError) and "2 is too much" in str(failed.error)
+    states = [trial.state for trial in study.optuna.get_trials()]
+    assert states.count(optuna.trial.TrialState.FAIL) == 2
+
+
+def test_a_search_whose_first_five_trials_fail_ends_with_the_first_error(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match="7 is too much"):
+        sweep(make_local(1), fail_above, {"x": [7], "limit": [1]}, metric=GOAL, trials=50, at_once=1)
+    assert runs() == []
+
+
+def test_a_trial_without_the_metric_fails_and_says_what_was_reported(make_local: Make) -> None:
+    study = sweep(make_local(1), squared, {"x": [0.0]}, metric=("val/loss", "min"), trials=1)
+    (trial,) = study.table
+    assert trial.outcome == "failed" and study.best is None
+    assert "trial 0 never reported 'val/loss', the metric of the sweep; it reported loss" in str(trial.error)
+
+
+def until_stopped(depth: int) -> None:
+    """The smallest depth is good at once, and ends; others go on until they are asked to stop."""
+    from distributor import runtime
+
+    for step in range(100_000):
+        time.sleep(0.01)  # of training
+        runtime.report(step=step, loss=float(depth))
+        if runtime.should_stop(step) or (depth == 1 and step == 3):
+            return
+
+
+def test_a_pruned_trial_stops_early(make_local: Make) -> None:
+    space = {"depth": [1, 2]}
+    pruner = optuna.pruners.ThresholdPruner(upper=1.5)
+    sampler = optuna.samplers.GridSampler(space)
+    options = {"metric": GOAL, "trials": 2, "at_once": 1, "sampler": sampler, "pruner": pruner}
+    study = sweep(make_local(2), until_stopped, space, **options)
+    assert {trial.params["depth"]: trial.outcome for trial in study.table} == {1: "complete", 2: "pruned"}
+    pruned = next(trial for trial in study.optuna.get_trials() if trial.state is optuna.trial.TrialState.PRUNED)
+    assert pruned.value == 2.0
+
+
+def save(x: int) -> None:
+    from distributor import runtime
+
+    state = {"x": -1}
+    loaded = runtime.load_checkpoint(state)
+    runtime.save_checkpoint({"x": x}, step=1)
+    runtime.report(loss=float(x if loaded is None else -1))
+
+
+def test_no_trial_loads_another_ones_checkpoint(make_local: Make, tmp_path: Path) -> None:
+    study = sweep(make_local(1, checkpoints=tmp_path), save, {"x": int_range(1, 3)}, metric=GOAL, trials=3, at_once=1)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 3, study.table
+    assert all(trial.value == trial.params["x"] for trial in study.table)
+    assert len(list(tmp_path.glob(f"{study.name}/*-*"))) == 3
+
+
+DRIVER = """
+import sys
+sys.path[:0] = {path!r}
+import test_sweep
+from distributor import TorchDistributor, sweep
+distributor = TorchDistributor(1, True, False, checkpoints={folder!r}, grace_period=1)
+sweep(distributor, test_sweep.go_on, {{"x": [1, 2, 3, 4], "folder": [{folder!r}]}}, metric=("loss", "min"), trials=3,
+      at_once=1, name="search")
+"""
+
+
+def go_on(x: int, folder: str) -> None:
+    """The second trial of a search saves, and waits; begun again, it goes on."""
+    from distributor import runtime
+
+    state = {"x": -1}
+    loaded = runtime.load_checkpoint(state)
+    first = Path(folder, "first")
+    if loaded is None:
+        runtime.save_checkpoint({"x": x}, step=1)
+        if first.exists():
+            Path(folder, "waits").touch()
+            threading.Event().wait()
+        first.touch()
+    runtime.report(loss=float(x if loaded is None else state["x"]))
+
+
+def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Make, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    code = DRIVER.format(path=[str(Path(__file__).parent), *sys.path], folder=folder)
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    watch.until(lambda: (tmp_path / "waits").exists())
+    space: dict[str, Any] = {"x": [1, 2, 3, 4], "folder": [folder]}
+    options: Any = {"metric": GOAL, "trials": 3, "at_once": 1, "name": "search"}
+    with pytest.raises(StartError, match="is held by"):
+        sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    driver.kill()
+    driver.wait()
+    (tmp_path / "first").unlink()
+    study = sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    assert [(trial.number, trial.outcome) for trial in study.table] == [(n, "complete") for n in range(3)]
+    assert all(trial.value == trial.params["x"] for trial in study.table)
+    assert len(list((tmp_path / "search").glob("*-*/step-*"))) == 3
+    again = sweep(make_local(1, checkpoints=folder), go_on, space, **options)
+    assert [trial.run_id for trial in again.table] == [trial.run_id for trial in study.table]
+    with pytest.raises(ConfigurationError, match="has another direction"):
+        sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
+
+
+def wait_for_ever(folder: str) -> None:
+    Path(folder, os.environ["MASTER_PORT"]).touch()
+    threading.Event().wait()
+
+
+def test_ctrl_c_cancels_all_trials_and_returns_the_study(make_local: Make, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        watch.until(lambda: len(os.listdir(tmp_path)) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    options: Any = {"metric": GOAL, "trials": 5, "at_once": 2}
+    study = sweep(make_local(1, grace_period=1), wait_for_ever, {"folder": [str(tmp_path)]}, **options)
+    thread.join()
+    assert study.interrupted
+    assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
+    assert runs() == []
+    assert all(trial.state.is_finished() for trial in study.optuna.get_trials())
+
+
+def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\nfrom distributor import runtime\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float)\nruntime.report(loss=parser.parse_args().lr)\n"
+    )
+    study = sweep(make_local(1), str(script), {"lr": log_uniform(1e-4, 1e-1)}, metric=GOAL, trials=1)
+    assert study.table[0].value == study.table[0].params["lr"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"space": {}}, "space must be a dict such as"),
+        ({"space": {"lr": 0.1}}, "space: lr must be uniform"),
+        ({"space": {"learning rate": [1]}}, "'learning rate' is not the name of a parameter"),
+        ({"metric": "loss"}, "metric must be a name and 'min' or 'max'"),
+        ({"trials": 0}, "trials must be"),
+        ({"at_once": 0}, "at_once must be"),
+    ],
+)
+def test_refuses_wrong_arguments(make_local: Make, changed: dict[str, Any], why: str) -> None:
+    asked: dict[str, Any] = {"space": {"x": [0]}, "metric": GOAL, "trials": 1, **changed}
+    with pytest.raises(ConfigurationError, match=why):
+        sweep(make_local(1), squared, asked.pop("space"), **asked)
+
+
+def test_refuses_a_distributor_with_a_name(make_local: Make) -> None:
+    with pytest.raises(ConfigurationError, match="has no name="):
+        sweep(make_local(1, name="digits"), squared, {"x": [0.0]}, metric=GOAL, trials=1)
+
+
+@pytest.mark.parametrize("low_high", [(1, 0), (0, 1), (-1, 1), (True, 2), ("a", 1)])
+def test_refuses_ranges_that_are_none(low_high: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        log_uniform(*low_high)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "distributor", "sweep", "--local", "--no-gpu", "--metric", "loss:min", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=watch.DEADLINE)
+
+
+def test_the_command_prints_the_table_of_its_trials(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nfrom distributor import runtime\nruntime.report(loss=float(sys.argv[2]))\n")
+    ended = command(str(script), "--space", "lr=uniform:1:2", "--trials", "2", "--at-once", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[:2] for line in ended.stdout.splitlines()] == [
+        ["trial", "outcome"],
+        ["0", "complete"],
+        ["1", "complete"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--space", "lr=log:0:1", "--trials", "2"], "log_uniform needs numbers above 0"),
+        (["--space", "lr=log:1", "--trials", "2"], "--space takes lr=log:LOW:HIGH"),
+        (["--space", "lr=int:a:2", "--trials", "2"], "--space takes lr=log:LOW:HIGH"),
+        (["--space", "lr=1,2"], "--trials"),
+        (["--space", "lr=1,2", "--trials", "2", "--metric", "loss"], "--metric takes NAME:min or NAME:max"),
+    ],
+)
+def test_the_command_refuses_what_is_wrong(arguments: list[str], why: str) -> None:
+    ended = command("train.py", *arguments)
+    assert ended.returncode == 2 and why in ended.stderr, ended.stderr
