@@ -4,8 +4,7 @@
 
 A cached DataFrame of 16 float32 is scored by a small network. Systems take turns: ``predict``, PySpark's
 ``predict_batch_udf``, and an Arrow function that computes nothing (``mapInArrow``), which is the limit. ``heavy`` is a
-network that takes about 1 ms a row, on a hundredth of the rows. ``memory`` is what the processes of the heavy network
-hold for themselves, in MB, while it is loaded (the sum of their unique set sizes).
+network that takes about 1 ms a row, on a hundredth of the rows. ``first`` is the first round, which loads the model.
 """
 
 from __future__ import annotations
@@ -75,20 +74,6 @@ def limit(frame: Any, heavy: bool) -> Any:
     return frame.mapInArrow(nothing, "score float")
 
 
-def unique_memory() -> float:
-    """The unique set sizes of Python processes that have not been started by hand, in MB."""
-    import psutil
-
-    found = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "python" in process.name():
-                found += process.memory_full_info().uss / 1e6
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -123,7 +108,6 @@ def main() -> None:
                 f"{'heavy ' if heavy else ''}{name:20} {statistics.median(values[1:]):12,.0f} rows/s "
                 f"({min(values[1:]):,.0f} to {max(values[1:]):,.0f}), {ratio:.2f} x, first {first:.2f} s"
             )
-    print(f"memory of all Python processes: {unique_memory():,.0f} MB")
     session.stop()
 
 
