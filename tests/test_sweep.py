@@ -18,6 +18,7 @@ from sessions import Make
 
 from distributor import (
     ConfigurationError,
+    ResourceError,
     Run,
     StartError,
     TorchDistributor,
@@ -88,6 +89,23 @@ def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path
     assert sorted(trial.params["number"] for trial in study.table) == [0, 1, 2, 3]
     assert 1 <= most.most <= 2
     assert most.overlaps == 0
+
+
+@pytest.mark.spark
+def test_a_search_that_needs_too_many_slots_is_refused(two_executors: Any) -> None:
+    wide = TorchDistributor(64, False, False, start_timeout=3)
+    with pytest.raises(ResourceError, match="num_processes=64 needs 64 task slots"):
+        sweep(wide, squared, {"x": uniform(0, 1)}, metric=("loss", "min"), trials=3)
+
+
+def test_a_study_keeps_its_metric(make_local: Make, tmp_path: Path) -> None:
+    def search(metric: str) -> Any:
+        distributor = make_local(1, checkpoints=tmp_path)
+        return sweep(distributor, squared, {"x": uniform(0, 1)}, metric=(metric, "min"), trials=1, name="kept")
+
+    search("loss")
+    with pytest.raises(ConfigurationError, match=r"metric=\('loss', 'min'\).*cannot go on with \('other', 'min'\)"):
+        search("other")
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -219,7 +237,7 @@ def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Ma
     assert len(list((tmp_path / "search").glob("*-*/step-*"))) == 3
     again = sweep(make_local(1, checkpoints=folder), go_on, space, **options)
     assert [trial.run_id for trial in again.table] == [trial.run_id for trial in study.table]
-    with pytest.raises(ConfigurationError, match="has another direction"):
+    with pytest.raises(ConfigurationError, match="cannot go on with"):
         sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
 
 

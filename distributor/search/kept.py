@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import optuna
 
 #: Names of what Optuna keeps with a trial for us.
-RUN_ID, ERROR = "distributor.run_id", "distributor.error"
+RUN_ID, ERROR, METRIC = "distributor.run_id", "distributor.error", "distributor.metric"
 
 _JOURNAL = "study.journal"
 

@@ -26,7 +26,7 @@ from distributor.machine import devices, processes
 from distributor.metrics.table import Row
 from distributor.run.handle import Run, runs
 from distributor.run.interrupt import plain_interrupts
-from distributor.search.kept import ERROR, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.kept import ERROR, METRIC, RUN_ID, Kept, of_optuna, trial_folder
 from distributor.search.space import distributions
 from distributor.search.study import Study, Trial
 from distributor.text import notices
@@ -179,8 +179,13 @@ class _Search:
                 self.study.add(of_optuna(each))
         if earlier:
             self._optuna.sampler.reseed_rng()
-            if self._optuna.direction.name.lower()[:3] != metric[1]:
-                raise ConfigurationError(f"the study {kept.name!r} has another direction than {metric!r}")
+            before = (self._optuna.user_attrs.get(METRIC, metric[0]), self._optuna.direction.name.lower()[:3])
+            if before != metric:
+                raise ConfigurationError(
+                    f"the study {kept.name!r} was begun with metric={before!r}, and cannot go on with {metric!r}: pass "
+                    "that, or another name="
+                )
+        self._optuna.set_user_attr(METRIC, metric[0])
         self._events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]] = queue.SimpleQueue()
         self._active: dict[int, _Active] = {}
         self._failed: list[bool] = []  # of each trial that has ended, but for failures without blame
@@ -315,6 +320,8 @@ class _Search:
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""
         if trial.error is not None and isinstance(trial.error, _BLAMELESS):
+            if isinstance(trial.error, StartError) and not self._active:  # the next one would start no more than this
+                raise trial.error
             return
         self._failed.append(trial.error is not None)
         self._first_error = self._first_error or trial.error
@@ -339,7 +346,8 @@ class _Search:
             raise
         finally:
             left = [] if self._lost else self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,))
-            for frozen in left:
+            waiting = {each.number for each in self._adopted}  # the next driver adopts them
+            for frozen in (each for each in left if each.number not in waiting):
                 self._optuna.tell(frozen.number, state=self._states.FAIL)
 
 
@@ -395,7 +403,7 @@ class _Slots:
             return False
         if any(run.status is Status.WAITING for run in runs() if run not in active):
             return False
-        if not self._counts:
+        if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True
         coming = sum(run.num_processes for run in active if run.status is Status.WAITING)
         return (self._scheduler.room(self._job) or 0) - coming >= self._width
