@@ -33,6 +33,7 @@ from distributor import (
     Status,
     TorchDistributor,
     TrainingError,
+    predict,
     runtime,
     snapshot,
 )
@@ -300,5 +301,21 @@ def test_a_frame_reaches_the_ranks(session: Any, tmp_path: Path) -> None:
     made = (tmp_path / "numbers" / "snapshot.json").stat().st_mtime_ns
     assert snapshot(Data(session.range(48), lanes=2), tmp_path / "numbers").source == data.source
     assert (tmp_path / "numbers" / "snapshot.json").stat().st_mtime_ns == made
-    with pytest.raises(ConfigurationError, match=r"data 'train' needs a folder that the driver and all executors see"):
+    with pytest.raises(
+        ConfigurationError, match=r"data 'train' needs a folder or URL that the driver and all executors see"
+    ):
         on_executors(2, data={"train": session.range(48)}).run(rows)
+
+
+def test_a_frame_is_scored(session: Any) -> None:
+    def load() -> Any:
+        return lambda batch: {"double": 2 * batch["x"][:, 0], "said": [f"n{i}" for i in batch["x"][:, 0].tolist()]}
+
+    scored = predict(load, session.range(100), input={"x": "id"}, output="double bigint, said string", keep_warm=1.0)
+    assert sorted(map(tuple, scored.collect())) == [(i, 2 * i, f"n{i}") for i in range(100)]
+    with pytest.raises(Exception, match="the model cannot be loaded: ValueError: no weights"):
+        predict(no_weights, session.range(1), input={"x": "id"}, output="y float").collect()
+
+
+def no_weights() -> None:
+    raise ValueError("no weights")

@@ -166,7 +166,7 @@ def search(
     The table of trials is printed at the end. --name keeps the search, so that the same command goes on with it. The
     exit code is 2 for an invalid request, 130 after Ctrl-C, and that of a failed rank if too many trials failed.
     """
-    from distributor.cli.space import read_metric, read_space
+    from distributor.cli.sweep_options import read_metric, read_space
     from distributor.search.sweep import sweep
 
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])

@@ -259,7 +259,7 @@ def test_a_room_says_where_it_runs(room):
         ("rich", {"display/terminal.py"}),
         ("rich_click", {f"cli/{name}.py" for name in ("command", "flags", "launch_flags", "space")}),
         ("IPython", {"display/notebook.py"}),
-        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py", "cli/space.py"}),
+        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py", "cli/sweep_options.py"}),
     ],
 )
 def test_who_may_import(package, allowed):
