@@ -35,10 +35,12 @@ def table(session: Any, rows: int = ROWS) -> Any:
 
 
 def servers() -> list[psutil.Process]:
-    """The processes that have loaded a model; those that they forked are their children."""
+    """This session's processes that have loaded a model; those that they forked are their children."""
     found = []
     for process in psutil.process_iter(["cmdline", "ppid"]):
-        if any("distributor.scoring.model_process" in each for each in process.info["cmdline"] or ()):
+        if any(
+            each.startswith(f"{tempfile.gettempdir()}/distributor-model-") for each in process.info["cmdline"] or ()
+        ):
             found.append(process)
     pids = {each.pid for each in found}
     return [each for each in found if each.info["ppid"] not in pids]
@@ -264,9 +266,9 @@ def test_two_models_answer_at_once(one_jvm: Any) -> None:
 def test_a_model_ends_with_its_executor(two_executors: Any) -> None:
     predict(sums, table(two_executors), input=INPUT, output="total float").collect()
     assert len(servers()) == 2
-    for process in psutil.process_iter(["cmdline"]):
-        if any("CoarseGrainedExecutorBackend" in each for each in process.info["cmdline"] or ()):
-            process.kill()
+    for server in servers():
+        *_, owner, _, _ = server.cmdline()
+        os.kill(int(owner), signal.SIGKILL)
     watch.until(lambda: not servers())
 
 
