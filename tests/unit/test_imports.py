@@ -257,7 +257,7 @@ def test_a_room_says_where_it_runs(room):
         ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
-        ("rich_click", {f"cli/{name}.py" for name in ("command", "flags", "launch_flags", "space")}),
+        ("rich_click", {f"cli/{name}.py" for name in ("command", "flags", "launch_flags", "sweep_options")}),
         ("IPython", {"display/notebook.py"}),
         ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launch_flags.py", "cli/sweep_options.py"}),
     ],
