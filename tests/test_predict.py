@@ -171,7 +171,13 @@ def broken(kind: str) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "nothing":
             return None
-        wrong = {"short": lambda x: x[1:], "names": lambda x: {"other": x}, "text": lambda x: ["a"] * len(x)}
+        wrong = {
+            "short": lambda x: x[1:],
+            "names": lambda x: {"other": x},
+            "text": lambda x: ["a"] * len(x),
+            "sparse": lambda x: x.to_sparse(),
+            "functions": lambda x: [lambda: None] * len(x),
+        }
         return lambda batch: wrong[kind](batch["x"][:, 0])
 
     return load
@@ -186,11 +192,21 @@ def broken(kind: str) -> Any:
         ("short", r"the output 'total' of \d+ rows is of shape \[\d+\]: the model must return one value for each row"),
         ("names", r"the model returned \['other'\], without the output 'total'"),
         ("text", "the output 'total' cannot become float"),
+        ("sparse", "the model's outputs cannot be sent: TypeError"),
+        ("functions", r"the model's outputs cannot be sent: .*pickle"),
     ],
 )
 def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
         predict(broken(kind), table(one_jvm, 10).coalesce(1), input=INPUT, output="total float").collect()
+
+
+def test_a_loader_may_print(one_jvm: Any) -> None:
+    def load() -> Any:
+        print("loading weights")
+        return sums()
+
+    assert predict(load, table(one_jvm, 10), input=INPUT, output="total float").count() == 10
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from distributor.machine import folders, processes
 
@@ -28,31 +29,29 @@ _TURN = 1.0  # seconds between two looks at the clock
 
 def main(folder: str, owner_pid: str, count: str, keep: str) -> None:
     """Load the model, say so on standard output, and serve (entry point)."""
+    starter = open(os.dup(1), "w")  # the task that has started this process waits for one line
+    os.dup2(2, 1)  # what the loader prints is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         with folders.claim(folder):  # others remove it if this process is killed
             owner = processes.pidfd_open(int(owner_pid))
             listener = socket.socket(socket.AF_UNIX)
-            _Server(folder, owner, listener, int(count), float(keep)).run()
+            _Server(folder, owner, listener, int(count), float(keep), starter).run()
     finally:
         folders.remove(folder)
 
 
-def _say(text: str) -> None:
-    """ScoreAnswer the task that has started this process, which waits for one line."""
-    with suppress(BrokenPipeError):
-        print(json.dumps(text), flush=True)
-    os.dup2(2, 1)
-
-
 class _Server:
-    def __init__(self, folder: str, owner: int, listener: socket.socket, count: int, keep: float) -> None:
+    def __init__(
+        self, folder: str, owner: int, listener: socket.socket, count: int, keep: float, starter: TextIO
+    ) -> None:
         self._folder = folder
         self._owner = owner
         self._listener = listener
         self._count = count
         self._keep = keep
+        self._starter = starter
         self._used = mmap.mmap(-1, 8 * count)  # when each process was last used; infinity while it is
         self._pids: dict[int, int] = {}  # place by pidfd
 
@@ -63,7 +62,7 @@ class _Server:
         gc.freeze()  # keeps pages shared: the collector does not write to them
         for place in range(self._count):
             self._fork(place)
-        _say("")
+        self._say("")
         folders.remove_stale()
         while not self._is_idle():
             ended = processes.readable([self._owner, *self._pids], _TURN)
@@ -73,6 +72,10 @@ class _Server:
                 os.close(descriptor)
                 self._fork(self._pids.pop(descriptor))
             processes.reap(keep=())
+
+    def _say(self, text: str) -> None:
+        with suppress(BrokenPipeError), self._starter:
+            self._starter.write(json.dumps(text) + "\n")
 
     def _load(self) -> bool:
         import torch
@@ -86,7 +89,7 @@ class _Server:
             function, args, kwargs = payload.load_function(Path(self._folder, "call"))
             self._score = scoring(function(*args, **kwargs))
         except BaseException as error:
-            _say(described(error))
+            self._say(described(error))
             return False
         path = f"/proc/self/fd/{os.open(self._folder, os.O_DIRECTORY)}"  # a socket's path has at most 107 bytes
         self._listener.bind(f"{path}/new")
@@ -120,9 +123,9 @@ class _Server:
         struct.pack_into("d", self._used, 8 * place, moment)
 
     def _compute(self, place: int) -> None:
-        """ScoreAnswer the requests of connections until this process is killed."""
+        """Answer the requests of connections until this process is killed."""
         from distributor.scoring import wire
-        from distributor.scoring.model import answer
+        from distributor.scoring.model import answer, described
 
         connections: set[socket.socket] = set()
         with selectors.DefaultSelector() as selector:
@@ -140,7 +143,14 @@ class _Server:
                         continue
                     connection = key.fileobj  # type: ignore[assignment]
                     try:
-                        wire.send(connection, answer(self._score, wire.receive(connection, wire.ScoreRequest)))
+                        request = wire.receive(connection, wire.ScoreRequest)
+                        try:
+                            wire.send(connection, answer(self._score, request))
+                        except OSError:
+                            raise
+                        except Exception as error:  # outputs that NumPy or pickle cannot take
+                            problem = f"the model's outputs cannot be sent: {described(error)}"
+                            wire.send(connection, wire.ScoreAnswer(error=problem))
                     except (EOFError, OSError):  # the task has ended
                         selector.unregister(connection)
                         connections.discard(connection)
