@@ -65,6 +65,7 @@ def sums() -> Any:
 
 
 INPUT = {"x": ["a", "b"]}
+OUTPUT = "total float, both array<float>, one array<float>, name string"
 
 
 def test_each_row_gets_its_output_and_the_model_is_loaded_once(one_jvm: Any, tmp_path: Path) -> None:
@@ -73,19 +74,21 @@ def test_each_row_gets_its_output_and_the_model_is_loaded_once(one_jvm: Any, tmp
     def load() -> Any:
         Path(folder, str(os.getpid())).touch()
         return lambda batch: {
-            "total": batch["x"].sum(1),
+            "total": batch["x"].sum(1, keepdim=True),
             "both": batch["x"],
+            "one": batch["x"][:, :1],
             "name": [f"n{i}" for i in batch["n"][:, 0]],
         }
 
     frame = table(one_jvm)
-    scored = predict(
-        load, frame, input={**INPUT, "n": "id"}, output="total float, both array<float>, name string", keep=["id"]
-    )
-    assert scored.columns == ["id", "total", "both", "name"]
+    scored = predict(load, frame, input={**INPUT, "n": "id"}, output=OUTPUT, keep=["id"])
+    assert scored.columns == ["id", "total", "both", "one", "name"]
     rows = sorted(scored.collect())
     assert [row.id for row in rows] == list(range(ROWS))
-    assert all((row.total, row.both, row.name) == (-row.id, [row.id, -2 * row.id], f"n{row.id}") for row in rows)
+    assert all(
+        (row.total, row.both, row.one, row.name) == (-row.id, [row.id, -2 * row.id], [row.id], f"n{row.id}")
+        for row in rows
+    )
     assert predict(load, frame, input={**INPUT, "n": "id"}, output="total float").where("total > 0").count() == 0
     assert len(list(tmp_path.iterdir())) == 1
     assert len(servers()) == 1

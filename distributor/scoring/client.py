@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -125,6 +126,9 @@ class ModelClient:
         descriptor = os.open(self._folder, os.O_DIRECTORY)
         try:
             connection.connect(f"/proc/self/fd/{descriptor}/socket")  # a socket's path has at most 107 bytes
+            listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if processes.start_time(listener) is None:  # killed: its forks still listen, and are about to end
+                raise ConnectionRefusedError
             return connection
         except BaseException:
             connection.close()

@@ -113,8 +113,6 @@ def _value(name: str, value: Any, rows: int) -> Any:
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if not isinstance(value, (np.ndarray, list)):
         raise _ShapeError(f"the output {name!r} must be a tensor, an array or a list, not {type(value).__name__}")
-    if isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1] == 1:
-        value = value[:, 0]
     length = len(value) if isinstance(value, list) or value.ndim else 0
     if length != rows:
         shape = f"of shape {list(value.shape)}" if isinstance(value, np.ndarray) else f"of length {length}"

@@ -144,6 +144,8 @@ def _arrow(kind: Any, values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.ndim == 2 and pa.types.is_list(kind):
         offsets = np.arange(0, values.size + 1, values.shape[1] or 1, dtype="int32")
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.reshape(-1)).cast(kind.value_type))
+    if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return pa.array(values).cast(kind)
     return pa.array(list(values), kind)

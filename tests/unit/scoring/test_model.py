@@ -60,7 +60,7 @@ def test_outputs_of_another_form_are_an_error(returned, words):
 
 def test_columns_of_one_and_half_precision_become_plain_numbers():
     assert ask(lambda batch: batch["x"][:, None].bfloat16()).outputs[0].dtype == np.float32
-    assert ask(lambda batch: batch["x"][:, None]).outputs[0].shape == (10,)
+    assert ask(lambda batch: batch["x"][:, None]).outputs[0].shape == (10, 1)
 
 
 def test_a_module_gets_its_input_and_is_in_evaluation_mode():
