@@ -86,8 +86,6 @@ class Files:
         name = self._names[block]
         try:
             got = os.preadv(self._open.get(name) or self._opened(name), (into,), place)
-            if got == len(into):
-                return
             while 0 < got < len(into):
                 more = os.preadv(self._open[name], (into[got:],), place + got)
                 got = got + more if more else 0

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from distributor.data.manifest import DataFile
-from distributor.data.writer import FieldRecipe, Packs, Recipe, unpacked, write_part
+from distributor.data.writer import FieldRecipe, Packs, Recipe, sources_of, unpacked, write_part
 from distributor.errors import ConfigurationError, RunCancelledError
 from distributor.schedulers.spark import sessions
 from distributor.schedulers.spark.scheduler import portable
@@ -72,13 +72,12 @@ def write(
         ConfigurationError: executors lack a package.
         RunCancelledError: the job was ended, because the snapshot is no longer ``wanted()``.
     """
-    names = dict.fromkeys(name for output in recipe.outputs for name in output.sources)
     packs = packs_of(recipe.outputs, types)
     session: Any = frame.sparkSession
-    chosen = frame.select(*columns(names, types, packs))
+    chosen = frame.select(*columns(sources_of(recipe.outputs), types, packs))
     with sessions.arrow_python(session), _cancelled_unless(wanted, session) as ended:
         try:
-            rows = chosen.mapInArrow(_make_task(recipe, folder, packs), "part binary").collect()
+            rows = chosen.mapInArrow(task_of(_Task(recipe, folder, packs)), "part binary").collect()
         except Exception as error:
             if ended.is_set():
                 raise RunCancelledError("the run was cancelled while its data was written") from None
@@ -118,9 +117,9 @@ def packs_of(outputs: Iterable[FieldRecipe], types: Mapping[str, str], apart: It
     return tuple(found)
 
 
-def _make_task(recipe: Recipe, folder: str, packs: Packs) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
-    packed = portable(_Task(recipe, folder, packs))
+def task_of(runs: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function for ``mapInArrow`` that calls ``runs.run``: nested, so that it is pickled by value."""
+    packed = portable(runs)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle

@@ -55,6 +55,11 @@ class Recipe:
         return (*(each.field for each in self.outputs), *masks)
 
 
+def sources_of(outputs: Iterable[FieldRecipe]) -> list[str]:
+    """Return the columns of the source that fields are made from, each once."""
+    return list(dict.fromkeys(name for output in outputs for name in output.sources))
+
+
 class RefusedRows(Exception):  # noqa: N818
     """Rows that cannot become fields, in words."""
 
@@ -183,7 +188,7 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
     """Return batches of fields. Count nulls that are errors: from the first on, nothing more is returned."""
     fills = dict(recipe.fills)
     fields = recipe.fields
-    sources = list(dict.fromkeys(name for output in recipe.outputs for name in output.sources))
+    sources = sources_of(recipe.outputs)
     for batch in batches:
         columns = {name: short(batch.column(batch.schema.get_field_index(name))) for name in sources}
         if recipe.nulls == "drop":

@@ -123,13 +123,13 @@ class _Agent:
 
     async def _open(self) -> tuple[Site, NodeAttempt]:
         """Prepare the node and its first attempt, and connect to the driver."""
+        loop = asyncio.get_running_loop()
         if self._job.attempt:
-            loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, processes.kill_earlier, self._job.run_id, self._job.attempt)
         site = self._site()
         staging.unpack(self._job, self._order)
         if self._job.data:
-            await asyncio.get_running_loop().run_in_executor(None, staging.await_data, self._job, site.node.host)
+            await loop.run_in_executor(None, staging.await_data, self._job, site.node.host)
         attempt = self._prepare(site)
         if (warning := await self._link.open(site.placement)) is not None:
             self._notes.warnings.append(warning)

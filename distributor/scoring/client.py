@@ -18,17 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from distributor.machine import folders, processes
+from distributor.machine import bootstrap, folders, processes
 from distributor.schedulers.spark.executor import executor_of_this
 from distributor.scoring import wire
 from distributor.values.layout import OWNER, PREFIX
 
 _MOST_LOST = 3  # processes of the model that may end while they compute the same rows
 _LOG = 2000  # characters of what the model has written that an error quotes
-_START = (
-    "import sys, runpy; sys.path.insert(0, sys.argv[1]); del sys.argv[1]; "
-    "runpy.run_module('distributor.scoring.model_process', run_name='__main__', alter_sys=True)"
-)
 
 T = TypeVar("T")
 
@@ -148,7 +144,7 @@ class ModelClient:
         arguments = [self._folder, str(self._owner), str(count), str(order.keep)]
         with open(os.path.join(self._folder, "log"), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _START, package, *arguments],
+                bootstrap.command(package, "model", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

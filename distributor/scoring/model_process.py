@@ -155,7 +155,3 @@ class _Server:
                         selector.unregister(connection)
                         connections.discard(connection)
                         connection.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, unpacked
+from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
@@ -50,8 +50,7 @@ class ScoringTask:
         for batch in (unpacked(each, self.packs) for each in batches):
             if not batch.num_rows:
                 continue
-            names = dict.fromkeys(name for each in self.inputs for name in each.sources)
-            columns = {name: short(batch.column(batch.schema.get_field_index(name))) for name in names}
+            columns = {name: short(batch.column(name)) for name in sources_of(self.inputs)}
             nulls = {name: rows for name, column in columns.items() if (rows := has_null(column)).any()}
             bad: Any = np.zeros(batch.num_rows, bool)
             for rows in nulls.values():
@@ -78,7 +77,7 @@ class ScoringTask:
                 f"row {first + row} of partition {_partition()} fails: {errors[row]}. {self._shown(batch, row)}"
             )
         done = np.array(sorted(set(range(batch.batch.num_rows)) - set(errors)), "int64")
-        columns = [batch.batch.column(batch.batch.schema.get_field_index(name)) for name in self.keep]
+        columns = [batch.batch.column(name) for name in self.keep]
         for (name, kind), values in zip(self.outputs, answer.outputs or ([],) * len(self.outputs)):
             columns.append(_column(name, kind, values, done, batch.batch.num_rows))
         names = [*self.keep, *(name for name, _ in self.outputs)]
@@ -90,8 +89,8 @@ class ScoringTask:
     def _shown(self, batch: _Batch, row: int) -> str:
         """Return the inputs of a row, for an error."""
         shown = []
-        for name in dict.fromkeys(name for each in self.inputs for name in each.sources):
-            value = batch.batch.column(batch.batch.schema.get_field_index(name))[row].as_py()
+        for name in sources_of(self.inputs):
+            value = batch.batch.column(name)[row].as_py()
             shown.append(f"{name} = {repr(value)[:_SHOWN]}")
         return "Its inputs: " + ", ".join(shown)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.data import spark_frames
@@ -12,7 +12,6 @@ from distributor.data.source import Data, recipe
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import is_url, open_storage
 from distributor.schedulers.spark import sessions
-from distributor.schedulers.spark.scheduler import portable
 from distributor.shipping import package, payload
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_count, check_seconds
@@ -64,6 +63,10 @@ def predict(
     Example:
         >>> predict("saved/digits", df, model=Net, input={"x": features}, output="score float")  # doctest: +SKIP
     """
+    from distributor.data.writer import sources_of
+    from distributor.scoring.client import ModelOrder
+    from distributor.scoring.partition import ScoringTask
+
     if not spark_frames.is_frame(df):
         raise ConfigurationError(f"predict: df must be a Spark DataFrame, not {type(df).__name__}")
     if on_error not in ("raise", "null"):
@@ -81,14 +84,14 @@ def predict(
     packs = spark_frames.packs_of(fields, types, apart=kept)
     call, newest = _call(source, model)
     key = hashlib.sha256(package.package_zip() + call + repr((newest, processes_per_node)).encode()).hexdigest()
-    task = _make_task(
-        {
-            "key": key,
-            "package": package.package_zip(),
-            "call": call,
-            "processes": 0 if processes_per_node is None else check_count("processes_per_node", processes_per_node),
-            "keep": check_seconds("keep_warm", keep_warm, 1.0),
-        },
+    task = ScoringTask(
+        ModelOrder(
+            key=key,
+            package=package.package_zip(),
+            call=call,
+            processes=0 if processes_per_node is None else check_count("processes_per_node", processes_per_node),
+            keep=check_seconds("keep_warm", keep_warm, 1.0),
+        ),
         inputs=fields,
         packs=packs,
         keep=kept,
@@ -97,9 +100,9 @@ def predict(
         on_error=on_error,
         error_column=error_column if on_error == "null" else "",
     )
-    needed = dict.fromkeys([*kept, *(name for each in fields for name in each.sources)])
+    needed = spark_frames.columns(dict.fromkeys([*kept, *sources_of(fields)]), types, packs)
     sessions.keep_arrow_python(df.sparkSession)
-    return df.select(*spark_frames.columns(needed, types, packs)).mapInArrow(task, _schema(df, kept, outputs, added))
+    return df.select(*needed).mapInArrow(spark_frames.task_of(task), _schema(df, kept, outputs, added))
 
 
 def _kept(keep: str | Sequence[str], types: Mapping[str, str]) -> tuple[str, ...]:
@@ -178,19 +181,3 @@ def _schema(df: DataFrame, kept: Sequence[str], outputs: Sequence[Any], added: S
 
     errors = [StructField(name, StringType()) for name in added[len(outputs) :]]
     return StructType([*(df.schema[name] for name in kept), *outputs, *errors])
-
-
-def _make_task(model: dict[str, Any], **options: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make the function that Spark pickles and runs in each task: nested, so that it is pickled by value."""
-    from distributor.scoring.client import ModelOrder
-    from distributor.scoring.partition import ScoringTask
-
-    packed = portable(ScoringTask(ModelOrder(**model), **options))
-
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        import pickle
-        import zlib
-
-        yield from pickle.loads(zlib.decompress(packed)).run(batches)
-
-    return task

@@ -238,32 +238,30 @@ def set_connect_python(session: SparkSession) -> None:
         session.conf.set(_ARROW_PYTHON, python)
 
 
-def keep_arrow_python(session: SparkSession) -> None:
-    """Let all further queries of a session, such as a lazy DataFrame's, run the Python of :func:`task_python`."""
+def keep_arrow_python(session: SparkSession) -> bool:
+    """Let all further queries of a session, such as a lazy DataFrame's, run the Python of :func:`task_python`.
+
+    Return whether that has changed the settings of a classic session.
+    """
     if is_connect(session):
         set_connect_python(session)
-        return
+        return False
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
-    if python is not None and not session.conf.get(_ARROW_PYTHON, None):
-        session.conf.set(_ARROW_PYTHON, python)
+    if python is None or session.conf.get(_ARROW_PYTHON, None):
+        return False
+    session.conf.set(_ARROW_PYTHON, python)
+    return True
 
 
 @contextmanager
 def arrow_python(session: SparkSession) -> Iterator[None]:
     """Let a session's queries in the ``with`` block run the Python of :func:`task_python`."""
-    if is_connect(session):
-        set_connect_python(session)
-        yield
-        return
-    python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
-    if python is None or session.conf.get(_ARROW_PYTHON, None):
-        yield
-        return
-    session.conf.set(_ARROW_PYTHON, python)
+    changed = keep_arrow_python(session)
     try:
         yield
     finally:
-        session.conf.unset(_ARROW_PYTHON)
+        if changed:
+            session.conf.unset(_ARROW_PYTHON)
 
 
 def users_call() -> str:
