@@ -267,10 +267,8 @@ def test_waiting_for_data_is_part_of_the_goodput(one_jvm: Any) -> None:
 
     run = distributor(points(one_jvm), ranks=1).submit(slow)
     run.result()
-    assert run.goodput.data > 0.5
-    assert sum(row.values["data_wait"] for row in run.metrics) == pytest.approx(
-        run.goodput.data, abs=0.5
-    )  # the first is part of the start
+    _, *waits = [row.values["data_wait"] for row in run.metrics]  # the first is part of the start
+    assert 0.5 < sum(waits) <= run.goodput.data + 0.1
 
 
 @pytest.mark.slow

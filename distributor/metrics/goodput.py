@@ -33,7 +33,8 @@ class Course:
     def note(self, step: int, time: float, before: int | None) -> None:
         """Record a step that was reached at ``time``. ``before`` is the last step of all earlier attempts, if any."""
         self.step = step if self.step is None else max(step, self.step)
-        self.first = time if self.first is None else self.first
+        if self.first is None:
+            self.first, self.data = time, 0.0  # the wait for the first batch is part of the start
         if self.passed is None and (before is None or step > before):
             self.passed = time
 

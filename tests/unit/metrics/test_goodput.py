@@ -19,6 +19,15 @@ def course(*steps: tuple[int, float], before: int | None = None, **spent: float)
     return made
 
 
+def test_the_wait_for_the_first_batch_is_part_of_the_start() -> None:
+    told = Course(data=25.0)
+    told.note(1, AHEAD + 60.0, None)
+    told.data += 3.0
+    assert goodput(Moments(0.0, 10.0, 30.0), told, 70.0, ahead=AHEAD) == Goodput(
+        waiting=10.0, starting=50.0, training=7.0, data=3.0
+    )
+
+
 @pytest.mark.parametrize(
     ("moments", "told", "expected"),
     [
