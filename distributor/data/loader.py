@@ -192,7 +192,7 @@ class Loader:
         size = max(1, int(table.manifest.row_bytes * len(lanes) * plan.per_lane))  # bytes of a batch
         most = max(1, _GROUP_BYTES // size) if is_even and self._map is None else 1
         if self._scrub is None:
-            self._scrub = _scrubs.setdefault(table.folder, _Scrub(table))
+            self._scrub = _scrubs.setdefault((table.folder, self._snapshot), _Scrub(table))
             self._scrub.begin()
         try:
             yield from _Gather(plan, lanes, files, windows, self._scrub, most).groups(step)
@@ -337,8 +337,8 @@ class _Scrub:
         self.check()
 
 
-#: By folder: a process compares each snapshot once.
-_scrubs: dict[str, _Scrub] = {}
+#: By folder and snapshot: a process compares each once.
+_scrubs: dict[tuple[str, str], _Scrub] = {}
 
 
 class _Prefetch:
