@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributor.shipping import package, payload
+from distributor.shipping import package, pickling
 from distributor.text.wording import size
 from distributor.values.job import Function, Job
 
@@ -45,7 +45,7 @@ def large_call(job: Job, function: Callable[..., Any], args: Sequence[Any], kwar
     """Return a warning if a function has much data with it, which each run sends to each node."""
     if (total := package.call_size(job)) <= LARGE_CALL:
         return None
-    part = payload.largest_part(function, args, kwargs)
+    part = pickling.largest_part(function, args, kwargs)
     mainly = "" if part is None else f", mainly {part[0]} ({size(part[1])})"
     return (
         f"{job.title} has {size(total)} of data with it{mainly}, which each run sends to each node: save the data to "

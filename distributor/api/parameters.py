@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, get_type_hints
 
-import distributor.launch as paths
 from distributor.data.source import Data, as_data
 from distributor.errors import ConfigurationError
+from distributor.launch import registry
 from distributor.values.checks import check_choice, check_title, optional
 from distributor.values.launch_path import Launch
 from distributor.values.options import (
@@ -36,11 +36,11 @@ from distributor.values.options import (
 
 def check_launch(name: str, launch: Any) -> Launch:
     """Return the launch path that the user asks for, by its name or as an object with a method ``resolve``."""
-    if isinstance(launch, str) and launch in paths.PATHS:
-        return paths.by_name(launch)
+    if isinstance(launch, str) and launch in registry.PATHS:
+        return registry.by_name(launch)
     if isinstance(launch, str) or not callable(getattr(launch, "resolve", None)) or isinstance(launch, type):
         raise ConfigurationError(
-            f"{name} must be {' or '.join(map(repr, paths.PATHS))} or a launch path such as "
+            f"{name} must be {' or '.join(map(repr, registry.PATHS))} or a launch path such as "
             f"distributor.launch.DeepSpeed(config), not {launch!r}"
         )
     valid: Launch = launch
@@ -92,7 +92,7 @@ class Request(Group):
         "torchrun",
         check_launch,
         "How ranks are launched; deepspeed is for a script with a DeepSpeed configuration of its own.",
-        Flag(panel=WHAT, kind=tuple(paths.PATHS)),
+        Flag(panel=WHAT, kind=tuple(registry.PATHS)),
     )
     name: str | None = option(
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)

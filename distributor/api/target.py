@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.shipping import modules, payload, project
+from distributor.shipping import modules, pickling, project
 from distributor.values.checks import is_module_name
 from distributor.values.job import Function, Module, Script, Target
 
@@ -37,8 +37,8 @@ def find_target(
         return _read_script(find_script(train_object, working_dir), args, working_dir)
     if callable(train_object):
         check_call(train_object, args, kwargs)
-        pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
-        return Function(payload.name_of(train_object), pickled)
+        pickled = pickling.dump_function(train_object, args, kwargs, by_value=not local)
+        return Function(pickling.name_of(train_object), pickled)
     raise ConfigurationError(
         f"train_object must be a callable or the path of a script, not {type(train_object).__name__} {train_object!r}"
     )
@@ -77,7 +77,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     if runs_later is not None:
         kind, remedy = runs_later
         raise ConfigurationError(
-            f"{payload.name_of(function)} is {kind} function, and calling it runs nothing: pass a function that "
+            f"{pickling.name_of(function)} is {kind} function, and calling it runs nothing: pass a function that "
             f"{remedy}"
         )
     try:
@@ -91,7 +91,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
         shown = signature.replace(parameters=plain, return_annotation=signature.empty)
         raise ConfigurationError(
-            f"{payload.name_of(function)}{shown} cannot be called with these arguments: {error}"
+            f"{pickling.name_of(function)}{shown} cannot be called with these arguments: {error}"
         ) from None
 
 

@@ -8,7 +8,7 @@ import rich_click as click
 
 from distributor.cli.flags import own, words
 from distributor.errors import ConfigurationError
-from distributor.launch import by_name
+from distributor.launch.registry import by_name
 from distributor.values.launch_path import Launch
 from distributor.values.options import WHAT
 

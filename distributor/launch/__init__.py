@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from distributor.launch.registry import PATHS
+
 if TYPE_CHECKING:
     from distributor.launch.accelerate.path import Accelerate as Accelerate
     from distributor.launch.deepspeed.path import DeepSpeed as DeepSpeed
@@ -22,34 +24,10 @@ if TYPE_CHECKING:
     from distributor.launch.ray.path import Ray as Ray
     from distributor.launch.tensorflow.path import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
-    from distributor.values.launch_path import Launch
-
-#: The strings that ``launch=`` accepts, each with its class.
-PATHS = {
-    "torchrun": "distributor.launch.torchrun:Torchrun",
-    "accelerate": "distributor.launch.accelerate.path:Accelerate",
-    "deepspeed": "distributor.launch.deepspeed.path:DeepSpeed",
-    "jax": "distributor.launch.jax.path:Jax",
-    "mpi": "distributor.launch.mpi.path:Mpi",
-    "mpi-env": "distributor.launch.mpi.env:MpiEnv",
-    "ray": "distributor.launch.ray.path:Ray",
-    "tensorflow": "distributor.launch.tensorflow.path:TensorFlow",
-}
 
 _MODULES = {name: module for module, _, name in (where.partition(":") for where in PATHS.values())}
 
-__all__ = ["Accelerate", "DeepSpeed", "Jax", "Mpi", "MpiEnv", "Ray", "TensorFlow", "Torchrun", "by_name"]
-
-
-def by_name(name: str, **options: Any) -> Launch:
-    """Return the launch path of a name in :data:`PATHS`, with its defaults except for ``options``.
-
-    >>> by_name("mpi-env").name, by_name("tensorflow", evaluator=True)
-    ('mpi-env', TensorFlow(parameter_servers=0, evaluator=True))
-    """
-    module, _, kind = PATHS[name].partition(":")
-    path: Launch = getattr(import_module(module), kind)(**options)
-    return path
+__all__ = ["Accelerate", "DeepSpeed", "Jax", "Mpi", "MpiEnv", "Ray", "TensorFlow", "Torchrun"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,10 +21,10 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
 #: On a stack, these come between ``_RANK`` and user code.
-_STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
+_STARTER = re.compile(r"(^|/)distributor/shipping/pickling\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
-    r"|(^|/)distributor/(node/(launcher|watch)|shipping/payload|rank/(process|ending))\.py$|/package\.zip/distributor/"
+    r"|(^|/)distributor/(node/(launcher|watch)|shipping/pickling|rank/(process|ending))\.py$|/package\.zip/distributor/"
 )
 #: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")

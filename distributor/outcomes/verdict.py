@@ -40,7 +40,7 @@ from distributor.outcomes.causes import (
 )
 from distributor.outcomes.driver_failures import UNKNOWN, Loss, is_final, is_mishap, loss_of, typed
 from distributor.outcomes.failures import describe, has_cause, order_failures
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.text import cells, escapes
 from distributor.text.wording import who
 from distributor.values.echoes import is_echo
@@ -200,7 +200,7 @@ def values(
         failure = unreturned[0].failure
         message = escapes.colours(failure.message)
         raise ResultError(f"rank {failure.rank} on {failure.host} finished, but {message}")
-    return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
+    return {rank: pickling.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
 def on_one_clock(failures: Sequence[Failure], reported: Sequence[Failure]) -> list[Failure]:
@@ -237,7 +237,7 @@ def training_error(
     """
     readable = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(readable)
-    cause = payload.load_exception(ordered[0].exception)
+    cause = pickling.load_exception(ordered[0].exception)
     for kind in (StartError, ResourceError):
         if isinstance(cause, kind):
             return kind(f"on {ordered[0].host}: {cause}")

@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from distributor.machine.imports import on_import
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.values import layout
 
 _writing = threading.Lock()  # threads may start processes at once
@@ -40,7 +40,7 @@ def become(function: Callable[..., Any], folder: str, local_rank: int) -> None:
 
 def names_in(path: str) -> dict[str, Any]:
     """In a process that a rank has started anew, return the names of the rank's ``__main__``."""
-    return _names(payload.load_function(path)[0])
+    return _names(pickling.load_function(path)[0])
 
 
 def _names(function: Callable[..., Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _of_main(function: Any) -> Iterator[FunctionType | type]:
     """Yield the functions and classes of the driver's ``__main__`` that came with a function."""
     while (inner := getattr(function, "func", None) or getattr(function, "__func__", None)) is not None:
         function = inner
-    for each in (function, *payload.classes_by_value()):
+    for each in (function, *pickling.classes_by_value()):
         members = vars(each).values() if isinstance(each, type) else ()
         for found in (each, *members):
             found = getattr(found, "__func__", found)  # of a static method or a class method

@@ -46,7 +46,7 @@ from distributor.rank import (
 )
 from distributor.rank.group_check import GroupCheck
 from distributor.rank.result import PATIENCE, RankResult, deadline
-from distributor.shipping import modules, payload
+from distributor.shipping import modules, pickling
 from distributor.stopping import rank as stopping
 from distributor.text.wording import alone
 from distributor.values import layout
@@ -285,7 +285,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     target = order.plan.target
     if isinstance(target, Function):
         sys.argv += target.argv
-        function, args, kwargs = payload.load_function(layout.call(order.folder))
+        function, args, kwargs = pickling.load_function(layout.call(order.folder))
         main_module.become(function, order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
@@ -317,7 +317,7 @@ def script_path(order: NodeOrder, script: Script) -> str:
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the user's first frame on; ``None`` if the target could not be loaded or called."""
-    ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
+    ours = (__file__, pickling.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename in ours:
         rest = rest.tb_next

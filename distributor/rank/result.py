@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distributor.channel.rank_slots import Slot
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.text.wording import shortened, size
 from distributor.values import layout
 from distributor.values.outcome import Ending, Failure, Outcome
@@ -82,7 +82,7 @@ class RankResult:
             outcome = self._failed(kind, summary, shortened(text, _TRACEBACK))
             best.append(outcome)
             self._tell(outcome, moment)
-            pickled = payload.dump_exception(error)
+            pickled = pickling.dump_exception(error)
             if pickled is not None and len(pickled) <= _PICKLED and outcome.failure is not None:
                 self._tell(replace(outcome, failure=replace(outcome.failure, exception=pickled)), moment)
         return text
@@ -102,7 +102,7 @@ class RankResult:
         never = f"cannot be pickled (no progress for {VALUE_PATIENCE:g} s)"
         try:
             with _progress(spill, lambda: self._give_up(self._unreturned(outcome, kind, never), moment, 0)):
-                payload.dump_value(value, spill)  # type: ignore[arg-type]  # a pickler needs only write()
+                pickling.dump_value(value, spill)  # type: ignore[arg-type]  # a pickler needs only write()
                 small = spill.close()
         except _DiskError as error:
             why = f"cannot be written to {self._order.folder} ({error}): make room there, or write it to permanent "

@@ -81,12 +81,12 @@ class _Server:
         import torch
 
         from distributor.scoring.model import described, scoring
-        from distributor.shipping import payload
+        from distributor.shipping import pickling
 
         if self._count > 1:
             torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
         try:
-            function, args, kwargs = payload.load_function(Path(self._folder, "call"))
+            function, args, kwargs = pickling.load_function(Path(self._folder, "call"))
             self._score = scoring(function(*args, **kwargs))
         except BaseException as error:
             self._say(described(error))

@@ -12,7 +12,7 @@ from distributor.data.source import Data, recipe
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import is_url, open_storage
 from distributor.schedulers.spark import sessions
-from distributor.shipping import package, payload
+from distributor.shipping import package, pickling
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_count, check_seconds
 
@@ -162,7 +162,7 @@ def _newest(place: str) -> str:
 
 
 def _pickled(function: Callable[..., Any], *args: Any) -> bytes:
-    content = payload.dump_function(function, args, {})
+    content = pickling.dump_function(function, args, {})
     if isinstance(content, bytes):
         return content
     with content:

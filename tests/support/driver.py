@@ -17,7 +17,7 @@ from jobs import make_job
 from distributor.channel.server import ChannelServer
 from distributor.run.handle import Run
 from distributor.schedulers.local import LocalScheduler
-from distributor.shipping.payload import dump_function, load_value
+from distributor.shipping.pickling import dump_function, load_value
 from distributor.values import messages
 from distributor.values.job import Function, Job
 from distributor.values.outcome import Collected, Log

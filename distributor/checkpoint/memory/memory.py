@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint.context import Session
-from distributor.checkpoint.memory.replicas import Peers
+from distributor.checkpoint.memory.replica_client import Peers
 from distributor.checkpoint.memory.states import Generation, InMemory, MemoryOffer, Piece, Seat, oldest, padded
 from distributor.checkpoint.pinned import Pinned
 from distributor.checkpoint.training_state import local_part

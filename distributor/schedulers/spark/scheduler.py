@@ -25,7 +25,7 @@ from distributor.schedulers.spark.rows import Task
 from distributor.schedulers.spark.sessions import answering, conf, is_connect, users_call
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.text import notices
 from distributor.values.job import Job, StatusDetail, TaskProfile, warmth
 from distributor.values.options import Resources
@@ -231,7 +231,7 @@ def portable(value: object) -> bytes:
 
     import distributor
 
-    with payload.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
+    with pickling.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
         return zlib.compress(spark_cloudpickle.dumps(value))
 
 

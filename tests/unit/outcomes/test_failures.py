@@ -10,7 +10,7 @@ from distributor import errors
 from distributor.outcomes import verdict
 from distributor.outcomes.causes import RankFailed
 from distributor.outcomes.failures import describe, is_consequence, is_infrastructure, order_failures
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 
@@ -317,7 +317,7 @@ def test_values_of_several_nodes():
 
 
 def test_a_failed_rank_raises_with_its_own_exception():
-    cause = payload.dump_exception(KeyError("lr"))
+    cause = pickling.dump_exception(KeyError("lr"))
     root = failure(1, 2.0, "KeyError", "KeyError: 'lr'", exception=cause, exit_code=1, traceback="T", log_tail="L")
     echo = failure(0, 1.0, *ECHOES[5])
     with pytest.raises(errors.TrainingError) as caught:
@@ -364,7 +364,7 @@ def test_a_failed_rank_whose_exception_cannot_be_read(exception):
 
 @pytest.mark.parametrize("kind", [errors.StartError, errors.ResourceError])
 def test_what_a_node_lacks_is_no_failure_of_training(kind):
-    exception = payload.dump_exception(kind("there is no compiler"))
+    exception = pickling.dump_exception(kind("there is no compiler"))
     error = verdict.training_error([failure(exception=exception)])
     assert type(error) is kind
     assert str(error) == "on host-b: there is no compiler"

@@ -18,7 +18,7 @@ from distributor.node import launcher
 from distributor.outcomes import stacks
 from distributor.outcomes.stacks import Frame, Stacks, Thread
 from distributor.rank import process as rank
-from distributor.shipping import payload
+from distributor.shipping import pickling
 from distributor.text import cells
 
 #: Registers, then runs a script: the outermost frames are not the user's, like those of a launcher.
@@ -154,7 +154,7 @@ LAUNCHER = {
     """,
     "distributor/rank/process.py": """
         import os, runpy, threading
-        from distributor.shipping import payload
+        from distributor.shipping import pickling
         def idle():
             threading.Event().wait()
         def main():
@@ -162,9 +162,9 @@ LAUNCHER = {
         def call():
             if os.path.exists(os.path.dirname(__file__) + "/../../train.py"):
                 runpy.run_path(os.path.dirname(__file__) + "/../../train.py", run_name="__main__")
-            payload.load_function()
+            pickling.load_function()
     """,
-    "distributor/shipping/payload.py": """
+    "distributor/shipping/pickling.py": """
         import threading
         def load_function():
             try:
@@ -236,10 +236,10 @@ def test_a_rank_that_waits_outside_of_code_of_the_user(tmp_path):
 
 
 def test_the_files_of_this_package():
-    for module in (launcher, payload, rank):
+    for module in (launcher, pickling, rank):
         assert stacks._LIBRARY.search(module.__file__)
     assert stacks._RANK.search(rank.__file__)
-    assert stacks._STARTER.search(payload.__file__)
+    assert stacks._STARTER.search(pickling.__file__)
 
 
 def test_a_worker_of_a_data_loader_that_hangs(tmp_path):
@@ -542,7 +542,7 @@ LINES = st.one_of(
                 "/home/me/train.py",
                 "/x/distributor/rank/process.py",
                 "/x/distributor/node/launcher.py",
-                "/x/distributor/shipping/payload.py",
+                "/x/distributor/shipping/pickling.py",
                 f"{SITE}/torch/utils/data/dataloader.py",
                 "/usr/lib/python3.10/runpy.py",
                 "<frozen runpy>",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributor.rank import main_module
-from distributor.shipping import payload
+from distributor.shipping import pickling
 
 SOURCE = """
 import dataclasses
@@ -53,7 +53,7 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def names(tmp_path: Path) -> Callable[..., set[str]]:
     def names(function: Any, *args: Any) -> set[str]:
-        pickled = payload.dump_function(function, args, {})
+        pickled = pickling.dump_function(function, args, {})
         assert isinstance(pickled, bytes)
         Path(tmp_path, "call").write_bytes(pickled)
         return main_module.names_in(str(tmp_path / "call")).keys() | set()

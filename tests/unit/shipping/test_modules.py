@@ -100,7 +100,7 @@ def test_own_modules(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = modules.own_modules()
     assert user in own
     assert sys.modules[__name__] in own
-    for module in ("os", "json", "pytest", "cloudpickle", "distributor", "distributor.shipping.payload", "__main__"):
+    for module in ("os", "json", "pytest", "cloudpickle", "distributor", "distributor.shipping.pickling", "__main__"):
         assert sys.modules.get(module) not in own
     # Under a second name it is still the same module; cloudpickle looks for it under its first.
     monkeypatch.setitem(sys.modules, "own_alias", user)

@@ -19,7 +19,7 @@ from fake_gpu import FakeCuda, on_gpu  # noqa: E402
 from distributor.channel.tls import make_peer_key  # noqa: E402
 from distributor.checkpoint import pickles, plans as planning  # noqa: E402
 from distributor.checkpoint.memory.memory import Memory  # noqa: E402
-from distributor.checkpoint.memory.replicas import Peers  # noqa: E402
+from distributor.checkpoint.memory.replica_client import Peers  # noqa: E402
 from distributor.checkpoint.memory.states import InMemory, Seat, Source, common  # noqa: E402
 from distributor.checkpoint.plans import PlannedCopies  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from distributor.errors import PayloadError, ResultError
-from distributor.shipping import payload
+from distributor.shipping import pickling
 
 USER_CODE = """
 import enum, functools, math, threading
@@ -144,14 +144,14 @@ def user(tmp_path, monkeypatch):
 
 CALL = """
 import importlib.util, sys
-from distributor.shipping import payload
+from distributor.shipping import pickling
 assert not any(name.startswith("user_module") for name in sys.modules)
 assert importlib.util.find_spec({package!r}) is None
-function, args, kwargs = payload.load_function("/dev/stdin")
+function, args, kwargs = pickling.load_function("/dev/stdin")
 try:
-    payload.dump_value(function(*args, **kwargs), sys.stdout.buffer)
+    pickling.dump_value(function(*args, **kwargs), sys.stdout.buffer)
 except Exception as error:
-    sys.stdout.buffer.write(payload.dump_exception(error))
+    sys.stdout.buffer.write(pickling.dump_exception(error))
 """
 
 
@@ -187,8 +187,8 @@ def call_elsewhere(module, pickled):
 )
 def test_callables_travel_with_the_users_modules(user, expression, args, kwargs, expected):
     function = eval(expression, vars(user))
-    pickled = payload.dump_function(function, args, kwargs)
-    assert payload.load_value([call_elsewhere(user, pickled)], 0) == expected
+    pickled = pickling.dump_function(function, args, kwargs)
+    assert pickling.load_value([call_elsewhere(user, pickled)], 0) == expected
 
 
 def test_modules_of_a_package_travel_together(tmp_path, monkeypatch):
@@ -202,14 +202,16 @@ def test_modules_of_a_package_travel_together(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("user_module_package.train")
     try:
-        assert payload.load_value([call_elsewhere(module, payload.dump_function(module.train, (), {}))], 0) == 6
+        assert pickling.load_value([call_elsewhere(module, pickling.dump_function(module.train, (), {}))], 0) == 6
     finally:
         for name in ("user_module_package", "user_module_package.model", "user_module_package.train"):
             del sys.modules[name]
 
 
 def test_classes_by_value_come_back_as_the_drivers_own(user):
-    config, phase, trainer = payload.load_value([call_elsewhere(user, payload.dump_function(user.results, (), {}))], 0)
+    config, phase, trainer = pickling.load_value(
+        [call_elsewhere(user, pickling.dump_function(user.results, (), {}))], 0
+    )
     assert type(config) is user.Config
     assert config == user.Config(0.5)
     assert phase is user.Phase.WARM
@@ -217,13 +219,13 @@ def test_classes_by_value_come_back_as_the_drivers_own(user):
 
 
 def test_values_with_slots_come_back(user):
-    slotted, config = payload.load_value([call_elsewhere(user, payload.dump_function(user.slotted, (), {}))], 0)
+    slotted, config = pickling.load_value([call_elsewhere(user, pickling.dump_function(user.slotted, (), {}))], 0)
     assert (type(slotted), slotted.rate, slotted.hidden()) == (user.Slotted, 0.5, 0.5)
     assert config == user.SlottedConfig(0.25)
 
 
 def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
-    error = payload.load_exception(call_elsewhere(user, payload.dump_function(user.diverge, (), {})))
+    error = pickling.load_exception(call_elsewhere(user, pickling.dump_function(user.diverge, (), {})))
     assert type(error) is user.Diverged
     assert error.args == ("loss", float("inf"))
 
@@ -233,7 +235,7 @@ def test_cloudpickles_registry_is_left_as_it_was(user, fails):
     cloudpickle.register_pickle_by_value(user)  # the user's own registration has to stay
     try:
         try:
-            payload.dump_function(user.with_lock if fails else user.train, (), {})
+            pickling.dump_function(user.with_lock if fails else user.train, (), {})
         except PayloadError:
             assert fails
         assert cloudpickle.list_registry_pickle_by_value() == {user.__name__}
@@ -298,7 +300,7 @@ def train(*args, **kwargs):
 def test_what_cannot_be_pickled_is_named(user, function, args, kwargs, words):
     function = getattr(user, function) if isinstance(function, str) else function
     with pytest.raises(PayloadError) as caught:
-        payload.dump_function(function, args, kwargs)
+        pickling.dump_function(function, args, kwargs)
     assert caught.value.__cause__ is not None
     for word in words:
         assert word in str(caught.value)
@@ -320,7 +322,7 @@ Shell.__module__ = "ipykernel.zmqshell"
 def test_what_exists_only_in_the_notebook_is_named():
     function = types.FunctionType((lambda: get_ipython()).__code__, {"get_ipython": Shell().get_ipython})  # noqa: F821
     with pytest.raises(PayloadError, match=r"global 'get_ipython' .*exists only in the notebook"):
-        payload.dump_function(function, (), {})
+        pickling.dump_function(function, (), {})
 
 
 def accumulator():
@@ -332,7 +334,7 @@ def test_the_reason_is_that_of_the_object_that_is_named():
         return lock, seen
 
     with pytest.raises(PayloadError, match="argument 'lock' is a _thread.lock, which") as caught:
-        payload.dump_function(count, (), {})
+        pickling.dump_function(count, (), {})
     assert "cannot pickle '_thread.lock' object" in str(caught.value)
 
 
@@ -343,7 +345,7 @@ def test_a_module_with_an_object_of_spark_is_named_with_its_variable(tmp_path, m
     module.seen = accumulator()
     try:
         with pytest.raises(PayloadError, match=r"a module of yours, .* cannot be pickled \(seen\), since ") as caught:
-            payload.dump_function(closure_over(module), (), {})
+            pickling.dump_function(closure_over(module), (), {})
     finally:
         del sys.modules["user_module_counts"]
     assert "the pyspark.accumulators.Accumulator in it counts in Spark's own tasks only. Return" in str(caught.value)
@@ -367,7 +369,7 @@ def test_a_process_without_spark_refuses_nothing():
     ],
 )
 def test_names_for_messages(function, name):
-    assert payload.name_of(function) == name
+    assert pickling.name_of(function) == name
 
 
 @pytest.fixture(params=["installed", "3.1.3"])
@@ -417,7 +419,7 @@ def test_code_keeps_its_file_and_its_lines(user, cloudpickles, expression):
     function = eval(expression, vars(user))
     expected = seen(code_of(function))
     assert {file for _, file, *_ in expected} == {user.__file__}
-    assert seen_elsewhere(payload.dump_function(function, (), {})) == expected
+    assert seen_elsewhere(pickling.dump_function(function, (), {})) == expected
 
 
 def make_own_error():
@@ -431,12 +433,12 @@ def make_own_error():
 def test_code_that_comes_back_keeps_its_file_and_its_lines(cloudpickles):
     function, error = closure_over(1), make_own_error()
     assert seen_elsewhere(dumped(function)) == seen(code_of(function))
-    assert seen_elsewhere(payload.dump_exception(error)) == seen(code_of(error))
+    assert seen_elsewhere(pickling.dump_exception(error)) == seen(code_of(error))
 
 
 def test_the_users_own_pickles_stay_cloudpickles():
     before = cloudpickle.dumps(closure_over(1))
-    payload.dump_function(closure_over(1), (), {})
+    pickling.dump_function(closure_over(1), (), {})
     assert cloudpickle.dumps(closure_over(1)) == before
     assert b"distributor" not in before
 
@@ -458,7 +460,7 @@ def with_attribute(value):
     "error", [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2])]
 )
 def test_exceptions_survive(error):
-    copy = payload.load_exception(payload.dump_exception(error))
+    copy = pickling.load_exception(pickling.dump_exception(error))
     assert type(copy) is type(error)
     assert (copy.args, vars(copy)) == (error.args, vars(error))
 
@@ -483,13 +485,13 @@ class Unmakable(HoldsLock):
     ],
 )
 def test_exceptions_lose_what_cannot_travel(error, kind, args, attributes):
-    copy = payload.load_exception(payload.dump_exception(error))
+    copy = pickling.load_exception(pickling.dump_exception(error))
     assert (type(copy), copy.args, vars(copy)) == (kind, args, attributes)
 
 
 def test_an_exception_that_cannot_be_remade_becomes_its_nearest_base():
     error = Unmakable("busy")
-    copy = payload.load_exception(payload.dump_exception(error))
+    copy = pickling.load_exception(pickling.dump_exception(error))
     assert (type(copy), copy.args) == (HoldsLock, (str(error),))
 
 
@@ -499,7 +501,7 @@ def test_groups_keep_members_and_exceptions_their_chain():
     outer = ExceptionGroup("all", [inner, NeedsTwo("here", "so")])
     outer.__cause__ = ValueError("first")
     outer.__cause__.__context__ = outer  # a circle
-    copy = payload.load_exception(payload.dump_exception(outer))
+    copy = pickling.load_exception(pickling.dump_exception(outer))
     assert [(type(each), each.args) for each in copy.exceptions] == [(HoldsLock, ("inner",)), (NeedsTwo, ("here: so",))]
     assert copy.exceptions[0].__cause__.args == ("lr",)
     assert copy.exceptions[0].__suppress_context__
@@ -510,18 +512,18 @@ def test_of_a_long_chain_the_first_exceptions_travel():
     error = ValueError(0)
     for number in range(1, 2000):
         error, error.__context__ = ValueError(number), error
-    copy = payload.load_exception(payload.dump_exception(error))
+    copy = pickling.load_exception(pickling.dump_exception(error))
     assert (copy.args, copy.__context__.args) == ((1999,), (1998,))
 
 
 @pytest.mark.parametrize("pickled", [None, b"", b"no pickle", pickle.dumps("text"), b"cno_such_module\nno_such\n."])
 def test_exceptions_that_cannot_be_loaded(pickled):
-    assert payload.load_exception(pickled) is None
+    assert pickling.load_exception(pickled) is None
 
 
 def dumped(value):
     file = io.BytesIO()
-    payload.dump_value(value, file)
+    pickling.dump_value(value, file)
     return file.getvalue()
 
 
@@ -534,7 +536,7 @@ def test_values_come_in_pieces_of_any_size(value, cuts, kind):
     data = dumped(value)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     pieces = [kind(data[start:end]) for start, end in itertools.pairwise(edges)]
-    assert payload.load_value(pieces, 0) == value
+    assert pickling.load_value(pieces, 0) == value
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, (1 << 20) - 1, (1 << 20) + 1])
@@ -543,7 +545,7 @@ def test_large_values_come_in_pieces(size):
     value = os.urandom(3 << 20 if size > 7 else 1 << 10)
     data = dumped({"weights": value, "again": [value, value]})
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    loaded = payload.load_value(pieces, 0)
+    loaded = pickling.load_value(pieces, 0)
     assert loaded == {"weights": value, "again": [value, value]}
     assert loaded["again"][0] is loaded["weights"]
 
@@ -560,7 +562,7 @@ def test_large_values_come_in_pieces(size):
 )
 def test_values_that_cannot_be_loaded(pieces):
     with pytest.raises(ResultError, match=r"rank 3 cannot be unpickled on the driver: \w+") as caught:
-        payload.load_value(pieces, 3)
+        pickling.load_value(pieces, 3)
     assert caught.value.__cause__ is not None
 
 
@@ -577,7 +579,7 @@ class Tensor:
 @pytest.mark.parametrize(("device", "expected"), [("cuda", "cpu"), ("cpu", "cpu"), ("meta", "meta")])
 def test_tensors_leave_their_accelerator(monkeypatch, device, expected):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, TypedStorage=None))
-    loaded = payload.load_value([dumped({"state": [Tensor(device)]})], 0)
+    loaded = pickling.load_value([dumped({"state": [Tensor(device)]})], 0)
     assert loaded["state"][0].device.type == expected
 
 
@@ -603,7 +605,7 @@ def tensors():
 )
 def test_tensors_come_back_as_they_were(name):
     tensor = tensors()[name]
-    loaded = payload.load_value([dumped([tensor])], 0)[0]
+    loaded = pickling.load_value([dumped([tensor])], 0)[0]
     assert (type(loaded), loaded.dtype, loaded.layout) == (type(tensor), tensor.dtype, tensor.layout)
     assert loaded.requires_grad == tensor.requires_grad
     assert (loaded.to_dense() if name == "sparse" else loaded).equal(tensor.to_dense() if name == "sparse" else tensor)
@@ -623,7 +625,7 @@ def test_the_memory_of_a_tensor_is_written_as_it_is():
 
     file = File()
     tensor = torch.rand(1 << 20)
-    payload.dump_value({"weights": tensor}, file)
+    pickling.dump_value({"weights": tensor}, file)
     assert file.largest == tensor.nbytes
     assert tensor.nbytes < len(file.getvalue()) < tensor.nbytes + 500
 
@@ -631,7 +633,7 @@ def test_the_memory_of_a_tensor_is_written_as_it_is():
 def test_tensors_that_came_back_can_be_changed_and_saved():
     import torch
 
-    loaded = payload.load_value([dumped(torch.zeros(1 << 20))], 0)
+    loaded = pickling.load_value([dumped(torch.zeros(1 << 20))], 0)
     loaded += 1
     loaded.share_memory_()
     file = io.BytesIO()
@@ -673,16 +675,16 @@ ENDLESS = "while True: __import__('time').sleep(0.001)"
     ],
 )
 def test_values_that_do_strange_things_as_they_are_loaded(monkeypatch, code, text):
-    monkeypatch.setattr(payload, "_VALUE_PATIENCE", 0.2)
+    monkeypatch.setattr(pickling, "_VALUE_PATIENCE", 0.2)
     with pytest.raises(ResultError) as caught:
-        payload.load_value([pickle.dumps(Hostile(code))], 3)
+        pickling.load_value([pickle.dumps(Hostile(code))], 3)
     assert str(caught.value).startswith(f"the return value of rank 3 cannot be unpickled on the driver: {text}. Return")
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise KeyboardInterrupt", ENDLESS])
 def test_exceptions_that_do_strange_things_as_they_are_loaded(monkeypatch, code):
-    monkeypatch.setattr(payload, "_EXCEPTION_PATIENCE", 0.2)
-    assert payload.load_exception(pickle.dumps(Hostile(code))) is None
+    monkeypatch.setattr(pickling, "_EXCEPTION_PATIENCE", 0.2)
+    assert pickling.load_exception(pickle.dumps(Hostile(code))) is None
 
 
 class Leaver:
@@ -694,7 +696,7 @@ class Leaver:
 
 def test_arguments_that_try_to_exit_as_they_are_pickled():
     with pytest.raises(PayloadError, match=r"argument 1 is a .*Leaver, which cannot be pickled \(SystemExit: 3\)"):
-        payload.dump_function(print, (Leaver(),), {})
+        pickling.dump_function(print, (Leaver(),), {})
 
 
 TORCH_CODE = """
@@ -713,7 +715,7 @@ def test_modules_with_a_class_of_their_own_travel_by_name(tmp_path, monkeypatch)
     (tmp_path / f"{name}.py").write_text(TORCH_CODE)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(name)
-    value = call_elsewhere(module, payload.dump_function(module.train, (), {}))
+    value = call_elsewhere(module, pickling.dump_function(module.train, (), {}))
     del sys.modules[name]
     assert pickle.loads(value) == (True, True)
 
@@ -730,13 +732,13 @@ class Array:
 
 def loaded_from(pickled, path):
     path.write_bytes(pickled if isinstance(pickled, bytes) else (pickled.seek(0), pickled.read())[1])
-    return payload.load_function(path)
+    return pickling.load_function(path)
 
 
 @pytest.mark.parametrize("size", [0, 100, 3 << 20])
 def test_arrays_are_mapped_from_the_calls_file(size, tmp_path):
     content, text = random.Random(0).randbytes(size), "t" * size
-    pickled = payload.dump_function(print, (Array(bytearray(content)), [text], Array(content)), {"end": text})
+    pickled = pickling.dump_function(print, (Array(bytearray(content)), [text], Array(content)), {"end": text})
     assert isinstance(pickled, bytes) == (size < 1 << 20)
     (_, (array, texts, fixed), named), again = (loaded_from(pickled, tmp_path / str(n)) for n in range(2))
     assert (bytes(array.memory), texts, named, bytes(fixed.memory)) == (content, [text], {"end": text}, content)
@@ -752,7 +754,7 @@ def test_a_call_takes_its_memory_once(tmp_path):
     weights = torch.ones(4 << 20)
     tracemalloc.start()
     try:
-        payload.dump_function(print, (Array(bytearray(8 << 20)), b"t" * (8 << 20), weights), {})
+        pickling.dump_function(print, (Array(bytearray(8 << 20)), b"t" * (8 << 20), weights), {})
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -760,16 +762,16 @@ def test_a_call_takes_its_memory_once(tmp_path):
 
 
 def test_a_call_that_the_temporary_folder_cannot_hold(monkeypatch):
-    monkeypatch.setattr(payload.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))
+    monkeypatch.setattr(pickling.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))
     with pytest.raises(PayloadError, match=r"the temporary folder .* takes \(No space left on device\). Load large"):
-        payload.dump_function(print, (bytes(2 << 20),), {})
+        pickling.dump_function(print, (bytes(2 << 20),), {})
 
 
 def test_the_largest_part_of_a_call_is_found():
     held = bytes(3000)
-    label, size = payload.largest_part(lambda a: held, (bytes(10),), {})
+    label, size = pickling.largest_part(lambda a: held, (bytes(10),), {})
     assert label == "the variable 'held' that it uses"
     assert 3000 < size < 3030
-    label, size = payload.largest_part(closure_over(1), (1, Array(bytearray(5000))), {"x": threading.Lock()})
+    label, size = pickling.largest_part(closure_over(1), (1, Array(bytearray(5000))), {"x": threading.Lock()})
     assert label == "argument 2"
     assert size > 5000

@@ -11,7 +11,8 @@ from planned import job
 
 import distributor
 from distributor import ConfigurationError
-from distributor.launch import PATHS, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun, by_name
+from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
+from distributor.launch.registry import PATHS, by_name
 from distributor.values.launch_path import key
 from distributor.values.outcome import Failure
 
@@ -71,8 +72,8 @@ def test_types_and_the_table_name_the_same_classes() -> None:
     tree = ast.parse(Path(distributor.launch.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {f"{node.module}:{node.names[0].name}" for node in block.body if isinstance(node, ast.ImportFrom)}
-    assert typed == {*PATHS.values(), "distributor.values.launch_path:Launch"}
-    assert {*distributor.launch.__all__} == {where.partition(":")[2] for where in PATHS.values()} | {"by_name"}
+    assert typed == {*PATHS.values()}
+    assert {*distributor.launch.__all__} == {where.partition(":")[2] for where in PATHS.values()}
 
 
 def test_a_path_has_the_name_under_which_it_is_found() -> None:
