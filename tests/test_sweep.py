@@ -78,6 +78,50 @@ def meet(folder: str, number: int) -> None:
     runtime.report(loss=number)
 
 
+class Told:
+    """A callback that notes which trials there are, and the end of the study."""
+
+    def __init__(self) -> None:
+        self.trials: list[Any] = []
+        self.ended: list[Any] = []
+
+    def on_start(self, run: Run) -> None:
+        self.trials.append(run.trial)
+
+    def on_study_end(self, study: Any) -> None:
+        self.ended.append((study.name, len(study.table)))
+
+
+def test_callbacks_know_trials_and_the_end_of_the_study(make_local: Make, tmp_path: Path) -> None:
+    def search(trials: int) -> Told:
+        told = Told()
+        distributor = make_local(1, callbacks=[told], checkpoints=tmp_path)
+        study = sweep(distributor, squared, {"x": uniform(-1, 1)}, metric=GOAL, trials=trials, name="told", at_once=1)
+        params = {trial.number: trial.params for trial in study.table}
+        assert all(trial.params == params[trial.number] for trial in told.trials)
+        return told
+
+    first, second = search(2), search(3)
+    assert [trial.number for trial in first.trials] == [0, 1]
+    assert [trial.number for trial in second.trials] == [2]
+    assert {trial.study for trial in first.trials} == {"told"}
+    assert len({trial.study_id for trial in (*first.trials, *second.trials)}) == 1
+    assert (first.ended, second.ended) == ([("told", 2)], [("told", 3)])
+
+
+class Breaking(Told):
+    def on_study_end(self, study: Any) -> None:
+        raise KeyError("no such server")
+
+
+def test_an_error_at_the_end_of_a_study_is_a_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    study = sweep(
+        make_local(1, callbacks=[Breaking(), told := Told()]), squared, {"x": uniform(0, 1)}, metric=GOAL, trials=1
+    )
+    assert told.ended == [(study.name, 1)]
+    assert f"study {study.name}: _OneAtATime.on_study_end raised KeyError: 'no such server'" in caplog.text
+
+
 @pytest.mark.spark
 def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path) -> None:
     most = Most()

@@ -22,8 +22,9 @@ from distributor.values.lease_record import folder_of
 if TYPE_CHECKING:
     import optuna
 
-#: Names of what Optuna keeps with a trial for us.
-RUN_ID, ERROR, METRIC = "distributor.run_id", "distributor.error", "distributor.metric"
+#: Names of what Optuna keeps for us: with a trial, and with the study.
+RUN_ID, ERROR = "distributor.run_id", "distributor.error"
+METRIC, ID = "distributor.metric", "distributor.id"
 
 _JOURNAL = "study.journal"
 
