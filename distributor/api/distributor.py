@@ -34,6 +34,7 @@ from distributor.run.handle import Run
 from distributor.run.interrupt import plain_interrupts
 from distributor.run.supervisor import Feed
 from distributor.text import notices
+from distributor.tracking.history import Recorder
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
 from distributor.values.job import Job, Widths
@@ -396,7 +397,7 @@ class Distributor:
             announce=view is not None and view.announces and session is not None,
             view=view,
             resize=None if job.widths is None else self._resize(),
-            callbacks=self._options.request.callbacks,
+            callbacks=(Recorder(), *self._options.request.callbacks),
             feed=self._feed() if self._options.request.data else None,
             arguments=arguments_of(job.target, train_object, args, kwargs),
             trial=self._trial,

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from distributor.schedulers.base import Scheduler
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
-from distributor.values.reports import Progress, Resumed
+from distributor.values.reports import Committed, Progress, Resumed
 from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
@@ -46,16 +47,8 @@ if TYPE_CHECKING:
 _active: dict[Run, None] = {}
 
 
-def runs() -> list[Run]:
-    """Return the handles of this process's runs that have not ended, the oldest first.
-
-    A notebook's cell that is run again finds a run here whose handle was lost.
-
-    Example:
-        >>> [run.name for run in distributor.runs()]  # doctest: +SKIP
-        ['digits']
-        >>> distributor.runs()[0].cancel()  # doctest: +SKIP
-    """
+def active_runs() -> list[Run]:
+    """Return the handles of this process's runs that have not ended, the oldest first."""
     return list(_active)
 
 
@@ -145,6 +138,36 @@ class Run:
         _active.pop(self, None)
         self._life.done.set()
 
+    @property
+    def error(self) -> Exception | None:
+        """Why the run has failed; ``None`` if it has not, or goes on. Unlike ``result()``, this raises nothing."""
+        error = self._verdict.error
+        return error if isinstance(error, Exception) else None
+
+    @property
+    def submitted(self) -> float:
+        """When the run was submitted, in seconds since the epoch."""
+        return self._times.submitted
+
+    @property
+    def ended(self) -> float | None:
+        """When the run ended, in seconds since the epoch; ``None`` if it goes on."""
+        return self._times.ended
+
+    @property
+    def training_folder(self) -> str | None:
+        """The folder or URL for the checkpoints of a run with ``name=``; ``None`` without one, or until it is known.
+
+        A run that continues an earlier one has the same folder.
+        """
+        job = self._current
+        return None if job.checkpoints is None or job.fence is None or not job.fence.is_named else job.checkpoints.dir
+
+    @property
+    def last_checkpoint(self) -> Committed | None:
+        """The last committed checkpoint, with its ``step`` and ``path``; ``None`` without one."""
+        return self._supervisor.reports.last_committed
+
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
@@ -185,7 +208,7 @@ class Run:
         """
         return self._supervisor.state.nodes.placement
 
-    @property
+    @cached_property
     def versions(self) -> dict[str, str]:
         """The versions on the driver of Python, this package, torch, PySpark, and what the launch path needs.
 

@@ -15,6 +15,7 @@ from distributor.machine.storage import is_url
 from distributor.run import lease
 from distributor.search.study import Trial
 from distributor.text import notices
+from distributor.tracking.history import default_folder
 from distributor.values.checkpoints import Checkpoints, absolute
 from distributor.values.job import Job
 from distributor.values.lease_record import folder_of
@@ -43,8 +44,7 @@ class Kept:
             return cls(f"sweep-{secrets.token_hex(3)}", None)
         if checkpoints is not None and not is_url(checkpoints.dir):
             return cls(name, folder_of(absolute(checkpoints).dir, name))
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = folder_of(os.environ.get("DISTRIBUTOR_RUNS") or os.path.join(caches, "distributor", "runs"), name)
+        folder = folder_of(str(default_folder()), name)
         notices.inform(f"the study {name!r} is kept in {folder}, for this machine only")
         return cls(name, folder)
 

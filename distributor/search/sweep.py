@@ -26,7 +26,7 @@ from distributor.errors import (
 from distributor.machine import devices, processes
 from distributor.metrics.table import Row
 from distributor.run.callbacks import Callbacks
-from distributor.run.handle import Run, runs
+from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, of_optuna, trial_folder
 from distributor.search.space import distributions
@@ -414,7 +414,7 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        if any(run.status is Status.WAITING for run in runs() if run not in active):
+        if any(run.status is Status.WAITING for run in active_runs() if run not in active):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True

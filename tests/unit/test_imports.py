@@ -153,8 +153,9 @@ ROOMS = {
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
-    "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
-    "search": {"api", "run", "metrics.table", "machine"},
+    "tracking": {"run", "metrics", "machine"},
+    "api": {"run", "schedulers", "display", "data", "tracking", "launch", "shipping", "machine"},
+    "search": {"api", "run", "tracking", "metrics.table", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
