@@ -27,7 +27,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            PreemptionError, StopError, ResultError,
                            RunCancelledError
     runtime                functions for use inside a rank
-    launch                 the values of launch=: ways to start ranks
+    callbacks, launch      trackers, and the values of launch=
     deepspeed_checkpoint   DeepSpeed checkpoints for another number of ranks
 
 Modules that are not listed here are internal, except those of
@@ -112,6 +112,7 @@ _WHERE = {
 
 _MODULES = {
     "deepspeed_checkpoint": "distributor.launch.deepspeed.checkpoint",
+    "callbacks": "distributor.callbacks",
     "launch": "distributor.launch",
     "runtime": "distributor.runtime",
 }

@@ -15,7 +15,8 @@ import trainings
 import watch
 from sessions import Make
 
-from distributor import TrainingError, runs
+from distributor import ConfigurationError, TrainingError, runs, sweep
+from distributor.callbacks import TensorBoard
 from distributor.cli import command
 from distributor.tracking import history
 
@@ -108,3 +109,50 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
         assert make_local(1).run(trainings.rank) == 0
     assert caplog.text.count("runs are not remembered, since") == 1
     assert f"{tmp_path}/file/runs cannot be written: Not a directory (DISTRIBUTOR_RUNS names another" in caplog.text
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard's own reader finds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(name)]
+
+
+def report_in_two_attempts(first: int, last: int, base: float) -> None:
+    """The second attempt repeats the first one's last step. Rank 1 is of no account, but for what it alone reports."""
+    from distributor import runtime
+
+    rank, attempt = int(os.environ["RANK"]), runtime.attempt()
+    begin = first + 2 * attempt
+    for step in range(begin, begin + 3 if attempt == 0 else last + 1):
+        runtime.report({"loss": base + attempt + 100 * rank, **({"other": 1.0} if rank else {})}, step=step)
+    if attempt == 0 and last > begin + 3 and rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_tensorboard_reads_one_line_across_restarts_and_resumes(make: Make, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = TensorBoard(tmp_path / "logs")
+    options: Any = {"name": "../digits", "checkpoints": tmp_path / "kept", "max_restarts": 1, "callbacks": [board]}
+    make(2, **options).run(report_in_two_attempts, 1, 5, 0.0)
+    folder = tmp_path / "logs" / "%2E.%2Fdigits"
+    assert scalars(folder, "loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+    assert scalars(folder, "other")[-1] == (5, 1.0)
+    make(2, **options).run(report_in_two_attempts, 5, 7, 10.0)
+    assert scalars(folder, "loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0), (5, 10.0), (6, 10.0), (7, 10.0)]
+
+
+def test_tensorboard_has_a_folder_for_each_trial(make_local: Make, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    distributor = make_local(1, callbacks=[TensorBoard(tmp_path)])
+    sweep(distributor, report, {"steps": [2, 3]}, metric=("loss", "min"), trials=2, name="search", at_once=2)
+    for number in range(2):
+        assert scalars(tmp_path / "search" / str(number), "loss")[:2] == [(1, 1.0), (2, 0.5)]
+
+
+def test_tensorboard_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.tracking.tensorboard.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'distributor\[tensorboard\]'"):
+        TensorBoard("logs")

@@ -31,8 +31,8 @@ def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs:
     """Return the plain arguments of a target by name, with the defaults of a function.
 
     >>> from distributor.values.job import Module
-    >>> arguments_of(Module("train", ("--lr", "0.1", "--api-key=x", "--fast", "data")), None, (), {})
-    {'lr': '0.1', 'fast': True, 'argument 5': 'data'}
+    >>> arguments_of(Module("train", ("--lr", "0.1", "--api-key=x", "data", "--fast")), None, (), {})
+    {'lr': '0.1', 'argument 4': 'data', 'fast': True}
     """
     given = _of_function(train_object, args, kwargs) if isinstance(target, Function) else _of_options(target.argv)
     plain: dict[str, Plain] = {}
