@@ -256,6 +256,7 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("pandas", {"metrics/table.py"}),
         ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py", "search/study.py"}),
+        ("mlflow", {"tracking/mlflow.py", "tracking/mlflow_sender.py"}),
         ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
@@ -273,6 +274,7 @@ def test_no_other_package_is_needed():
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
+    known |= {"mlflow"}  # for its callback, on the driver
     known |= {"optuna"}  # for sweep, on the driver
     known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
     known |= {"numpy"}  # for its random state, if a checkpoint has one
