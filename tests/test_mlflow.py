@@ -68,6 +68,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTRIBUTOR_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)  # without a server, MLflow puts files below the current folder
 
 
 def client(uri: str) -> Any:
@@ -87,6 +88,7 @@ def history(uri: str, run: Any, name: str) -> list[tuple[int, float]]:
 def train(epochs: int, lr: float = 0.1, kills: int = 0, token: str = "") -> None:
     """Report each step; be killed at every third one. A killed attempt's last step is repeated, with another value."""
     rank, attempt = int(os.environ["RANK"]), runtime.attempt()
+    print("attempt", attempt)  # into a file of log_dir
     for step in range((runtime.load_checkpoint({"step": 0}) or 0) + 1, epochs + 1):
         runtime.report({"loss": attempt + 100 * rank, "odd*name": 1.0}, step=step)
         if step % 3 and step < epochs:
@@ -96,9 +98,9 @@ def train(epochs: int, lr: float = 0.1, kills: int = 0, token: str = "") -> None
     runtime.report(final=0.5)
 
 
-def test_one_run_across_kills_and_resumes(make_local: Make, uri: str, tmp_path: Path, request: Any) -> None:
+def test_one_run_across_kills_and_resumes(make_local: Make, uri: str, tmp_path: Path) -> None:
     before = dict(os.environ)
-    experiment = f"/kills-{request.node.name}"
+    experiment = f"/kills-{uri.partition(':')[0]}"
     tracker = MLflow(experiment, uri)
     options: Any = {"checkpoints": tmp_path / "kept", "max_restarts": 5, "callbacks": [tracker], "name": "digits"}
     run = make_local(2, log_dir=tmp_path / "logs", **options).submit(train, 9, kills=2, token="hush")

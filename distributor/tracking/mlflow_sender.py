@@ -127,7 +127,7 @@ class Delivery:
         self.spool = spool
         self.done = threading.Event()
         self.given_up = False
-        self._is_left = is_left  # by another driver: without an end, this driver was killed
+        self.is_left = is_left  # by another driver: without an end, this driver was killed
         self._run: str | None = None
         self._known = False  # whether the server may have metrics that this driver has not sent
         self._params: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Delivery:
     def send(self, client: Any, server: Server) -> bool:
         """Send the next part, and return whether there was one. What fails may be sent again."""
         entries, end = self.spool.read()
-        if not entries and not self._is_left:
+        if not entries and not self.is_left:
             return False
         if self._run is None and not (self.spool.is_whole and not entries):
             begin = codec.read(Begin, self.spool.begin)
@@ -157,11 +157,12 @@ class Delivery:
             raise
         finally:
             self._unsure.clear()
-        if not self.given_up:
-            self.spool.acknowledge(end)
-            for entry in entries:
-                if isinstance(entry, End):
-                    self._finish(client, entry)
+        if self.given_up:
+            return False
+        if isinstance(entries[-1], End):
+            self._finish(client, entries[-1])
+            return False
+        self.spool.acknowledge(end)
         return True
 
     def _finish(self, client: Any, end: End) -> None:
@@ -193,8 +194,10 @@ class Delivery:
                 case Tags():
                     others += [RunTag(name[:_LONGEST_NAME], text[:_LONGEST_TAG]) for name, text in entry.tags.items()]
                 case Files():
-                    with self._refusals(f"files of {entry.files}"):
+                    try:
                         client.log_artifacts(self._run, entry.files, "logs")
+                    except Exception as error:  # of the store for files, which may need another package
+                        self._say(entry.files, f"does not take the files of {entry.files}: {error}")
         for items, most in ((others, _MOST_OTHERS), (metrics, _MOST_METRICS)):
             for first in range(0, len(items), most):
                 self._send_batch(client, items[first : first + most])
@@ -315,16 +318,21 @@ class Sender:
                 busy = self._send()
                 pause = _PAUSE
             except Exception as error:  # of the network, of the server, of its database
-                if not self._failed:
-                    self._failed = True
-                    what = str(error).partition("\n")[0][:300]
-                    _log.warning(
-                        "MLflow at %s does not answer; reports wait in %s: %s", self._where, self._folder, what
-                    )
+                self._tell(error)
                 pause, busy = min(2 * pause, _LONGEST_PAUSE), False
+                if all(each.is_left for each in self._deliveries):  # later callbacks try again
+                    for delivery in self._deliveries:
+                        delivery.give_up()
+                    continue
             if not busy:
                 with self._changed:
                     self._changed.wait(pause)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            why = str(error).partition("\n")[0][:300]
+            _log.warning("MLflow at %s does not answer; reports wait in %s: %s", self._where, self._folder, why)
 
     def _send(self) -> bool:
         """Send a part of each spool, those of earlier drivers first, and return whether there was any."""
@@ -334,12 +342,18 @@ class Sender:
             with self._changed:
                 self._deliveries = [*left, *self._deliveries]
             self._adopted = True
-        busy = False
+        busy, errors = False, []
         for delivery in list(self._deliveries):
-            while not delivery.done.is_set() and delivery.send(client, server):
-                busy = True
-                if not delivery._is_left:
-                    break
+            try:
+                while not delivery.done.is_set() and delivery.send(client, server):
+                    busy = True
+                    if not delivery.is_left:
+                        break
+            except Exception as error:
+                if not delivery.given_up:  # otherwise, its file is closed
+                    errors.append(error)
+        if errors:
+            raise errors[0]
         return busy
 
 
