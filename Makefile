@@ -16,7 +16,7 @@ export TORCH_INDEX
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-deepspeed test test-all test-main test-others test-long test-cluster test-spark test-torch test-pythons resolve chaos docker-test
-.PHONY: test-frameworks chaos-launchers
+.PHONY: test-frameworks test-mlflow chaos-launchers
 .PHONY: docs pictures lint types bench clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test-long     runs test-all, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
 	@echo "make test-frameworks  tests frameworks, all or FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
 	@echo "make test-cluster  runs those of test-all that need a standalone cluster over three hosts"
+	@echo "make test-mlflow   runs the tests with MLflow's own server"
 	@echo "make test-spark    runs quick Spark tests with other versions of PySpark, all or SPARK=\"3.5 4.0\", each in an environment of its own"
 	@echo "make test-torch    runs quick tests with other versions of torch, all or TORCH=2.9, each in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
@@ -71,7 +72,7 @@ test-main: $(VENVS)/main/test.ok
 test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark SPARK=4.0
-	$(MAKE) test-frameworks-launchers
+	$(MAKE) test-frameworks-launchers test-mlflow
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
@@ -109,6 +110,10 @@ $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENVS)/launchers/
 # CI runs these tests of LAUNCHERS, two files at a time. The results do not go into the table.
 test-frameworks-launchers: $(VENVS)/launchers/launchers.ok
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
+
+# MLflow's own server.
+test-mlflow: $(VENVS)/mlflow/mlflow.ok
+	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -n 2 --dist loadfile tests/test_mlflow.py
 
 test-framework-%: $(VENVS)/main/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py

@@ -16,8 +16,8 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
     Data, snapshot, predict  a DataFrame for ranks, kept in a folder, scored
-    Run, runs, Status      the handle of a submitted run, those of all
-                           active runs, and the states of a run
+    Run, runs, Status      the handle of a submitted run, active and
+                           earlier runs, and the states of a run
     sweep                  a search over many runs: uniform, log_uniform,
                            int_range are what it chooses from
     DistributorError       base class of all errors: ConfigurationError
@@ -27,7 +27,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
                            PreemptionError, StopError, ResultError,
                            RunCancelledError
     runtime                functions for use inside a rank
-    launch                 the values of launch=: ways to start ranks
+    callbacks, launch      trackers, and the values of launch=
     deepspeed_checkpoint   DeepSpeed checkpoints for another number of ranks
 
 Modules that are not listed here are internal, except those of
@@ -63,10 +63,11 @@ if TYPE_CHECKING:
         TrainingError as TrainingError,
     )
     from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
-    from distributor.run.handle import Run as Run, runs as runs
+    from distributor.run.handle import Run as Run
     from distributor.scoring.predict import predict as predict
     from distributor.search.space import int_range as int_range, log_uniform as log_uniform, uniform as uniform
     from distributor.search.sweep import sweep as sweep
+    from distributor.tracking.history import runs as runs
     from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
 
@@ -84,7 +85,7 @@ _WHERE = {
     "zero": "distributor.launch.deepspeed.zero",
     "Checkpoints": "distributor.values.checkpoints",
     "Run": "distributor.run.handle",
-    "runs": "distributor.run.handle",
+    "runs": "distributor.tracking.history",
     "sweep": "distributor.search.sweep",
     **dict.fromkeys(("int_range", "log_uniform", "uniform"), "distributor.search.space"),
     "Status": "distributor.values.job",
@@ -111,6 +112,7 @@ _WHERE = {
 
 _MODULES = {
     "deepspeed_checkpoint": "distributor.launch.deepspeed.checkpoint",
+    "callbacks": "distributor.callbacks",
     "launch": "distributor.launch",
     "runtime": "distributor.runtime",
 }

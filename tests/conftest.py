@@ -37,6 +37,7 @@ for name in unset.foreign(os.environ) - {"SPARK_CONF_DIR"}:
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dt-", dir=tempfile.gettempdir())
 os.chmod(tempfile.tempdir, 0o1777)  # as /tmp
 atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+os.environ["DISTRIBUTOR_RUNS"] = os.path.join(tempfile.tempdir, "runs")  # not in the user's cache folder
 
 # A shell lets what it starts in the background ignore SIGINT, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

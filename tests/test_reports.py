@@ -211,7 +211,7 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
     monkeypatch.setattr(calling, "PATIENCE", 0.1)
     hanging = Hanging()
     assert make_local(1, callbacks=[hanging]).run(trainings.rank) == 0
-    assert "a callback is still running 0.1 s after the run's end; it is left running" in caplog.text
+    assert "a callback is still running 0.1 s after its end; it is left running" in caplog.text
     hanging.released.set()
 
 
@@ -258,3 +258,30 @@ def test_a_run_without_reports_has_no_metrics(make_local: Make) -> None:
     assert run.latest_metrics == {}
     assert run.progress is None
     assert run.plot() is not None
+
+
+class Order:
+    """Takes notes of the last calls."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def on_end(self, run: Run) -> None:
+        self.calls.append("end")
+
+    def on_close(self, run: Run) -> None:
+        self.calls.append("close")
+
+
+def test_on_close_follows_the_end_of_all_callbacks(make_local: Make) -> None:
+    calls: list[str] = []
+    make_local(1, callbacks=[Order(calls), Order(calls)]).run(trainings.rank)
+    assert calls == ["end", "end", "close", "close"]
+
+
+def test_a_run_knows_its_arguments_and_versions(make_local: Make) -> None:
+    run = make_local(1).submit(report_steps, 3, end="")
+    assert run.arguments == {"steps": 3, "go": "", "end": ""}
+    assert run.trial is None
+    assert {"Python", "torch", "distributor"} <= run.versions.keys()
+    run.result(watch.DEADLINE)

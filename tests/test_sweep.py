@@ -50,7 +50,7 @@ def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     assert study.best is not None and study.best.value == min(trial.value for trial in study.table)
     assert study.plot() is not None
     assert len(repr(study.table).splitlines()) == 5
-    assert runs() == []
+    assert runs().active == []
 
 
 class Most:
@@ -64,7 +64,7 @@ class Most:
     def on_metrics(self, run: Run, rows: Any) -> None:
         self.inside += 1
         self.overlaps += self.inside > 1
-        self.most = max(self.most, sum(run.placement is not None for run in runs()))
+        self.most = max(self.most, sum(run.placement is not None for run in runs().active))
         self.inside -= 1
 
 
@@ -76,6 +76,50 @@ def meet(folder: str, number: int) -> None:
     if number < 2:
         watch.until(lambda: len(os.listdir(folder)) >= 2)
     runtime.report(loss=number)
+
+
+class Told:
+    """A callback that notes which trials there are, and the end of the study."""
+
+    def __init__(self) -> None:
+        self.trials: list[Any] = []
+        self.ended: list[Any] = []
+
+    def on_start(self, run: Run) -> None:
+        self.trials.append(run.trial)
+
+    def on_study_end(self, study: Any) -> None:
+        self.ended.append((study.name, len(study.table)))
+
+
+def test_callbacks_know_trials_and_the_end_of_the_study(make_local: Make, tmp_path: Path) -> None:
+    def search(trials: int) -> Told:
+        told = Told()
+        distributor = make_local(1, callbacks=[told], checkpoints=tmp_path)
+        study = sweep(distributor, squared, {"x": uniform(-1, 1)}, metric=GOAL, trials=trials, name="told", at_once=1)
+        params = {trial.number: trial.params for trial in study.table}
+        assert all(trial.params == params[trial.number] for trial in told.trials)
+        return told
+
+    first, second = search(2), search(3)
+    assert [trial.number for trial in first.trials] == [0, 1]
+    assert [trial.number for trial in second.trials] == [2]
+    assert {trial.study for trial in first.trials} == {"told"}
+    assert len({trial.study_id for trial in (*first.trials, *second.trials)}) == 1
+    assert (first.ended, second.ended) == ([("told", 2)], [("told", 3)])
+
+
+class Breaking(Told):
+    def on_study_end(self, study: Any) -> None:
+        raise KeyError("no such server")
+
+
+def test_an_error_at_the_end_of_a_study_is_a_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    study = sweep(
+        make_local(1, callbacks=[Breaking(), told := Told()]), squared, {"x": uniform(0, 1)}, metric=GOAL, trials=1
+    )
+    assert told.ended == [(study.name, 1)]
+    assert f"study {study.name}: Breaking.on_study_end raised KeyError: 'no such server'" in caplog.text
 
 
 @pytest.mark.spark
@@ -144,7 +188,7 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(make_local: Make) -> 
 def test_a_search_whose_first_five_trials_fail_ends_with_the_first_error(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="7 is too much"):
         sweep(make_local(1), fail_above, {"x": [7], "limit": [1]}, metric=GOAL, trials=50, at_once=1)
-    assert runs() == []
+    assert runs().active == []
 
 
 def test_a_trial_without_the_metric_fails_and_says_what_was_reported(make_local: Make) -> None:
@@ -258,7 +302,7 @@ def test_ctrl_c_cancels_all_trials_and_returns_the_study(make_local: Make, tmp_p
     thread.join()
     assert study.interrupted
     assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
-    assert runs() == []
+    assert runs().active == []
     assert all(trial.state.is_finished() for trial in study.optuna.get_trials())
 
 

@@ -41,6 +41,7 @@ PURPOSES: dict[str, Purpose] = {
     "versions": Purpose(("test-versions",), 1.8, ("connect",)),
     "vision": Purpose(("notebook", "test-vision"), 2.1, ("spark",)),
     "launchers": Purpose(("test-launchers",), 4.0, ("spark",)),
+    "mlflow": Purpose(("test-mlflow",), 2.1, ("spark", "mlflow", "sweep"), "mlflow"),
     "streaming": Purpose(("test-streaming",), 2.0, ("spark",), "streaming"),
     "composer": Purpose(("notebook", "test-composer"), 3.3, ("spark",), "composer", ("mosaicml", "llm-foundry")),
     "axolotl": Purpose(

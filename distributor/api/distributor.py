@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
+from distributor.api.arguments import arguments_of
 from distributor.api.build import (
     build_job,
     check_packages,
@@ -33,11 +34,13 @@ from distributor.run.handle import Run
 from distributor.run.interrupt import plain_interrupts
 from distributor.run.supervisor import Feed
 from distributor.text import notices
+from distributor.tracking.history import Recorder
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.checks import check_range
 from distributor.values.job import Job, Widths
 from distributor.values.launch_path import Launch, LaunchPath
 from distributor.values.options import declared
+from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,11 +166,12 @@ class Distributor:
             code or arguments, such as more epochs, a run continues even one that has finished; a warning says what has
             changed. Only one run at a time can use a name.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
-            ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
-            called on the driver, in a thread of their own. ``rows`` are the ranks' reports since the last call,
-            ``checkpoint`` has the ``step`` and the ``path`` of a committed checkpoint, and ``attempt`` is one of
-            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
-            ``on_end`` has returned, or after they have waited a minute for ``on_end``.
+            ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)``, ``on_end(run)``, ``on_close(run)`` and
+            ``on_study_end(study)``. The methods are called on the driver, in a thread of their own. ``rows`` are the
+            ranks' reports since the last call, ``checkpoint`` has the ``step`` and the ``path`` of a committed
+            checkpoint, and ``attempt`` is one of ``run.attempts``. ``on_close`` follows the ``on_end`` of all
+            callbacks, and :func:`sweep` calls ``on_study_end`` with its study. An error in a callback is only logged as
+            a warning. ``run()`` and ``wait()`` return once all have returned, at most a minute after the run's end.
         data: tables for the ranks by name, such as ``{"train": Data(df, pack={"x": ["age", "height"]}, label="y")}``.
             Ranks read them with ``runtime.dataset("train").loader(...)``. Before training, each table is written once
             as Arrow files: beside the checkpoints with ``checkpoints=``, and then kept as long as a checkpoint refers
@@ -188,6 +192,8 @@ class Distributor:
         >>> Distributor(num_processes=2, local_mode=True, use_gpu=False).run(train, 1e-3)  # doctest: +SKIP
         2
     """
+
+    _trial: TrialInfo | None = None  # the trial that the runs are
 
     @suggests_names
     def __init__(
@@ -238,9 +244,10 @@ class Distributor:
         self._launch: LaunchPath = self._launch_of(widths.least)
         check_gpus(self.local_mode, replace(options.resources, num_processes=widths.least))
 
-    def _with(self, **changed: Any) -> Distributor:
+    def _with(self, *, trial: TrialInfo | None = None, **changed: Any) -> Distributor:
         """Return a copy with other values of some options."""
         made = copy.copy(self)
+        made._trial = trial
         groups = {group: getattr(self._options, group) for group in GROUPS}
         made._options = replace(
             self._options,
@@ -390,8 +397,10 @@ class Distributor:
             announce=view is not None and view.announces and session is not None,
             view=view,
             resize=None if job.widths is None else self._resize(),
-            callbacks=self._options.request.callbacks,
+            callbacks=(Recorder(), *self._options.request.callbacks),
             feed=self._feed() if self._options.request.data else None,
+            arguments=arguments_of(job.target, train_object, args, kwargs),
+            trial=self._trial,
         )
         return run, () if view is None else self._notes(session, log_folder)
 

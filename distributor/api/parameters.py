@@ -48,7 +48,7 @@ def check_launch(name: str, launch: Any) -> Launch:
 
 
 #: The methods of a callback that a run calls.
-_MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end")
+_MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end", "on_close", "on_study_end")
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:

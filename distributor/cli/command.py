@@ -203,6 +203,27 @@ def _before_spark(master: str | None, script: str | None, options: Mapping[str, 
             click.echo(f"[distributor] starting a Spark session with master {wording.without_token(master)}", err=True)
 
 
+@main.command("runs")
+@click.argument("run", required=False, metavar="[NAME]")
+def list_runs(run: str | None) -> None:
+    """List this user's runs, the newest first, or show the last run with a NAME or an id: its attempts and times.
+
+    They are remembered in the folder that the variable DISTRIBUTOR_RUNS names, by default ~/.cache/distributor/runs.
+    """
+    from distributor.tracking.history import History, default_folder
+    from distributor.tracking.record import show
+
+    folder = default_folder()
+    records = History(folder).read()
+    if run is None:
+        click.echo(show(records) if records else f"no runs are remembered in {folder}")
+        return
+    found = [record for record in records if run in (record.name, record.id)]
+    if not found:
+        raise click.UsageError(f"no run {run!r} is remembered in {folder}: distributor runs lists them")
+    click.echo(str(found[0]))
+
+
 @main.command("script-path")
 def script_path() -> None:
     """Print the path of the file for spark-submit: spark-submit ... $(distributor script-path) run ..."""

@@ -17,7 +17,7 @@ from distributor.values.reports import Committed
 _log = notices.logger
 
 _INTERVAL = 0.5  # seconds between checks for news
-PATIENCE = 60.0  # seconds that callbacks have to finish once the run has ended
+PATIENCE = 60.0  # seconds that callbacks have to finish once the run, or the study, has ended
 
 
 class Callbacks:
@@ -25,7 +25,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:
         self._callbacks = callbacks
-        self._label = label
+        self._label = label  # of the run or study
         self._new = new  # what is new since its last call
         self._events: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -40,9 +40,13 @@ class Callbacks:
         """Start the thread that calls the callbacks, ``on_start`` first."""
         if self._callbacks:
             self._new()  # the first call begins to collect rows, for later calls
-            self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
-            self._thread.start()
+            self._begin(run)
             self.tell("on_start")
+
+    def _begin(self, run: Any) -> threading.Thread:
+        self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
+        self._thread.start()
+        return self._thread
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method, with the run and ``arguments``, on all callbacks that have it."""
@@ -50,17 +54,23 @@ class Callbacks:
 
     def close(self) -> None:
         """Call ``on_end`` after all pending calls, and wait for at most :data:`PATIENCE` seconds."""
-        thread = self._thread
-        if thread is None:
-            return
-        self.tell("on_end")
+        if self._thread is not None:
+            self.tell("on_end")
+            self._finish(self._thread)
+
+    def end_study(self, study: Any) -> None:
+        """Call ``on_study_end`` with a study, and wait for at most :data:`PATIENCE` seconds."""
+        if self._callbacks:
+            self.tell("on_study_end")
+            self._finish(self._begin(study))
+
+    def _finish(self, thread: threading.Thread) -> None:
+        self.tell("on_close")
         self._events.put(None)
         thread.join(PATIENCE)
         if thread.is_alive():
             _log.warning(
-                "run %s: a callback is still running %g s after the run's end; it is left running",
-                self._label,
-                PATIENCE,
+                "%s: a callback is still running %g s after its end; it is left running", self._label, PATIENCE
             )
 
     def _serve(self, run: Any) -> None:
@@ -102,9 +112,9 @@ class Callbacks:
         self._warned.add((id(callback), name))
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        what = f"{type(callback).__name__}.{name}"
+        what = f"{type(getattr(callback, 'callback', callback)).__name__}.{name}"
         _log.warning(
-            "run %s: %s raised %s: %s%s; this warning is shown once",
+            "%s: %s raised %s: %s%s; this warning is shown once",
             self._label,
             what,
             type(error).__name__,

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from distributor.display.display import Display, make_logs
 from distributor.display.snapshot import Snapshot, far
 from distributor.display.view import View
 from distributor.errors import DistributorError, RunCancelledError, TrainingError, show_shortly
+from distributor.machine import versions
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
 from distributor.metrics.table import Metrics, figure_of
@@ -34,7 +36,8 @@ from distributor.schedulers.base import Scheduler
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
-from distributor.values.reports import Progress, Resumed
+from distributor.values.reports import Committed, Progress, Resumed
+from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,16 +47,8 @@ if TYPE_CHECKING:
 _active: dict[Run, None] = {}
 
 
-def runs() -> list[Run]:
-    """Return the handles of this process's runs that have not ended, the oldest first.
-
-    A notebook's cell that is run again finds a run here whose handle was lost.
-
-    Example:
-        >>> [run.name for run in distributor.runs()]  # doctest: +SKIP
-        ['digits']
-        >>> distributor.runs()[0].cancel()  # doctest: +SKIP
-    """
+def active_runs() -> list[Run]:
+    """Return the handles of this process's runs that have not ended, the oldest first."""
     return list(_active)
 
 
@@ -78,18 +73,25 @@ class Run:
         callbacks: Sequence[Any] = (),
         resize: Resize | None = None,
         feed: Feed | None = None,
+        arguments: Mapping[str, str | int | float | bool | None] | None = None,
+        trial: TrialInfo | None = None,
     ) -> None:
         self.id = job.run_id
         #: The user's name for the run; ``None`` if it has no name.
         self.name = job.name
         #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
+        #: The arguments of the function, script or module that are plain values (texts, numbers, ``None``), by name.
+        #: Texts that look like secrets, by words of their names such as ``token``, are left out.
+        self.arguments: Mapping[str, str | int | float | bool | None] = dict(arguments or {})
+        #: Which trial of a search the run is: ``number``, ``params``, ``study``; ``None`` outside of :func:`sweep`.
+        self.trial = trial
         self._job = job
         margins = Margins() if margins is None else margins
         logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
         self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize, feed)
-        self._callbacks = Callbacks(callbacks, job.label, self._supervisor.reports.new)
+        self._callbacks = Callbacks(callbacks, f"run {job.label}", self._supervisor.reports.new)
         self._preparing = Preparing(margins)
         self._callers = _Callers()
         self._verdict = Verdict()
@@ -136,6 +138,36 @@ class Run:
         _active.pop(self, None)
         self._life.done.set()
 
+    @property
+    def error(self) -> Exception | None:
+        """Why the run has failed; ``None`` if it has not, or goes on. Unlike ``result()``, this raises nothing."""
+        error = self._verdict.error
+        return error if isinstance(error, Exception) else None
+
+    @property
+    def submitted(self) -> float:
+        """When the run was submitted, in seconds since the epoch."""
+        return self._times.submitted
+
+    @property
+    def ended(self) -> float | None:
+        """When the run ended, in seconds since the epoch; ``None`` if it goes on."""
+        return self._times.ended
+
+    @property
+    def training_folder(self) -> str | None:
+        """The folder or URL for the checkpoints of a run with ``name=``; ``None`` without one, or until it is known.
+
+        A run that continues an earlier one has the same folder.
+        """
+        job = self._current
+        return None if job.checkpoints is None or job.fence is None or not job.fence.is_named else job.checkpoints.dir
+
+    @property
+    def last_checkpoint(self) -> Committed | None:
+        """The last committed checkpoint, with its ``step`` and ``path``; ``None`` without one."""
+        return self._supervisor.reports.last_committed
+
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
@@ -175,6 +207,18 @@ class Run:
             node 0 on host-a (10.0.0.2): ranks 0-2; node 1 on host-b (10.0.0.3): rank 3
         """
         return self._supervisor.state.nodes.placement
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """The versions on the driver of Python, this package, torch, PySpark, and what the launch path needs.
+
+        Example:
+            >>> run.versions  # doctest: +SKIP
+            {'Python': '3.12.1', 'torch': '2.13.0', 'pyspark': '4.3.0', 'distributor': '0.1.0'}
+        """
+        import distributor
+
+        return {**versions.here(["pyspark", *self._job.launch.needs]), "distributor": distributor.__version__}
 
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:

@@ -163,8 +163,8 @@ class Lease:
         other = "name" if self.job.identity is not None else "folder"
         if holder is not None and replace(holder, run=here.run) == here:
             return StartError(
-                f"{self._thing} is held by run {holder.run} of this process: distributor.runs() has its handle, to "
-                f"wait for it or to cancel it; or pass another {other}"
+                f"{self._thing} is held by run {holder.run} of this process: distributor.runs().active has its "
+                f"handle, to wait for it or to cancel it; or pass another {other}"
             )
         return StartError(
             f"{self._thing} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "

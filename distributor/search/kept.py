@@ -15,6 +15,7 @@ from distributor.machine.storage import is_url
 from distributor.run import lease
 from distributor.search.study import Trial
 from distributor.text import notices
+from distributor.tracking.history import default_folder
 from distributor.values.checkpoints import Checkpoints, absolute
 from distributor.values.job import Job
 from distributor.values.lease_record import folder_of
@@ -22,8 +23,9 @@ from distributor.values.lease_record import folder_of
 if TYPE_CHECKING:
     import optuna
 
-#: Names of what Optuna keeps with a trial for us.
-RUN_ID, ERROR, METRIC = "distributor.run_id", "distributor.error", "distributor.metric"
+#: Names of what Optuna keeps for us: with a trial, and with the study.
+RUN_ID, ERROR = "distributor.run_id", "distributor.error"
+METRIC, ID = "distributor.metric", "distributor.id"
 
 _JOURNAL = "study.journal"
 
@@ -42,8 +44,7 @@ class Kept:
             return cls(f"sweep-{secrets.token_hex(3)}", None)
         if checkpoints is not None and not is_url(checkpoints.dir):
             return cls(name, folder_of(absolute(checkpoints).dir, name))
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = folder_of(os.environ.get("DISTRIBUTOR_RUNS") or os.path.join(caches, "distributor", "runs"), name)
+        folder = folder_of(str(default_folder()), name)
         notices.inform(f"the study {name!r} is kept in {folder}, for this machine only")
         return cls(name, folder)
 

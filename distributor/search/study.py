@@ -68,13 +68,15 @@ class Study:
 
     Attributes:
         name: the study's name.
+        id: identifies the study. It stays the same if another driver goes on with it.
         metric: the name of the metric, and ``"min"`` or ``"max"``.
         interrupted: whether Ctrl-C ended the search.
         optuna: Optuna's study, for its own analyses. It is read only while the search runs.
     """
 
-    def __init__(self, name: str, metric: tuple[str, Literal["min", "max"]], optuna: optuna.Study) -> None:
+    def __init__(self, name: str, metric: tuple[str, Literal["min", "max"]], optuna: optuna.Study, id: str) -> None:
         self.name = name
+        self.id = id
         self.metric = metric
         self.optuna = optuna
         self.interrupted = False

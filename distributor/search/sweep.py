@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,14 +25,16 @@ from distributor.errors import (
 )
 from distributor.machine import devices, processes
 from distributor.metrics.table import Row
-from distributor.run.handle import Run, runs
+from distributor.run.callbacks import Callbacks
+from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
-from distributor.search.kept import ERROR, METRIC, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, of_optuna, trial_folder
 from distributor.search.space import distributions
 from distributor.search.study import Study, Trial
 from distributor.text import notices
 from distributor.values.checks import check_count, check_title
 from distributor.values.job import Job, Status
+from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
     import optuna
@@ -170,7 +173,7 @@ class _Search:
         self._prunes = pruner is not None
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
-        self.study = Study(kept.name, metric, self._optuna)
+        self.study = Study(kept.name, metric, self._optuna, self._identify())
         earlier = self._optuna.get_trials()
         self._begun = len(earlier)
         self._adopted = [each for each in earlier if not each.state.is_finished()]
@@ -209,7 +212,16 @@ class _Search:
         except BaseException:
             self._end("the sweep has ended with an error")
             raise
+        finally:
+            if not self._lost:  # otherwise, another driver goes on with the study
+                Callbacks(self._callbacks, f"study {self.study.name}", lambda: ()).end_study(self.study)
         return self.study
+
+    def _identify(self) -> str:
+        """Return the identifier of the study, which its first driver makes up."""
+        if ID not in self._optuna.user_attrs:
+            self._optuna.set_user_attr(ID, secrets.token_hex(6))
+        return str(self._optuna.user_attrs[ID])
 
     @property
     def _more(self) -> bool:
@@ -237,6 +249,7 @@ class _Search:
             progress=False,
             callbacks=(*self._callbacks, _Listener(trial.number, self._events)),
             cpus_per_process=self._slots.cpus,
+            trial=TrialInfo(trial.number, params, self.study.name, self.study.id),
         )
         run = distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
         trial.set_user_attr(RUN_ID, run.id)
@@ -401,7 +414,7 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        if any(run.status is Status.WAITING for run in runs() if run not in active):
+        if any(run.status is Status.WAITING for run in active_runs() if run not in active):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True

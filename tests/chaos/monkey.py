@@ -252,7 +252,7 @@ def interrupted(source: random.Random, sessions: Sessions, folder: Path, left: L
     """Ctrl-C at any moment of a run, the first instants among them."""
     delay = source.choice([source.uniform(0.0, 0.01), source.uniform(0.0, 1.0)])
     where, distributor = distributor_for(source, sessions, 2)
-    before = {id(run) for run in runs()}
+    before = {id(run) for run in runs().active}
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
     end = "success"
     try:
@@ -262,7 +262,7 @@ def interrupted(source: random.Random, sessions: Sessions, folder: Path, left: L
         timer.join()
     except KeyboardInterrupt:
         end = "KeyboardInterrupt"
-    for run in runs():
+    for run in runs().active:
         if id(run) not in before:
             assert run.wait(DEADLINE)
             left.gone(run.id)

@@ -153,8 +153,9 @@ ROOMS = {
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
-    "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
-    "search": {"api", "run", "metrics.table", "machine"},
+    "tracking": {"run", "metrics", "machine"},
+    "api": {"run", "schedulers", "display", "data", "tracking", "launch", "shipping", "machine"},
+    "search": {"api", "run", "tracking", "metrics.table", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
@@ -165,7 +166,7 @@ PROGRAMS = {
     "launch/ray/node.py": {"rank.gpus"},
 }
 #: Nothing in a room imports these, and they may import anything.
-ABOVE = ("cli", "compat", "__init__", "__main__", "runtime")
+ABOVE = ("cli", "compat", "__init__", "__main__", "callbacks", "runtime")
 
 
 def names_within(name):
@@ -229,6 +230,7 @@ def test_a_room_says_where_it_runs(room):
                 "launch/deepspeed/checkpoint.py",
                 "launch/deepspeed/extensions.py",
                 "runtime.py",
+                "tracking/tensorboard.py",
             },
         ),
         ("accelerate", {"launch/accelerate/variables.py"}),
@@ -254,6 +256,7 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("pandas", {"metrics/table.py"}),
         ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py", "search/study.py"}),
+        ("mlflow", {"tracking/mlflow.py", "tracking/mlflow_sender.py"}),
         ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
@@ -271,6 +274,7 @@ def test_no_other_package_is_needed():
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
+    known |= {"mlflow"}  # for its callback, on the driver
     known |= {"optuna"}  # for sweep, on the driver
     known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
     known |= {"numpy"}  # for its random state, if a checkpoint has one

@@ -83,8 +83,8 @@ def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterato
 
 def test_the_active_runs_of_a_process_are_listed_in_the_order_of_their_start() -> None:
     with running(Scheduler()) as first, running(Scheduler()) as second:
-        assert module.runs() == [first, second]
-    assert module.runs() == []
+        assert module.active_runs() == [first, second]
+    assert module.active_runs() == []
 
 
 def test_a_run_that_was_withdrawn_before_it_began_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_was_withdrawn_before_it_began_is_not_listed(monkeypatch: pyt
     with monkeypatch.context() as broken, pytest.raises(StartError, match="no further thread"):
         broken.setattr(threading.Thread, "start", refuse)
         run.start()
-    assert module.runs() == []
+    assert module.active_runs() == []
 
 
 def test_errors_of_a_named_run_show_its_name() -> None:

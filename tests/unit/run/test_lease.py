@@ -140,7 +140,7 @@ def test_what_has_changed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_two_runs_of_one_name(tmp_path: Path) -> None:
     with held(job(tmp_path)):
-        with pytest.raises(StartError, match=r"the name 'gpt' is held by run a0 of this process: .*\.runs\(\)"):
+        with pytest.raises(StartError, match=r"the name 'gpt' is held by run a0 of this process: .*\.runs\(\)\.active"):
             with held(job(tmp_path, "b1")):
                 pass
         assert record(tmp_path).run == "a0"

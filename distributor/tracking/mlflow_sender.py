@@ -1,0 +1,368 @@
+"""Sends spools to an MLflow server, in a thread of its own: a server that is down or slow delays nobody."""
+
+from __future__ import annotations
+
+import getpass
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distributor.machine.storage import open_storage
+from distributor.text import notices
+from distributor.tracking.names import Names
+from distributor.tracking.spool import Begin, End, Entry, Files, Params, Spool, Tags, Values
+from distributor.values import codec
+
+_log = notices.logger
+
+KEY = "distributor.key"  # the tag by which a run is found again
+
+_KEPT = "tracking.json"  # beside the checkpoints
+
+_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
+
+_MOST_METRICS, _MOST_OTHERS = 800, 90  # in one request; MLflow takes 1,000, and 100 of the others
+
+_LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 500, 5000  # characters that all versions of MLflow take
+
+#: Codes with which MLflow refuses for good what is sent, and those that concern the whole run.
+_REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
+_GONE = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "INVALID_STATE"}
+
+
+@dataclass(frozen=True)
+class TrackedTraining:
+    """What is kept beside the checkpoints of a training with a name: which runs of which servers it is."""
+
+    key: str
+    runs: Mapping[str, str] = field(default_factory=dict)  # MLflow's id, by server and experiment
+
+
+class Server:
+    """An experiment of a server, and its runs."""
+
+    def __init__(self, client: Any, where: str, experiment: str) -> None:
+        self._client = client
+        self._where = where
+        self._name = experiment
+        self._experiment: str | None = None
+        self._studies: dict[str, str] = {}  # MLflow's id of the parent, by key
+
+    def run_of(self, begin: Begin) -> tuple[str, bool]:
+        """Return the id of a run, and whether it was there; create it if it was not."""
+        experiment = self._experiment = self._experiment or self._find_experiment()
+        at = f"{self._where} {experiment}"
+        storage = None if begin.place is None else open_storage(begin.place, begin.key)
+        kept = TrackedTraining(begin.key)
+        if storage is not None:
+            with suppress(ValueError):
+                kept = codec.read(TrackedTraining, storage.read(_KEPT) or b"")
+            storage.write(_KEPT, codec.pack(kept))  # before the run is created: the next driver looks for the key
+        known = self._studies.get(kept.key) or self._alive(kept.runs.get(at)) or self._find(experiment, kept.key)
+        run = known or self._create(experiment, replace(begin, key=kept.key))
+        if known is not None:
+            self._client.update_run(run, status="RUNNING")
+        if storage is not None:
+            storage.write(_KEPT, codec.pack(replace(kept, runs={**kept.runs, at: run})))
+        return run, known is not None
+
+    def _find_experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(self._name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self._name))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self._client.get_experiment_by_name(self._name)
+        return str(found.experiment_id)
+
+    def _alive(self, run: str | None) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        if run is None:
+            return None
+        try:
+            return run if self._client.get_run(run).info.lifecycle_stage == "active" else None
+        except MlflowException as error:
+            if error.error_code in _GONE | _REFUSED:
+                return None
+            raise
+
+    def _find(self, experiment: str, key: str) -> str | None:
+        found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _create(self, experiment: str, begin: Begin) -> str:
+        tags = {KEY: begin.key, "mlflow.source.name": begin.title, "mlflow.source.type": "LOCAL"}
+        with suppress(Exception):  # there is no name for this user's number
+            tags["mlflow.user"] = getpass.getuser()
+        if revision := revision_of(begin.folder):
+            tags["mlflow.source.git.commit"] = revision
+        if begin.study_key is not None:
+            tags["mlflow.parentRunId"] = self._parent(experiment, begin)
+        made = self._client.create_run(experiment, int(1000 * begin.time), tags, begin.name)
+        return str(made.info.run_id)
+
+    def _parent(self, experiment: str, begin: Begin) -> str:
+        assert begin.study_key is not None and begin.study is not None
+        if begin.study_key not in self._studies:
+            study = Begin(begin.study_key, None, begin.study, begin.time, begin.folder, begin.title)
+            found = self._find(experiment, begin.study_key)
+            self._studies[begin.study_key] = found or self._create(experiment, study)
+        return self._studies[begin.study_key]
+
+
+class Delivery:
+    """Brings one spool to its run."""
+
+    def __init__(self, spool: Spool, *, is_left: bool = False) -> None:
+        self.spool = spool
+        self.done = threading.Event()
+        self.given_up = False
+        self.is_left = is_left  # by another driver: without an end, this driver was killed
+        self._run: str | None = None
+        self._known = False  # whether the server may have metrics that this driver has not sent
+        self._params: dict[str, str] = {}
+        self._steps: dict[str, set[int]] = {}
+        self._unsure: list[tuple[str, int]] = []  # those of what is being sent
+        self._names = Names()
+        self._said: set[str] = set()
+
+    def send(self, client: Any, server: Server) -> bool:
+        """Send the next part, and return whether there was one. What fails may be sent again."""
+        entries, end = self.spool.read()
+        if not entries and not self.is_left:
+            return False
+        if self._run is None and not (self.spool.is_whole and not entries):
+            begin = codec.read(Begin, self.spool.begin)
+            self._run, self._known = server.run_of(begin)
+            if self._known:
+                self._params = dict(client.get_run(self._run).data.params)
+        if not entries:
+            self._finish(client, End("KILLED", time.time()))
+            return False
+        try:
+            self._send(client, entries)
+        except BaseException:
+            for name, step in self._unsure:
+                self._steps[name].discard(step)
+            raise
+        finally:
+            self._unsure.clear()
+        if self.given_up:
+            return False
+        if isinstance(entries[-1], End):
+            self._finish(client, entries[-1])
+            return False
+        self.spool.acknowledge(end)
+        return True
+
+    def _finish(self, client: Any, end: End) -> None:
+        if self._run is not None:
+            with self._refusals("its end"):
+                client.set_terminated(self._run, end.status, int(1000 * end.ended))
+        self.spool.remove()
+        self.done.set()
+
+    def _send(self, client: Any, entries: Sequence[Entry]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        metrics: list[Any] = []
+        others: list[Any] = []
+        for entry in entries:
+            match entry:
+                case Values():
+                    for name, value in entry.values.items():
+                        clean = self._rename(name)
+                        if (step := self._new_step(client, clean, entry.step)) is not None:
+                            metrics.append(Metric(clean, float(value), int(1000 * entry.at), step))
+                case Params():
+                    for name, value in entry.params.items():
+                        clean, value = self._rename(name), value[:_LONGEST_PARAM]
+                        if self._params.setdefault(clean, value) == value:
+                            others.append(Param(clean, value))
+                        else:
+                            others.append(RunTag(f"changed.{clean}"[:_LONGEST_NAME], value))
+                case Tags():
+                    others += [RunTag(name[:_LONGEST_NAME], text[:_LONGEST_TAG]) for name, text in entry.tags.items()]
+                case Files():
+                    try:
+                        client.log_artifacts(self._run, entry.files, "logs")
+                    except Exception as error:  # of the store for files, which may need another package
+                        self._say(entry.files, f"does not take the files of {entry.files}: {error}")
+        for items, most in ((others, _MOST_OTHERS), (metrics, _MOST_METRICS)):
+            for first in range(0, len(items), most):
+                self._send_batch(client, items[first : first + most])
+
+    def _send_batch(self, client: Any, items: Sequence[Any]) -> None:
+        """Send metrics, parameters and tags; of those that are refused, all that are not."""
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
+
+        kinds = [[item for item in items if isinstance(item, kind)] for kind in (Metric, Param, RunTag)]
+        with self._refusals("what follows", _GONE):
+            try:
+                client.log_batch(self._run, *kinds, synchronous=True)
+            except MlflowException as error:
+                if error.error_code not in _REFUSED:
+                    raise
+                if len(items) == 1:
+                    self._say(items[0].key, f"refuses {items[0].key!r}, which is left out: {error.message}")
+                    return
+                middle = len(items) // 2
+                self._send_batch(client, items[:middle])
+                self._send_batch(client, items[middle:])
+
+    def _new_step(self, client: Any, name: str, step: int | None) -> int | None:
+        """Return the step under which a value is sent; ``None`` if there is a value already."""
+        if name not in self._steps:
+            history = client.get_metric_history(self._run, name) if self._known else ()
+            self._steps[name] = {each.step for each in history}
+        steps = self._steps[name]
+        step = max(steps, default=-1) + 1 if step is None else step
+        if step in steps:
+            return None
+        steps.add(step)
+        self._unsure.append((name, step))
+        return step
+
+    def _rename(self, name: str) -> str:
+        clean = self._names(name)
+        if clean != name:
+            self._say(name, f"does not take the name {name[:100]!r}, which is {clean!r} there")
+        return clean
+
+    def _say(self, what: str, text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("MLflow %s", text)
+
+    @contextmanager
+    def _refusals(self, what: str, codes: Collection[str] = _REFUSED | _GONE) -> Iterator[None]:
+        """Say once what the server refuses for good; let pass other errors, after which it is sent again."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            if error.error_code not in codes:
+                raise
+            self._say(what, f"refuses {what}: {error.message}")
+
+    def give_up(self) -> None:
+        """Leave what is unsent to the next callback for the server."""
+        self.given_up = True
+        self.spool.release()
+        self.done.set()
+
+
+class Sender:
+    """The thread that sends; it ends when there is nothing left to send."""
+
+    def __init__(self, folder: Path, connect: Callable[[], tuple[Any, Server]], where: str) -> None:
+        self._folder = folder
+        self._connect = connect
+        self._where = where
+        self._deliveries: list[Delivery] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._client: tuple[Any, Server] | None = None
+        self._adopted = False
+        self._failed = False  # said
+
+    def add(self, spool: Spool) -> Delivery:
+        """Begin to send a spool."""
+        delivery = Delivery(spool)
+        with self._changed:
+            self._deliveries.append(delivery)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="distributor-mlflow", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return delivery
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, deliveries: Sequence[Delivery], timeout: float) -> list[Delivery]:
+        """Wait until spools have been sent; after ``timeout`` seconds, give up, and return those that have not."""
+        deadline = time.monotonic() + timeout
+        self.wake()
+        for delivery in deliveries:
+            delivery.done.wait(max(0.0, deadline - time.monotonic()))
+        late = [delivery for delivery in deliveries if not delivery.done.is_set()]
+        for delivery in late:
+            delivery.give_up()
+        self._adopted = self._adopted and not late
+        self.wake()
+        return late
+
+    def _serve(self) -> None:
+        pause = _PAUSE
+        while True:
+            with self._changed:
+                self._deliveries = [each for each in self._deliveries if not each.done.is_set()]
+                if not self._deliveries:
+                    self._thread = None
+                    return
+            try:
+                busy = self._send()
+                pause = _PAUSE
+            except Exception as error:  # of the network, of the server, of its database
+                self._tell(error)
+                pause, busy = min(2 * pause, _LONGEST_PAUSE), False
+                if all(each.is_left for each in self._deliveries):  # later callbacks try again
+                    for delivery in self._deliveries:
+                        delivery.give_up()
+                    continue
+            if not busy:
+                with self._changed:
+                    self._changed.wait(pause)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            why = str(error).partition("\n")[0][:300]
+            _log.warning("MLflow at %s does not answer; reports wait in %s: %s", self._where, self._folder, why)
+
+    def _send(self) -> bool:
+        """Send a part of each spool, those of earlier drivers first, and return whether there was any."""
+        client, server = self._client = self._client or self._connect()
+        if not self._adopted:
+            left = [Delivery(spool, is_left=True) for spool in Spool.left_in(self._folder)]
+            with self._changed:
+                self._deliveries = [*left, *self._deliveries]
+            self._adopted = True
+        busy, errors = False, []
+        for delivery in list(self._deliveries):
+            try:
+                while not delivery.done.is_set() and delivery.send(client, server):
+                    busy = True
+                    if not delivery.is_left:
+                        break
+            except Exception as error:
+                if not delivery.given_up:  # otherwise, its file is closed
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return busy
+
+
+def revision_of(folder: str) -> str | None:
+    """Return the commit of the repository that a folder is in; ``None`` without one."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,192 @@
+"""What is to be sent to a tracking server, on the driver's disk until it has been sent: a file for each run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distributor.text import notices
+from distributor.text.wording import size
+from distributor.values import codec
+
+BOUND = 64 << 20  # unsent bytes of a run, above which metrics are thinned
+
+_CHUNK = 256 << 10  # bytes that are sent together
+
+_LARGE = 1 << 20  # bytes above which a file that has been sent is emptied
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A run begins, or goes on: the first line of each file."""
+
+    key: str  # which run of the server it is
+    place: str | None  # folder or URL where the key of a training with a name is kept, in place of `key`
+    name: str
+    time: float  # seconds since the epoch
+    folder: str  # the driver's current one
+    title: str
+    study: str | None = None  # the name of the parent
+    study_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Params:
+    """Arguments by name."""
+
+    params: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Facts by name."""
+
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Metrics of one report."""
+
+    step: int | None
+    at: float  # seconds since the epoch
+    values: Mapping[str, float | str]  # a text is nan, inf or -inf
+
+
+@dataclass(frozen=True)
+class Files:
+    """A folder whose files are to be uploaded."""
+
+    files: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The run has ended, with a status of MLflow's."""
+
+    status: str
+    ended: float
+
+
+Entry = Begin | Params | Tags | Values | Files | End
+
+
+@dataclass
+class Spool:
+    """One run's file, which belongs to the process that keeps it locked."""
+
+    path: Path
+    sent: int = 0  # bytes
+    begin: bytes = b""
+    _reports: int = 0
+    _thinned: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._file = open(self.path, "a+b", buffering=0)
+
+    @classmethod
+    def create(cls, folder: Path, begin: Begin) -> Spool:
+        """Make a file for a run."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{secrets.token_hex(8)}.spool"
+        spool = cls(path.with_suffix(".new"))  # it gets its name once it is locked and has its first line
+        fcntl.flock(spool._file, fcntl.LOCK_EX)
+        spool.begin = codec.pack(begin) + b"\n"
+        spool._file.write(spool.begin)
+        spool.path = spool.path.rename(path)
+        return spool
+
+    @classmethod
+    def left_in(cls, folder: Path) -> Iterator[Spool]:
+        """Take the files of drivers that have ended, or given up, the oldest first."""
+        for path in sorted(folder.glob("*.spool"), key=os.path.getmtime):
+            with suppress(OSError):
+                spool = cls(path)
+                try:
+                    fcntl.flock(spool._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    spool.release()
+                    continue
+                spool._restore()
+                yield spool
+
+    def _restore(self) -> None:
+        self._file.seek(0)
+        self.begin = self._file.readline()
+        with suppress(OSError, ValueError):
+            self.sent = int(self._acknowledged.read_text())
+        if self.sent > self.size:
+            self.sent = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has the end of its run."""
+        last = os.pread(self._file.fileno(), _CHUNK, max(0, self.size - _CHUNK)).splitlines()[-1]
+        try:
+            return isinstance(codec.read(Entry, last), End)  # type: ignore[arg-type]
+        except ValueError:
+            return False
+
+    @property
+    def _acknowledged(self) -> Path:
+        return self.path.with_suffix(".sent")
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry; above the bound of unsent bytes, only some of the metrics."""
+        with self._lock:
+            unsent = self.size - self.sent
+            if isinstance(entry, Values):
+                self._reports += 1
+                if unsent > BOUND and self._reports % 2 ** (1 + 8 * (unsent - BOUND) // BOUND):
+                    self._tell_thinned()
+                    return
+            self._file.write(codec.pack(entry) + b"\n")
+
+    def _tell_thinned(self) -> None:
+        if not self._thinned:
+            self._thinned = True
+            notices.logger.warning(
+                "more than %s wait in %s to be sent: from now on, only some of the metrics are kept there",
+                size(BOUND),
+                self.path,
+            )
+
+    def read(self) -> tuple[list[Entry], int]:
+        """Return the next entries to send, and where they end."""
+        data = os.pread(self._file.fileno(), _CHUNK, self.sent)
+        whole = data[: data.rfind(b"\n") + 1]
+        entries: list[Entry] = []
+        for line in whole.splitlines():
+            with suppress(ValueError):  # a line that a full disk has cut
+                entries.append(codec.read(Entry, line))  # type: ignore[arg-type]
+        return entries, self.sent + len(whole)
+
+    def acknowledge(self, end: int) -> None:
+        """Note that all entries before ``end`` have been sent."""
+        with self._lock:
+            empty = end == self.size and end > _LARGE
+            self.sent = len(self.begin) if empty else end
+            self._acknowledged.write_text(str(self.sent))
+            if empty:
+                self._file.truncate(self.sent)
+
+    def release(self) -> None:
+        """Leave the file to another process."""
+        self._file.close()
+
+    def remove(self) -> None:
+        for path in (self.path, self._acknowledged):
+            with suppress(OSError):
+                path.unlink()
+        self.release()

@@ -1,0 +1,55 @@
+"""Which arguments of a run may be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor.api.arguments import arguments_of, is_secret
+from distributor.values.job import Function, Script
+
+FUNCTION = Function("train", b"")
+
+
+def train(lr: float, model: Any, *more: int, epochs: int = 3, hf_token: str | None = None, **others: Any) -> None:
+    pass
+
+
+def test_plain_arguments_have_their_names() -> None:
+    args = (0.1, object(), 7, 8)
+    kept = arguments_of(FUNCTION, train, args, {"depth": 2, "where": Path("/data"), "password": "x", "hf_token": "y"})
+    assert kept == {"lr": 0.1, "more.0": 7, "more.1": 8, "epochs": 3, "depth": 2, "where": "/data"}
+    assert arguments_of(FUNCTION, train, (0.1, None), {})["hf_token"] is None
+
+
+def test_a_function_without_a_signature_has_numbers() -> None:
+    assert arguments_of(FUNCTION, dict, ("a",), {"b": 1}) == {"argument 1": "a", "b": 1}
+
+
+def test_options_of_a_script_have_their_names() -> None:
+    script = Script("train.py", b"", ("--lr", "0.1", "--fast", "--width=32", "--hf-token", "x", "data"))
+    assert arguments_of(script, None, (), {}) == {"lr": "0.1", "fast": True, "width": "32", "argument 7": "data"}
+
+
+def test_long_texts_are_cut() -> None:
+    assert arguments_of(FUNCTION, lambda text: None, ("x" * 10_000,), {}) == {"text": "x" * 500}
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "hf_token", "hfToken", "HF-TOKEN", "db.password", "API_KEY", "aws_secret", "accessKey", "pwd"]
+)
+def test_secrets_are_known_by_whole_words(name: str) -> None:
+    assert is_secret(name, "x")
+    assert not is_secret(name, 5)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "max_tokens", "key", "sort_key", "secretary", "monkey", "passes"])
+def test_other_words_are_no_secrets(name: str) -> None:
+    assert not is_secret(name, "x")
+
+
+def test_a_url_with_a_user_is_a_secret() -> None:
+    assert is_secret("store", "postgresql://me:pw@host/db")
+    assert not is_secret("store", "postgresql://host/db@2")
