@@ -91,6 +91,48 @@ def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path
     assert most.overlaps == 0
 
 
+def pass_by(number: int, folder: str) -> None:
+    """The second trial ends only once the wide run is asked for."""
+    from distributor import runtime
+
+    Path(folder, f"trial-{number}").touch()
+    if number < 4:
+        watch.until(lambda: Path(folder, "asked").exists())
+    runtime.report(loss=number)
+
+
+def passed(folder: str) -> int:
+    return len(list(Path(folder).glob("trial-*")))
+
+
+@pytest.mark.spark
+def test_trials_let_a_run_pass_that_waits_for_slots_of_the_cluster(two_executors: Any, tmp_path: Path) -> None:
+    ended: list[Any] = []
+
+    def ask() -> None:
+        watch.until(lambda: passed(str(tmp_path)) == 4)
+        run = TorchDistributor(4, False, False).submit(passed, str(tmp_path))
+        watch.until(lambda: run._wants_slots(on_driver=False))
+        (tmp_path / "asked").touch()
+        ended.extend(run.results(watch.DEADLINE))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    space = {"number": list(range(8)), "folder": [str(tmp_path)]}
+    one_core = TorchDistributor(1, False, False)
+    study = sweep(one_core, pass_by, space, metric=GOAL, trials=8, sampler=InOrder())
+    thread.join(watch.DEADLINE)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 8
+    assert ended == [4] * 4  # no further trial had begun
+
+
+class InOrder(optuna.samplers.RandomSampler):
+    """Chooses of a list by the trial's number."""
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+        return distribution.choices[trial.number % len(distribution.choices)]
+
+
 @pytest.mark.spark
 def test_a_search_that_needs_too_many_slots_is_refused(two_executors: Any) -> None:
     wide = TorchDistributor(64, False, False, start_timeout=3)
@@ -239,6 +281,40 @@ def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Ma
     assert [trial.run_id for trial in again.table] == [trial.run_id for trial in study.table]
     with pytest.raises(ConfigurationError, match="cannot go on with"):
         sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
+
+
+IN_STORAGE = """
+import sys
+sys.path[:0] = {path!r}
+import optuna, test_sweep
+from distributor import TorchDistributor, sweep
+sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_for_ever, {{"folder": [{folder!r}]}},
+      metric=("loss", "min"), trials=1, name="search", storage=optuna.storages.RDBStorage({url!r}))
+"""
+
+
+def test_a_driver_that_has_a_study_in_a_storage_is_seen_wherever_the_storage_is(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = tmp_path / "trial", f"sqlite:///{tmp_path}/study.db"
+    folder.mkdir()
+    code = IN_STORAGE.format(path=[str(Path(__file__).parent), *sys.path], folder=str(folder), url=url)
+    driver = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "DISTRIBUTOR_RUNS": str(tmp_path / "a")})
+    watch.until(lambda: len(os.listdir(folder)) > 0)
+    monkeypatch.setenv("DISTRIBUTOR_RUNS", str(tmp_path / "b"))
+    options: Any = {"metric": GOAL, "trials": 1, "name": "search", "storage": optuna.storages.RDBStorage(url)}
+    with pytest.raises(StartError, match="the study 'search' is held by run .* or pass another name"):
+        sweep(make_local(1), wait_for_ever, {"folder": [str(folder)]}, **options)
+    driver.kill()
+    driver.wait()
+    study = sweep(make_local(1), report_zero, {"folder": [str(folder)]}, **options)
+    assert [(trial.number, trial.outcome) for trial in study.table] == [(0, "complete")]
+
+
+def report_zero(folder: str) -> None:
+    from distributor import runtime
+
+    runtime.report(loss=0.0)
 
 
 def wait_for_ever(folder: str) -> None:

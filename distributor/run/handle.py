@@ -156,6 +156,13 @@ class Run:
         """The current status of the run."""
         return self._supervisor.state.status
 
+    def _wants_slots(self, *, on_driver: bool) -> bool:
+        """Return whether the run waits for slots that exist, on this machine or on the cluster."""
+        submission = self._supervisor.submission
+        if submission.scheduler.on_driver != on_driver:
+            return False
+        return self._preparing.wants_slots(self._supervisor.state, submission)
+
     @property
     def _current(self) -> Job:
         """The current job of the run, or its last one."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from distributor.schedulers.base import Scheduler
 
-_INTERVAL = 0.2  # seconds between looks at free slots
+_INTERVAL = 0.1  # seconds between looks at free slots
 
 _FIRST = 5  # trials whose failure ends the search, if no earlier one has ended otherwise
 
@@ -119,9 +119,10 @@ def sweep(
         )
     at_once = None if at_once is None else check_count("at_once", at_once)
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
-    kept = Kept.of(distributor._options.project.checkpoints, None if name is None else check_title("name", name))
-    with plain_interrupts(), kept.held(distributor.plan(_nothing)) as lost:
-        return _Search(distributor, train, *asked, kept, sampler, pruner, storage, lost).run()
+    name = None if name is None else check_title("name", name)
+    kept = Kept.of(distributor._options.project.checkpoints, name, storage)
+    with plain_interrupts(), kept.held(distributor.plan(_nothing), asked[1]) as lost:
+        return _Search(distributor, train, *asked, kept, sampler, pruner, lost).run()
 
 
 @dataclass
@@ -147,7 +148,6 @@ class _Search:
         kept: Kept,
         sampler: optuna.samplers.BaseSampler | None,
         pruner: optuna.pruners.BasePruner | None,
-        storage: optuna.storages.BaseStorage | None,
         lost: list[str],
     ) -> None:
         import optuna
@@ -159,13 +159,10 @@ class _Search:
         self._wanted = min(trials, _size(sampler, space))
         self._kept = kept
         self._lost = lost  # in words, that another driver has taken the study
-        self._optuna = optuna.create_study(
-            study_name=kept.name,
-            direction="minimize" if metric[1] == "min" else "maximize",
-            sampler=optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
-            pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
-            storage=kept.storage() if storage is None else storage,
-            load_if_exists=kept.is_named,
+        self._optuna = kept.study(
+            metric,
+            optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
+            optuna.pruners.NopPruner() if pruner is None else pruner,
         )
         self._prunes = pruner is not None
         self._stopped = threading.Event()  # by a sampler that has tried everything
@@ -379,6 +376,7 @@ class _Slots:
         self._width = width = resources.num_processes
         self._job: Job = distributor.plan(_nothing)
         self.cpus = resources.cpus_per_process
+        self._contends = not self._scheduler.on_driver or resources.use_gpu  # CPUs of this machine are not awaited
         self._counts = not self._scheduler.on_driver and self._scheduler.reports_slots
         if self._scheduler.on_driver:
             each = resources.cpus_per_process or 1
@@ -401,7 +399,8 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        if any(run.status is Status.WAITING for run in runs() if run not in active):
+        others = [run for run in runs() if run not in active] if self._contends else []
+        if any(run._wants_slots(on_driver=self._scheduler.on_driver) for run in others):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True
