@@ -157,7 +157,8 @@ def mlflows(ranks: int, trials: int, low: float, high: float) -> dict[str, float
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as place:
         spark = session(SLOTS)
-        spark.sparkContext.parallelize(range(SLOTS), SLOTS).map(lambda _: len(__import__("mlflow.optuna.storage").__name__)).collect()
+        warm = spark.sparkContext.parallelize(range(SLOTS), SLOTS)
+        warm.map(lambda _: len(__import__("mlflow.optuna.storage").__name__)).collect()
         mlflow.set_tracking_uri(f"sqlite:///{place}/mlflow.db")
         experiment = mlflow.create_experiment("search")
         began = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -29,6 +30,8 @@ from distributor import (
     sweep,
     uniform,
 )
+
+sweeping = importlib.import_module("distributor.search.sweep")  # the package's name is the function's
 
 GOAL = ("loss", "min")
 
@@ -92,12 +95,12 @@ def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path
 
 
 def pass_by(number: int, folder: str) -> None:
-    """The second trial ends only once the wide run is asked for."""
+    """The first trials end only when they are told."""
     from distributor import runtime
 
     Path(folder, f"trial-{number}").touch()
     if number < 4:
-        watch.until(lambda: Path(folder, "asked").exists())
+        watch.until(lambda: Path(folder, f"end-{number}").exists())
     runtime.report(loss=number)
 
 
@@ -106,14 +109,28 @@ def passed(folder: str) -> int:
 
 
 @pytest.mark.spark
-def test_trials_let_a_run_pass_that_waits_for_slots_of_the_cluster(two_executors: Any, tmp_path: Path) -> None:
+def test_trials_let_a_run_pass_that_waits_for_slots_of_the_cluster(
+    two_executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[Any] = []
+    looks: list[int] = []  # free slots at each look for those of another trial, while fewer than four run
+    free = sweeping._Slots.free
+
+    def look(slots: Any, active: list[Run]) -> bool:
+        looks.append(slots._scheduler.room(slots._job))
+        return free(slots, active)
+
+    monkeypatch.setattr(sweeping._Slots, "free", look)
 
     def ask() -> None:
         watch.until(lambda: passed(str(tmp_path)) == 4)
         run = TorchDistributor(4, False, False).submit(passed, str(tmp_path))
         watch.until(lambda: run._wants_slots(on_driver=False))
-        (tmp_path / "asked").touch()
+        looks.clear()
+        (tmp_path / "end-0").touch()
+        watch.until(lambda: looks.count(1) >= 3)
+        for number in (1, 2, 3):
+            (tmp_path / f"end-{number}").touch()
         ended.extend(run.results(watch.DEADLINE))
 
     thread = threading.Thread(target=ask)

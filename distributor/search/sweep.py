@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
 from distributor.api.scheduling import choose_scheduler, choose_session
+from distributor.display.choose import choose_trials
 from distributor.errors import (
     ConfigurationError,
     DistributorError,
@@ -27,6 +28,7 @@ from distributor.metrics.table import Row
 from distributor.run.handle import Run, runs
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import ERROR, METRIC, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.live import Live
 from distributor.search.space import distributions
 from distributor.search.study import Study, Trial
 from distributor.text import notices
@@ -191,6 +193,7 @@ class _Search:
         self._callbacks = [_OneAtATime(each, lock) for each in distributor._options.request.callbacks]
         self._distributor = distributor._narrowest()
         self._slots = _Slots(self._distributor, at_once)
+        self._live = Live(self.study, self._wanted, choose_trials() if distributor._options.output.progress else None)
 
     def run(self) -> Study:
         """Search to the end, and return the study."""
@@ -198,6 +201,7 @@ class _Search:
             while self._more or self._active:
                 while self._more and self._slots.free([each.run for each in self._active.values()]):
                     self._start()
+                self._live.look({number: (each.run, each.trial.params) for number, each in self._active.items()})
                 self._handle()
         except KeyboardInterrupt:
             self.study.interrupted = True
@@ -206,6 +210,8 @@ class _Search:
         except BaseException:
             self._end("the sweep has ended with an error")
             raise
+        finally:
+            self._live.close()
         return self.study
 
     @property
@@ -260,6 +266,7 @@ class _Search:
         self.study.add(trial)
         self._tell(trial)
         del self._active[number]
+        self._live.ended(trial, active.run)
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -304,15 +311,6 @@ class _Search:
         if trial.error is not None and trial.number in self._active:
             self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
         self._optuna.tell(trial.number, value, state)
-        best = self.study.best
-        if self._distributor._options.output.progress:
-            said = "" if trial.value is None else f", {self._metric[0]} {trial.value:.6g}"
-            far = "" if best is None else f"; best {best.value:.6g} of trial {best.number}"
-            why = "" if trial.error is None else f": {str(trial.error).partition(chr(10))[0]}"
-            notices.inform(
-                f"{self.study.name}: trial {trial.number} {trial.outcome}{why}{said}{far} "
-                f"({len(self.study.table)} of {self._wanted})"
-            )
 
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""
@@ -336,6 +334,7 @@ class _Search:
                 if not self._lost:  # otherwise, the study is another driver's
                     self.study.add(trial := self._ended(active))
                     self._tell(trial)
+                    self._live.ended(trial, active.run)
             self._active.clear()
         except KeyboardInterrupt:
             for active in self._active.values():
