@@ -6,7 +6,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,6 +167,7 @@ class _Search:
             optuna.pruners.NopPruner() if pruner is None else pruner,
         )
         self._prunes = pruner is not None
+        self._warned = False  # that nothing is pruned
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
         self.study = Study(kept.name, metric, self._optuna)
@@ -258,11 +259,19 @@ class _Search:
             number, rows = self._events.get(timeout=_INTERVAL)
         except queue.Empty:
             return
-        active = self._active[number]
+        active = self._active.get(number)
+        if active is None:  # a callback that was left running has gone on
+            return
         if rows is not None:
             self._report(active, rows)
             return
         trial = self._ended(active)
+        if self._prunes and active.steps and not active.run._reports_live and not self._warned:
+            self._warned = True
+            notices.logger.warning(
+                "%s: nodes cannot reach the driver, so reports come only when a trial has ended, and nothing is pruned",
+                self.study.name,
+            )
         self.study.add(trial)
         self._tell(trial)
         del self._active[number]
@@ -279,7 +288,7 @@ class _Search:
                 continue
             active.steps.add(row.step)
             active.trial.report(row.values[self._metric[0]], row.step)
-            if active.trial.should_prune() and not active.run.wait(0):  # otherwise, it is complete
+            if active.run._reports_live and active.trial.should_prune() and not active.run.wait(0):
                 active.pruned = True
                 active.run.stop(timeout=self._distributor._options.deadlines.grace_period)
 
@@ -292,7 +301,7 @@ class _Search:
             error = failure
         value = run.latest_metrics.get(name)
         made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
-        if active.pruned and (error is None or isinstance(error, (RunCancelledError, StopError))):
+        if active.pruned and (run._halted if error is None else isinstance(error, (RunCancelledError, StopError))):
             return replace(made, outcome="pruned")
         if isinstance(error, RunCancelledError):
             return replace(made, outcome="cancelled", error=error)
@@ -320,8 +329,7 @@ class _Search:
             return
         self._failed.append(trial.error is not None)
         self._first_error = self._first_error or trial.error
-        first = len(self._failed) == _FIRST and all(self._failed)
-        if self._first_error is not None and (first or sum(self._failed[-_WINDOW:]) >= _TOO_MANY):
+        if self._first_error is not None and too_many(self._failed):
             raise self._first_error
 
     def _end(self, why: str) -> None:
@@ -345,6 +353,15 @@ class _Search:
             waiting = {each.number for each in self._adopted}  # the next driver adopts them
             for frozen in (each for each in left if each.number not in waiting):
                 self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def too_many(failed: Sequence[bool]) -> bool:
+    """Return whether a search ends, of whose trials some have ``failed``, in the order of their ends.
+
+    >>> too_many([True] * 5), too_many([True] * 4 + [False] + [True] * 11), too_many([True] * 4 + [False] + [True] * 12)
+    (True, False, True)
+    """
+    return (len(failed) == _FIRST and all(failed)) or sum(failed[-_WINDOW:]) >= _TOO_MANY
 
 
 def _size(sampler: optuna.samplers.BaseSampler | None, space: Mapping[str, BaseDistribution]) -> float:
