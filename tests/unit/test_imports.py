@@ -154,7 +154,7 @@ ROOMS = {
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
     "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
-    "search": {"api", "display", "run", "metrics.table", "machine"},
+    "search": {"api", "display", "run", "metrics", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.
