@@ -36,6 +36,7 @@ from distributor import (
     predict,
     runtime,
     snapshot,
+    sweep,
 )
 from distributor.schedulers.spark import connect as spark_connect, scheduler as spark_scheduler
 
@@ -319,3 +320,41 @@ def test_a_frame_is_scored(session: Any) -> None:
 
 def no_weights() -> None:
     raise ValueError("no weights")
+
+
+def test_runs_keep_the_tags_of_the_thread_that_submits_them(session: Any, tmp_path: Path) -> None:
+    """Two of several runs from threads are ended by their tag; the others have values of their own."""
+    runs: dict[int, Any] = {}
+
+    def submit(number: int) -> None:
+        session.addTag("even" if number % 2 == 0 else "odd")
+        distributor = on_executors(1, grace_period=1)
+        runs[number] = distributor.submit(trainings.wait_for, str(tmp_path / f"{'never' if number % 2 == 0 else 'go'}"))
+
+    at_once(*(partial(submit, number) for number in range(4)))
+    watch.until(lambda: all(run.status is Status.RUNNING for run in runs.values()))
+    session.interruptTag("even")
+    (tmp_path / "go").touch()
+    for number, run in runs.items():
+        if number % 2:
+            run.result(timeout=watch.DEADLINE)
+        else:
+            with pytest.raises(RunCancelledError):
+                run.result(timeout=watch.DEADLINE)
+    assert not session.getTags()
+
+
+def report_number(number: int) -> None:
+    runtime.report(loss=number)
+
+
+def test_a_search_on_connect_runs_as_many_trials_as_the_settings_provide_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    options: Any = {"metric": ("loss", "min"), "trials": 4}
+    space = {"number": [0, 1, 2, 3]}
+    study = sweep(on_executors(2), report_number, space, **options)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 4
+    monkeypatch.setattr(spark_connect.ConnectSession, "room", lambda self, job: None)
+    with pytest.raises(ConfigurationError, match="does not say how many slots there are: pass at_once="):
+        sweep(on_executors(2), report_number, space, **options)
+    assert len(sweep(on_executors(2), report_number, space, at_once=2, **options).table) == 4

@@ -12,17 +12,25 @@ import trainings
 import watch
 from sessions import MASTERS, Sessions
 
-from distributor import RunCancelledError, StartError, Status, TorchDistributor, TrainingError, runs
+from distributor import Run, RunCancelledError, StartError, Status, TorchDistributor, TrainingError, runs
+from distributor.schedulers.spark.status import stages_of
 
 
 def number_or_error(number: int, folder: str) -> int:
-    """Some fail; one says that it is there, and then waits to be cancelled."""
-    if number == 7:
-        Path(folder, "waits").touch()
+    """Some fail; two say that they are there, and then wait to be cancelled."""
+    if number >= 6:
+        Path(folder, f"waits-{number}").touch()
         threading.Event().wait()
     if number % 3 == 2:
         raise ValueError(f"number {number}")
     return number
+
+
+def pools_of(session: Any, run: Run) -> set[str]:
+    """The pools in which Spark has scheduled a run's stages."""
+    store = session.sparkContext._jsc.sc().statusStore()
+    stages = stages_of(session, f"distributor-{run._job.job_id}")
+    return {str(store.lastStageAttempt(stage.stageId()).schedulingPool()) for stage in stages}
 
 
 @pytest.mark.spark
@@ -30,19 +38,21 @@ def test_eight_runs_from_threads_have_their_own_values_and_errors(sessions: Sess
     session = sessions.get(MASTERS[-1], **{"spark.scheduler.mode": "FAIR"})
     before = threading.active_count()
     ended: dict[int, Any] = {}
+    pools: dict[int, set[str]] = {}
 
     def train(number: int) -> None:
         session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pool-{number % 2}")
         session.sparkContext.setJobGroup(f"group-{number}", f"number {number}")
         distributor = TorchDistributor(2, False, False, name=f"number {number}", grace_period=1)
         run = distributor.submit(number_or_error, number, str(tmp_path))
-        if number == 7:
-            watch.until(lambda: (tmp_path / "waits").exists())
-            run.cancel()
+        if number >= 6:
+            watch.until(lambda: (tmp_path / f"waits-{number}").exists())
+            run.cancel() if number == 7 else session.sparkContext.cancelJobGroup("group-6")
         try:
             ended[number] = run.results(watch.DEADLINE)
         except (TrainingError, RunCancelledError) as error:
             ended[number] = error
+        pools[number] = pools_of(session, run)
 
     threads = [threading.Thread(target=train, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -51,12 +61,13 @@ def test_eight_runs_from_threads_have_their_own_values_and_errors(sessions: Sess
         thread.join(watch.DEADLINE)
     assert sorted(ended) == list(range(8))
     for number, value in ended.items():
-        if number == 7:
-            assert isinstance(value, RunCancelledError)
+        if number >= 6:
+            assert isinstance(value, RunCancelledError), value
         elif number % 3 == 2:
             assert isinstance(value, TrainingError) and f"ValueError: number {number}" in str(value)
         else:
             assert value == [number] * 2
+    assert pools == {number: {f"pool-{number % 2}"} for number in range(8)}
     assert runs().active == []
     watch.until(lambda: threading.active_count() <= before)
     slots = TorchDistributor(4, False, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -12,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 import watch
 from sessions import Make
 
 from distributor import (
     ConfigurationError,
+    NodeLostError,
     ResourceError,
     Run,
     StartError,
+    Status,
     TorchDistributor,
     TrainingError,
     int_range,
@@ -29,6 +33,10 @@ from distributor import (
     sweep,
     uniform,
 )
+from distributor.run import events
+from distributor.values.job import warmth
+
+sweeping = importlib.import_module("distributor.search.sweep")  # the package's name is the function's
 
 GOAL = ("loss", "min")
 
@@ -48,7 +56,7 @@ def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     for trial in study.table:
         assert trial.value == pytest.approx(trial.params["x"] ** 2)
     assert study.best is not None and study.best.value == min(trial.value for trial in study.table)
-    assert study.plot() is not None
+    assert study.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert len(repr(study.table).splitlines()) == 5
     assert runs().active == []
 
@@ -133,6 +141,62 @@ def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path
     assert sorted(trial.params["number"] for trial in study.table) == [0, 1, 2, 3]
     assert 1 <= most.most <= 2
     assert most.overlaps == 0
+
+
+def pass_by(number: int, folder: str) -> None:
+    """The first trials end only when they are told."""
+    from distributor import runtime
+
+    Path(folder, f"trial-{number}").touch()
+    if number < 4:
+        watch.until(lambda: Path(folder, f"end-{number}").exists())
+    runtime.report(loss=number)
+
+
+def passed(folder: str) -> int:
+    return len(list(Path(folder).glob("trial-*")))
+
+
+@pytest.mark.spark
+def test_trials_let_a_run_pass_that_waits_for_slots_of_the_cluster(
+    two_executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    looks: list[int] = []  # free slots at each look for those of another trial, while fewer than four run
+    free = sweeping._Slots.free
+
+    def look(slots: Any, active: list[Run]) -> bool:
+        looks.append(slots._scheduler.room(slots._job))
+        return free(slots, active)
+
+    monkeypatch.setattr(sweeping._Slots, "free", look)
+
+    def ask() -> None:
+        watch.until(lambda: passed(str(tmp_path)) == 4)
+        run = TorchDistributor(4, False, False).submit(passed, str(tmp_path))
+        watch.until(lambda: run._wants_slots(on_driver=False))
+        looks.clear()
+        (tmp_path / "end-0").touch()
+        watch.until(lambda: looks.count(1) >= 3)
+        for number in (1, 2, 3):
+            (tmp_path / f"end-{number}").touch()
+        ended.extend(run.results(watch.DEADLINE))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    space = {"number": list(range(8)), "folder": [str(tmp_path)]}
+    one_core = TorchDistributor(1, False, False)
+    study = sweep(one_core, pass_by, space, metric=GOAL, trials=8, sampler=InOrder())
+    thread.join(watch.DEADLINE)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 8
+    assert ended == [4] * 4  # no further trial had begun
+
+
+class InOrder(optuna.samplers.RandomSampler):
+    """Chooses of a list by the trial's number."""
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+        return distribution.choices[trial.number % len(distribution.choices)]
 
 
 @pytest.mark.spark
@@ -220,6 +284,160 @@ def test_a_pruned_trial_stops_early(make_local: Make) -> None:
     assert pruned.value == 2.0
 
 
+def never_stop(x: float) -> None:
+    from distributor import runtime
+
+    runtime.report(step=1, loss=x)
+    threading.Event().wait()
+
+
+def test_a_pruned_trial_that_does_not_stop_is_cancelled_and_counts_as_pruned(make_local: Make) -> None:
+    pruner = optuna.pruners.ThresholdPruner(upper=1.5)
+    options: Any = {"metric": GOAL, "trials": 1, "at_once": 1, "pruner": pruner}
+    study = sweep(make_local(1, grace_period=1), never_stop, {"x": [2.0]}, **options)
+    (trial,) = study.table
+    assert (trial.outcome, trial.value, trial.error) == ("pruned", 2.0, None)
+
+
+def report_and_end(folder: str) -> None:
+    """Report what is pruned, and end by itself once it must be known."""
+    from distributor import runtime
+
+    runtime.report(step=1, loss=2.0)
+    watch.until(lambda: Path(folder, "known").exists())
+    runtime.report(step=2, loss=1.0)
+
+
+class Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_metrics(self, run: Run, rows: Any) -> None:
+        watch.until(lambda: isinstance(run._supervisor.state.wish, events.Halt) or run.wait(0))
+        self.path.touch()
+
+
+def test_a_trial_that_ends_by_itself_before_it_stops_is_complete(make_local: Make, tmp_path: Path) -> None:
+    pruner = optuna.pruners.ThresholdPruner(upper=1.5)
+    callbacks = [NotFirst(Touch(tmp_path / "known"))]
+    options: Any = {"metric": GOAL, "trials": 1, "at_once": 1, "pruner": pruner}
+    study = sweep(make_local(1, callbacks=callbacks), report_and_end, {"folder": [str(tmp_path)]}, **options)
+    (trial,) = study.table
+    assert (trial.outcome, trial.value) == ("complete", 1.0)
+
+
+class NotFirst:
+    """Calls another callback in a thread, since the search hears of reports after the user's callbacks."""
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+
+    def on_metrics(self, run: Run, rows: Any) -> None:
+        threading.Thread(target=self.callback.on_metrics, args=(run, rows), daemon=True).start()
+
+
+def report_twice(x: int) -> None:
+    from distributor import runtime
+
+    runtime.report(step=1, loss=2.0)
+    runtime.report(step=2, loss=2.0 + x)
+
+
+@pytest.mark.spark
+def test_without_a_channel_nothing_is_pruned_and_that_is_said_once(
+    two_executors: Any, unreachable: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    pruner = optuna.pruners.ThresholdPruner(upper=1.5)
+    options: Any = {"metric": GOAL, "trials": 2, "at_once": 2, "pruner": pruner}
+    study = sweep(TorchDistributor(1, False, False), report_twice, {"x": [1]}, **options)
+    assert [(trial.outcome, trial.value) for trial in study.table] == [("complete", 3.0)] * 2
+    assert caplog.text.count("reports come only when a trial has ended, and nothing is pruned") == 1
+
+
+def lose_the_node(x: int) -> None:
+    """The first six trials lose their node; others succeed or fail."""
+    from distributor import runtime
+
+    if x < 6:
+        os.kill(psutil.Process().parent().ppid(), signal.SIGKILL)  # the agent
+        threading.Event().wait()
+    runtime.report(loss=x)
+
+
+def test_lost_nodes_do_not_count_as_failures_of_the_function(make_local: Make) -> None:
+    options: Any = {"metric": GOAL, "trials": 7, "at_once": 2, "sampler": InOrder()}
+    study = sweep(make_local(1, grace_period=1), lose_the_node, {"x": list(range(7))}, **options)
+    assert [trial.outcome for trial in study.table] == ["failed"] * 6 + ["complete"]
+    assert isinstance(study.table[0].error, NodeLostError)
+
+
+@pytest.mark.slow
+def test_16_failures_of_the_last_20_end_the_search_with_the_first_error(make_local: Make) -> None:
+    space = {"x": [1, 7, 8, 9, 10], "limit": [5]}  # in turn: one in five succeeds
+    with pytest.raises(TrainingError, match="7 is too much"):
+        sweep(make_local(1), fail_above, space, metric=GOAL, trials=50, at_once=1, sampler=InOrder())
+
+
+def test_a_seeded_sampler_is_reseeded_when_a_study_goes_on(make_local: Make, tmp_path: Path) -> None:
+    def search(trials: int) -> Any:
+        options: Any = {"metric": GOAL, "trials": trials, "name": "seeded", "at_once": 1}
+        distributor = make_local(1, checkpoints=tmp_path)
+        return sweep(distributor, squared, {"x": uniform(0, 1)}, sampler=optuna.samplers.RandomSampler(0), **options)
+
+    search(2)
+    assert len({trial.params["x"] for trial in search(4).table}) == 4
+
+
+def test_trials_share_a_warm_process_and_nothing_of_them_is_in_their_environment(make_local: Make) -> None:
+    jobs: list[Any] = []
+
+    class Spy:
+        def on_start(self, run: Run) -> None:
+            jobs.append(run._job)
+
+    before = watch.warm_processes()
+    options: Any = {"metric": GOAL, "trials": 3, "at_once": 1}
+    study = sweep(make_local(1, callbacks=[Spy()], env={"MINE": "1"}), squared, {"x": [1.0]}, **options)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 3
+    assert [job.env for job in jobs] == [jobs[0].env] * 3
+    assert [warmth(job) for job in jobs] == [warmth(jobs[0])] * 3
+    assert not any(word in f"{jobs[0].env}" for word in (study.name, *(trial.run_id for trial in study.table)))
+    assert len(set(watch.warm_processes()) - set(before)) == 1
+
+
+class Table:
+    """A view of a search that notes what it is shown."""
+
+    interval = 0.0
+    announces = False
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.closed: list[Any] = []
+
+    def show(self, snapshot: Any) -> None:
+        self.shown.append(snapshot)
+
+    def close(self, snapshot: Any) -> None:
+        self.closed.append(snapshot)
+
+
+def test_a_search_is_shown_while_it_goes_on(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table()
+    monkeypatch.setattr(sweeping, "choose_trials", lambda: table)
+    options: Any = {"metric": GOAL, "trials": 2, "at_once": 1, "sampler": InOrder()}
+    study = sweep(make_local(2, progress=True), squared, {"x": [0.5, 0.25]}, **options)
+    assert any(row.is_live and row.params == {"x": 0.25} for snapshot in table.shown for row in snapshot.rows)
+    (last,) = table.closed
+    assert study.best is not None and last.best == study.best.number == 1
+    assert [(row.number, row.state, row.step, row.value) for row in last.rows] == [
+        (0, "complete", 1, 0.25),
+        (1, "complete", 1, 0.0625),
+    ]
+    sweep(make_local(2, progress=False), squared, {"x": [0.5]}, metric=GOAL, trials=1)
+    assert len(table.closed) == 1
+
+
 def save(x: int) -> None:
     from distributor import runtime
 
@@ -285,6 +503,40 @@ def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Ma
         sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
 
 
+IN_STORAGE = """
+import sys
+sys.path[:0] = {path!r}
+import optuna, test_sweep
+from distributor import TorchDistributor, sweep
+sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_for_ever, {{"folder": [{folder!r}]}},
+      metric=("loss", "min"), trials=1, name="search", storage=optuna.storages.RDBStorage({url!r}))
+"""
+
+
+def test_a_driver_that_has_a_study_in_a_storage_is_seen_wherever_the_storage_is(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = tmp_path / "trial", f"sqlite:///{tmp_path}/study.db"
+    folder.mkdir()
+    code = IN_STORAGE.format(path=[str(Path(__file__).parent), *sys.path], folder=str(folder), url=url)
+    driver = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "DISTRIBUTOR_RUNS": str(tmp_path / "a")})
+    watch.until(lambda: len(os.listdir(folder)) > 0)
+    monkeypatch.setenv("DISTRIBUTOR_RUNS", str(tmp_path / "b"))
+    options: Any = {"metric": GOAL, "trials": 1, "name": "search", "storage": optuna.storages.RDBStorage(url)}
+    with pytest.raises(StartError, match="the study 'search' is held by run .* or pass another name"):
+        sweep(make_local(1), wait_for_ever, {"folder": [str(folder)]}, **options)
+    driver.kill()
+    driver.wait()
+    study = sweep(make_local(1), report_zero, {"folder": [str(folder)]}, **options)
+    assert [(trial.number, trial.outcome) for trial in study.table] == [(0, "complete")]
+
+
+def report_zero(folder: str) -> None:
+    from distributor import runtime
+
+    runtime.report(loss=0.0)
+
+
 def wait_for_ever(folder: str) -> None:
     Path(folder, os.environ["MASTER_PORT"]).touch()
     threading.Event().wait()
@@ -304,6 +556,27 @@ def test_ctrl_c_cancels_all_trials_and_returns_the_study(make_local: Make, tmp_p
     assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
     assert runs().active == []
     assert all(trial.state.is_finished() for trial in study.optuna.get_trials())
+
+
+def ignore_sigterm(folder: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_for_ever(folder)
+
+
+def test_a_second_ctrl_c_ends_the_search_at_once(make_local: Make, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        watch.until(lambda: len(os.listdir(tmp_path)) == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        watch.until(lambda: [run.status for run in runs()] == [Status.STOPPING])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    options: Any = {"metric": GOAL, "trials": 2, "at_once": 1}
+    with pytest.raises(KeyboardInterrupt):
+        sweep(make_local(1, grace_period=600), ignore_sigterm, {"folder": [str(tmp_path)]}, **options)
+    thread.join()
+    watch.until(lambda: runs() == [])
 
 
 def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Path) -> None:
@@ -359,6 +632,21 @@ def test_the_command_prints_the_table_of_its_trials(tmp_path: Path) -> None:
         ["0", "complete"],
         ["1", "complete"],
     ]
+
+
+def test_ctrl_c_ends_the_command_with_130_and_the_table(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import threading\nprint('trains', flush=True)\nthreading.Event().wait()\n")
+    arguments = ["--metric", "loss:min", "--space", "lr=1,2", "--trials", "2", "--at-once", "1", "--grace-period", "1"]
+    line = [sys.executable, "-m", "distributor", "sweep", "--local", "--no-gpu", *arguments, str(script)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # a trial runs
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == 130, err
+    assert out.splitlines()[-1].split()[:2] == ["0", "cancelled"]
+    assert "the sweep was interrupted; it returns the trials so far" in err
 
 
 @pytest.mark.parametrize(

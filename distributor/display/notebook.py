@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from distributor.display.snapshot import Snapshot, folded, reason, reported, timed
+from distributor.display.trials import TrialsSnapshot, heading, lines
 from distributor.display.view import Packed, Shown
 from distributor.errors import TrainingError
 from distributor.outcomes.timings import MEANING
@@ -213,3 +214,39 @@ def _timings(snapshot: Snapshot) -> str:
         '<div style="display:flex;height:.7em;border-radius:3px;overflow:hidden;margin:.5em 0 .2em;max-width:48em">'
         f'{"".join(bars)}</div><div style="font-size:12px">{" &nbsp; ".join(names)}</div>'
     )
+
+
+class NotebookTrials:
+    """Shows the table below the cell that searches, and keeps it up to date."""
+
+    interval = 0.5
+    announces = False
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._html = ""
+
+    def show(self, snapshot: TrialsSnapshot) -> None:
+        from IPython.display import HTML, display
+
+        html = render_trials(snapshot)
+        if html == self._html:
+            return
+        self._html = html
+        if self._handle is None:
+            self._handle = display(HTML(html), display_id=True)
+        else:
+            self._handle.update(HTML(html))
+
+    close = show
+
+
+def render_trials(snapshot: TrialsSnapshot) -> str:
+    """Return the search as HTML."""
+    titles, rows = lines(snapshot)
+    head = "".join(f'<th style="{_CELL}">{_text(title)}</th>' for title in titles)
+    body = ""
+    for row in rows:
+        weight = ";font-weight:600" if row[0].endswith("*") else ""
+        body += "<tr>" + "".join(f'<td style="{_CELL}{weight}">{escape(cell)}</td>' for cell in row) + "</tr>"
+    return f'<div style="{_BOX}"><b>{escape(heading(snapshot))}</b><table><tr>{head}</tr>{body}</table></div>'

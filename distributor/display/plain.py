@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distributor.display.snapshot import Snapshot, folded, reported, state, timed
+from distributor.display.trials import TrialsSnapshot
 from distributor.display.view import Packed, Shown
 from distributor.text import escapes
 from distributor.text.wording import duration, size
@@ -75,3 +76,14 @@ class PlainView:
     def show_again(self, snapshot: Snapshot) -> bool:
         """Return ``False``: printed lines cannot be updated."""
         return False
+
+
+class PlainTrials:
+    """Shows nothing but the lines that its owner prints."""
+
+    interval = 60.0
+    announces = True
+
+    def show(self, snapshot: TrialsSnapshot) -> None: ...
+
+    def close(self, snapshot: TrialsSnapshot) -> None: ...

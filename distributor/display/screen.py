@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import sys
+import threading
 import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 from distributor.text import escapes
 
@@ -20,22 +21,52 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Screen:
-    """Prints lines and, if the output can be redrawn, keeps a live line or block below them."""
+    """Prints lines and, if the output can be redrawn, keeps a live line or block below them.
+
+    Runs at the same time have a screen each, and share the terminal: each leaves the block of another below its lines.
+    """
+
+    _shared: ClassVar[list[Screen]] = []  # the screen that has drawn last, if what it has drawn is still there
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
-        """Print whole lines, after erasing what is below them; the caller redraws it."""
-        if self._drawn is not None and can_redraw(out):
-            self.erase()
-        self._write(out, text)
+        """Print whole lines, after erasing what is below them; the caller redraws what this screen has drawn."""
+        with self._lock:
+            other = next((each for each in self._shared if each is not self), None) if is_terminal(out) else None
+            block = None if other is None else other._block()
+            if other is not None:
+                other.erase()
+                other.flush()
+            if self._drawn is not None and can_redraw(out):
+                self.erase()
+            self._write(out, text)
+            if other is not None and block is not None:
+                self.flush()
+                other.draw_block(block[0], "", block[1])
+                other.flush()
+
+    def _block(self) -> tuple[TextIO, list[str]] | None:
+        """Return the output and the lines of what is drawn, unless that is a single line."""
+        if self._drawn is None or "\n" not in self._drawn[1]:
+            return None
+        return self._drawn[0], self._drawn[1].split("\n")[1:]
+
+    def _note(self, drawn: tuple[TextIO, str] | None) -> None:
+        self._drawn = drawn
+        self._shared[:] = [] if drawn is None else [self]
 
     def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
         """Draw a rank's progress bar below the printed lines, in place of the previous one."""
         if out is None:
             return
+        with self._lock:
+            self._draw(out, rank, prefix, text)
+
+    def _draw(self, out: TextIO, rank: int, prefix: str, text: str) -> None:
         terminal = is_terminal(out)
         text = unmoving(f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
@@ -51,7 +82,7 @@ class Screen:
             self._write(out, f"\r{coloured(out, rank, start)}{text[len(start) :]}\x1b[K")
         else:
             self._write(out, "\r" + text.ljust(len(self._drawn[1]) if self._drawn else 0))
-        self._drawn = (out, text)
+        self._note((out, text))
 
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
         """Draw a progress bar and lines no wider than the terminal, in place of the previous block.
@@ -60,17 +91,20 @@ class Screen:
         """
         lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
         text = "\n".join(["", *lines, *footer])
-        if out is not None and self._drawn != (out, text):
-            self.erase()
-            self._write(out, f"{text}\r\x1b[{text.count(chr(10))}A")
-            self._drawn = (out, text)
+        with self._lock:
+            if out is not None and self._drawn != (out, text):
+                self.erase()
+                self._write(out, f"{text}\r\x1b[{text.count(chr(10))}A")
+                self._note((out, text))
 
     def erase(self) -> None:
-        if self._drawn is not None:
+        with self._lock:
+            if self._drawn is None:
+                return
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"
             self._write(out, f"\r{wipe}" if is_terminal(out) else f"\r{' ' * len(text)}\r")
-            self._drawn = None
+            self._note(None)
 
     def flush(self) -> None:
         if self._unflushed is not None:

@@ -18,9 +18,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from distributor.display.console import Console as Output
 from distributor.display.snapshot import Snapshot, folded, reported, timed
+from distributor.display.trials import MOST, TrialsSnapshot, heading, lines
 from distributor.display.view import Packed, Shown
-from distributor.text import escapes
+from distributor.text import escapes, notices
 from distributor.text.wording import count, duration
 from distributor.values.job import Status
 
@@ -32,6 +34,8 @@ _STYLES = {
 }
 
 _LINES = 4
+
+_BESIDE = 6  # lines of a terminal that the table of a search leaves free
 
 
 class TerminalView:
@@ -58,24 +62,11 @@ class TerminalView:
             return Shown(notes=(f"run {snapshot.label} {ended} {duration(snapshot.seconds)}",))
         if snapshot.ended or not awaited:
             return Shown()
-        return Shown(footer=self._lines(snapshot))
+        return Shown(footer=rendered(self._render(snapshot)))
 
     def show_again(self, snapshot: Snapshot) -> bool:
         """Return ``False``: there is only one bottom of the terminal."""
         return False
-
-    def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:
-        # One column less than the terminal has: a line that fills the last column wraps.
-        console = Console(
-            width=max(20, shutil.get_terminal_size().columns - 1),
-            force_terminal=True,
-            no_color=bool(os.environ.get("NO_COLOR")),
-            highlight=False,
-            stderr=True,
-        )
-        with console.capture() as captured:
-            console.print(self._render(snapshot))
-        return tuple(captured.get().splitlines())
 
     def _render(self, snapshot: Snapshot) -> RenderableType:
         style = _STYLES[snapshot.status]
@@ -97,3 +88,50 @@ class TerminalView:
             lines.add_row(f"  {ranks}", Text.from_ansi(line, no_wrap=True, overflow="ellipsis"))
         metrics = Text(f"  {escapes.plain(reported(snapshot))}", no_wrap=True, overflow="ellipsis")
         return Group(head, *([metrics] if metrics.plain.strip() else []), *([lines] if snapshot.lines else []))
+
+
+class TerminalTrials:
+    """Keeps the table below the output of the ranks."""
+
+    interval = 0.25
+    announces = False
+
+    def __init__(self) -> None:
+        self._console = Output(lambda rank: "")
+        notices.show_on(self._console.note)
+
+    def show(self, snapshot: TrialsSnapshot) -> None:
+        self._console.footer(self._render(snapshot))
+
+    def close(self, snapshot: TrialsSnapshot) -> None:
+        self._console.footer(())
+        self._console.note(heading(snapshot))
+        notices.leave(self._console.note)
+        self._console.close()
+
+    def _render(self, snapshot: TrialsSnapshot) -> tuple[str, ...]:
+        titles, rows = lines(snapshot, min(MOST, shutil.get_terminal_size().lines - _BESIDE))
+        table = Table.grid(padding=(0, 2), pad_edge=False)
+        for title in titles:
+            table.add_column(no_wrap=True, overflow="ellipsis", justify="left" if title in titles[:2] else "right")
+        table.add_row(*(Text(escapes.plain(f"  {title}" if title == "trial" else title), "dim") for title in titles))
+        for row in rows:
+            style = "bold green" if row[0].endswith("*") else ""
+            table.add_row(*(Text(("  " if not place else "") + cell, style) for place, cell in enumerate(row)))
+        head = Text(heading(snapshot), "bold cyan", no_wrap=True, overflow="ellipsis")
+        return rendered(Group(head, table))
+
+
+def rendered(content: RenderableType) -> tuple[str, ...]:
+    """Return the lines of what Rich renders, for a terminal of this width."""
+    # One column less than the terminal has: a line that fills the last column wraps.
+    console = Console(
+        width=max(20, shutil.get_terminal_size().columns - 1),
+        force_terminal=True,
+        no_color=bool(os.environ.get("NO_COLOR")),
+        highlight=False,
+        stderr=True,
+    )
+    with console.capture() as captured:
+        console.print(content)
+    return tuple(captured.get().splitlines())

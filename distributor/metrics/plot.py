@@ -33,6 +33,12 @@ def draw(metrics: Metrics, goodput: Goodput | None = None) -> Figure:
     if with_time:
         assert goodput is not None
         _draw_time(figure.add_subplot(grid[-1, :]), goodput)
+    shown(figure)
+    return figure
+
+
+def shown(figure: Figure) -> Figure:
+    """Let a notebook display a figure as the value of a cell, and return it."""
     setattr(figure, "_repr_png_", lambda: _png(figure))  # noqa: B010  # IPython asks the object itself
     return figure
 

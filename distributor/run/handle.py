@@ -189,6 +189,24 @@ class Run:
         return self._supervisor.state.status
 
     @property
+    def _reports_live(self) -> bool:
+        """Whether nodes have reached the driver, so that reports come while ranks run."""
+        server = self._supervisor.server
+        return server is not None and server.reached
+
+    @property
+    def _halted(self) -> bool:
+        """Whether ranks have stopped together, as ``stop`` asks."""
+        return self._supervisor.state.stop_vote.halted
+
+    def _wants_slots(self, *, on_driver: bool) -> bool:
+        """Return whether the run waits for slots that exist, on this machine or on the cluster."""
+        submission = self._supervisor.submission
+        if submission.scheduler.on_driver != on_driver:
+            return False
+        return self._preparing.wants_slots(self._supervisor.state, submission)
+
+    @property
     def _current(self) -> Job:
         """The current job of the run, or its last one."""
         return self._supervisor.submission.job

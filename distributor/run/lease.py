@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from distributor.errors import RunCancelledError, StartError
 from distributor.machine import processes
-from distributor.machine.storage import Storage, open_storage
+from distributor.machine.storage import open_storage
 from distributor.text import notices
 from distributor.values import lease_record
 from distributor.values.job import Job
@@ -35,6 +36,14 @@ class Times:
     look: float = 0.25  # between two checks of another run's record
 
 
+class Records(Protocol):
+    """The part of :class:`Storage` that a lease needs."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def read(self, name: str) -> bytes | None: ...
+
+
 class Lease:
     """A run's right to its checkpoints: its record is read, written, renewed and released here.
 
@@ -42,9 +51,12 @@ class Lease:
     without a ``storage`` does nothing.
     """
 
-    def __init__(self, job: Job, storage: Storage | None = None, times: Times | None = None) -> None:
+    def __init__(
+        self, job: Job, storage: Records | None = None, times: Times | None = None, thing: str | None = None
+    ) -> None:
         self.job = job
         self._storage = storage
+        self._what = thing
         self._times = Times() if times is None else times
         self._record: LeaseRecord | None = None
         self._finished = False
@@ -55,6 +67,8 @@ class Lease:
     @property
     def _thing(self) -> str:
         """What the run holds, in words."""
+        if self._what is not None:
+            return self._what
         assert self.job.checkpoints is not None
         identity, where = self.job.identity, self.job.checkpoints.dir
         return f"the folder {where!r} for checkpoints" if identity is None else f"the name {identity.name!r}"
@@ -160,7 +174,7 @@ class Lease:
         return f"{holder} holds {self._thing} now"
 
     def _held(self, holder: Holder | None, here: Holder) -> StartError:
-        other = "name" if self.job.identity is not None else "folder"
+        other = "folder" if self.job.identity is None and self._what is None else "name"
         if holder is not None and replace(holder, run=here.run) == here:
             return StartError(
                 f"{self._thing} is held by run {holder.run} of this process: distributor.runs().active has its "
@@ -199,14 +213,21 @@ class Lease:
 
 @contextmanager
 def hold(
-    job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
+    job: Job,
+    wanted: Callable[[], bool],
+    lost: Callable[[str], object],
+    times: Times | None = None,
+    *,
+    storage: Records | None = None,
+    thing: str | None = None,
 ) -> Iterator[Lease]:
     """Hold the name of a run or, without one, its folder for checkpoints during the ``with`` block.
 
     In another thread, ``lost`` gets a sentence if the run loses it. StartError: another run uses it, or the driver
     cannot reach the place for checkpoints of a run with a name. Without a name, the driver then only warns.
+    ``storage`` is the place of the record if it is not beside the checkpoints, and ``thing`` in words what is held.
     """
-    lease = _acquire(job, wanted, times) if job.checkpoints is not None else Lease(job)
+    lease = _acquire(job, wanted, times, storage, thing) if job.checkpoints is not None else Lease(job)
     if lease.job.fence is None:
         yield lease
         return
@@ -220,12 +241,14 @@ def hold(
         thread.join()
 
 
-def _acquire(job: Job, wanted: Callable[[], bool], times: Times | None) -> Lease:
+def _acquire(
+    job: Job, wanted: Callable[[], bool], times: Times | None, storage: Records | None, thing: str | None
+) -> Lease:
     assert job.checkpoints is not None
     place, name = job.checkpoints.dir, None if job.identity is None else job.identity.name
     where = place if name is None else lease_record.folder_of(place, name)
     try:
-        lease = Lease(job, open_storage(where, job.run_id), times)
+        lease = Lease(job, open_storage(where, job.run_id) if storage is None else storage, times, thing)
         training = lease.acquire(wanted)
     except OSError as error:
         why = f"checkpoints {place!r} cannot be used by the driver"

@@ -26,11 +26,7 @@ class Preparing:
 
     def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
         """Return what the run does to start, and for how many seconds; ``("", 0.0)`` once it is up, or if unknown."""
-        if not isinstance(state.phase, (Waiting, Starting)):
-            return "", 0.0
-        step = state.nodes.step
-        if step is None and isinstance(state.phase, Waiting):
-            step = self._before_nodes(state, submission, time.monotonic() - state.phase.since)
+        step = self._detail(state, submission)
         if step is None:
             return "", 0.0
         with self._lock:
@@ -38,13 +34,27 @@ class Preparing:
                 self._step = step.what, time.monotonic()
             return str(step), time.monotonic() - self._step[1]
 
+    def wants_slots(self, state: AttemptState, submission: Submission) -> bool:
+        """Return whether the run waits for slots that the cluster has, or may be about to take some."""
+        if not isinstance(state.phase, Waiting):
+            return False
+        step = self._detail(state, submission)
+        return step is None or not step.yields
+
+    def _detail(self, state: AttemptState, submission: Submission) -> StatusDetail | None:
+        if not isinstance(state.phase, (Waiting, Starting)):
+            return None
+        if state.nodes.step is None and isinstance(state.phase, Waiting):
+            return self._before_nodes(state, submission, time.monotonic() - state.phase.since)
+        return state.nodes.step
+
     def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> StatusDetail | None:
         """Return what a run does while none of its nodes has reported."""
         job = submission.job
         if job.identity is not None and job.fence is None:
-            return StatusDetail(f"waiting until no other run uses the name {job.identity.name!r}")
+            return StatusDetail(f"waiting until no other run uses the name {job.identity.name!r}", yields=True)
         if submission.feeding:
-            return StatusDetail("writing the data for the ranks")
+            return StatusDetail("writing the data for the ranks", yields=True)
         if state.unreached:
             return StatusDetail("Spark runs the tasks, but no node has reached the driver")
         server = submission.server

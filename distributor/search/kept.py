@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.errors import TrainingError
-from distributor.machine.storage import is_url
+from distributor.machine.storage import is_url, open_storage
 from distributor.run import lease
 from distributor.search.study import Trial
 from distributor.text import notices
@@ -29,50 +29,100 @@ METRIC, ID = "distributor.metric", "distributor.id"
 
 _JOURNAL = "study.journal"
 
+Metric = tuple[str, Literal["min", "max"]]
+
 
 @dataclass(frozen=True)
 class Kept:
-    """A study's name and, if it is kept, its folder."""
+    """A study's name and where it is kept: in the user's storage, or in a folder, or only in memory."""
 
     name: str
     folder: str | None
+    given: optuna.storages.BaseStorage | None = None
 
     @classmethod
-    def of(cls, checkpoints: Checkpoints | None, name: str | None) -> Kept:
-        """Choose the folder of a study; without a name, make up a new one."""
+    def of(
+        cls, checkpoints: Checkpoints | None, name: str | None, storage: optuna.storages.BaseStorage | None = None
+    ) -> Kept:
+        """Choose the place of a study; without a name, make up a new one."""
         if name is None:
-            return cls(f"sweep-{secrets.token_hex(3)}", None)
+            return cls(f"sweep-{secrets.token_hex(3)}", None, storage)
+        if storage is not None:
+            return cls(name, None, storage)
         if checkpoints is not None and not is_url(checkpoints.dir):
             return cls(name, folder_of(absolute(checkpoints).dir, name))
         folder = folder_of(str(default_folder()), name)
         notices.inform(f"the study {name!r} is kept in {folder}, for this machine only")
         return cls(name, folder)
 
-    @property
-    def is_named(self) -> bool:
-        """Whether the user has named the study."""
-        return self.folder is not None
+    def study(
+        self,
+        metric: Metric,
+        sampler: optuna.samplers.BaseSampler | None = None,
+        pruner: optuna.pruners.BasePruner | None = None,
+    ) -> optuna.Study:
+        """Return Optuna's study, as an earlier driver has left it or new."""
+        import optuna
 
-    def storage(self) -> optuna.storages.BaseStorage | None:
-        """Return Optuna's storage in the folder; ``None`` keeps the study in memory."""
+        return optuna.create_study(
+            study_name=self.name,
+            direction="minimize" if metric[1] == "min" else "maximize",
+            sampler=sampler,
+            pruner=pruner,
+            storage=self._storage(),
+            load_if_exists=True,
+        )
+
+    def _storage(self) -> optuna.storages.BaseStorage | None:
         from optuna.storages import JournalStorage, journal
 
         if self.folder is None:
-            return None
+            return self.given
         os.makedirs(self.folder, exist_ok=True)
         return JournalStorage(journal.JournalFileBackend(os.path.join(self.folder, _JOURNAL)))
 
     @contextmanager
-    def held(self, job: Job) -> Iterator[list[str]]:
-        """Let no other driver have the study. The list gets a sentence if one takes it all the same."""
+    def held(self, job: Job, metric: Metric) -> Iterator[list[str]]:
+        """Let no other driver have the study. The list gets a sentence if one takes it all the same.
+
+        The lease is where the study is, so that each driver that sees the study sees the lease.
+        """
         lost: list[str] = []
-        if self.folder is None:
+        where = self.folder
+        if where is None and self.given is not None:
+            where = f"storage://{self.name}"  # only shown
+        if where is None:
             yield lost
             return
-        os.makedirs(self.folder, exist_ok=True)
-        holder = replace(job, name=self.name, identity=None, checkpoints=Checkpoints(self.folder))
-        with lease.hold(holder, lambda: True, lost.append):
+        storage = open_storage(where) if self.given is None else _InStudy(self.study(metric))
+        holder = replace(job, name=self.name, identity=None, checkpoints=Checkpoints(where))
+        with lease.hold(holder, lambda: True, lost.append, storage=storage, thing=f"the study {self.name!r}"):
             yield lost
+
+
+class _InStudy:
+    """Keeps a lease in the attributes of a study: the two methods of :class:`Storage` that a lease needs."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def read(self, name: str) -> bytes | None:
+        with _as_os_error():
+            text = self._study.user_attrs.get(f"distributor.{name}")
+        return None if text is None else text.encode("latin-1")
+
+    def write(self, name: str, data: bytes) -> None:
+        with _as_os_error():
+            self._study.set_user_attr(f"distributor.{name}", data.decode("latin-1"))
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Turn the errors of a storage, which may be a database's, into those that a lease expects."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def trial_folder(place: str, study: str, number: int, params: Mapping[str, Any]) -> str:

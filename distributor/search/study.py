@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.errors import ConfigurationError
+from distributor.metrics.plot import shown
 from distributor.text.tables import table
 from distributor.text.wording import duration
 
@@ -129,7 +130,7 @@ class Study:
         plot.set_xlabel("trial")
         plot.set_ylabel(self.metric[0])
         plot.legend()
-        return figure
+        return shown(figure)
 
 
 def _shown(value: Any) -> str:

@@ -7,12 +7,13 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
 from distributor.api.scheduling import choose_scheduler, choose_session
+from distributor.display.choose import choose_trials
 from distributor.errors import (
     ConfigurationError,
     DistributorError,
@@ -29,6 +30,7 @@ from distributor.run.callbacks import Callbacks
 from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.live import Live
 from distributor.search.space import distributions
 from distributor.search.study import Study, Trial
 from distributor.text import notices
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from distributor.schedulers.base import Scheduler
 
-_INTERVAL = 0.2  # seconds between looks at free slots
+_INTERVAL = 0.1  # seconds between looks at free slots
 
 _FIRST = 5  # trials whose failure ends the search, if no earlier one has ended otherwise
 
@@ -122,9 +124,10 @@ def sweep(
         )
     at_once = None if at_once is None else check_count("at_once", at_once)
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
-    kept = Kept.of(distributor._options.project.checkpoints, None if name is None else check_title("name", name))
-    with plain_interrupts(), kept.held(distributor.plan(_nothing)) as lost:
-        return _Search(distributor, train, *asked, kept, sampler, pruner, storage, lost).run()
+    name = None if name is None else check_title("name", name)
+    kept = Kept.of(distributor._options.project.checkpoints, name, storage)
+    with plain_interrupts(), kept.held(distributor.plan(_nothing), asked[1]) as lost:
+        return _Search(distributor, train, *asked, kept, sampler, pruner, lost).run()
 
 
 @dataclass
@@ -150,7 +153,6 @@ class _Search:
         kept: Kept,
         sampler: optuna.samplers.BaseSampler | None,
         pruner: optuna.pruners.BasePruner | None,
-        storage: optuna.storages.BaseStorage | None,
         lost: list[str],
     ) -> None:
         import optuna
@@ -162,15 +164,13 @@ class _Search:
         self._wanted = min(trials, _size(sampler, space))
         self._kept = kept
         self._lost = lost  # in words, that another driver has taken the study
-        self._optuna = optuna.create_study(
-            study_name=kept.name,
-            direction="minimize" if metric[1] == "min" else "maximize",
-            sampler=optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
-            pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
-            storage=kept.storage() if storage is None else storage,
-            load_if_exists=kept.is_named,
+        self._optuna = kept.study(
+            metric,
+            optuna.samplers.TPESampler(constant_liar=True) if sampler is None else sampler,
+            optuna.pruners.NopPruner() if pruner is None else pruner,
         )
         self._prunes = pruner is not None
+        self._warned = False  # that nothing is pruned
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
         self.study = Study(kept.name, metric, self._optuna, self._identify())
@@ -197,6 +197,7 @@ class _Search:
         self._callbacks = [_OneAtATime(each, lock) for each in distributor._options.request.callbacks]
         self._distributor = distributor._narrowest()
         self._slots = _Slots(self._distributor, at_once)
+        self._live = Live(self.study, self._wanted, choose_trials() if distributor._options.output.progress else None)
 
     def run(self) -> Study:
         """Search to the end, and return the study."""
@@ -204,6 +205,7 @@ class _Search:
             while self._more or self._active:
                 while self._more and self._slots.free([each.run for each in self._active.values()]):
                     self._start()
+                self._live.look({number: (each.run, each.trial.params) for number, each in self._active.items()})
                 self._handle()
         except KeyboardInterrupt:
             self.study.interrupted = True
@@ -213,6 +215,7 @@ class _Search:
             self._end("the sweep has ended with an error")
             raise
         finally:
+            self._live.close()
             if not self._lost:  # otherwise, another driver goes on with the study
                 Callbacks(self._callbacks, f"study {self.study.name}", lambda: ()).end_study(self.study)
         return self.study
@@ -268,14 +271,23 @@ class _Search:
             number, rows = self._events.get(timeout=_INTERVAL)
         except queue.Empty:
             return
-        active = self._active[number]
+        active = self._active.get(number)
+        if active is None:  # a callback that was left running has gone on
+            return
         if rows is not None:
             self._report(active, rows)
             return
         trial = self._ended(active)
+        if self._prunes and active.steps and not active.run._reports_live and not self._warned:
+            self._warned = True
+            notices.logger.warning(
+                "%s: nodes cannot reach the driver, so reports come only when a trial has ended, and nothing is pruned",
+                self.study.name,
+            )
         self.study.add(trial)
         self._tell(trial)
         del self._active[number]
+        self._live.ended(trial, active.run)
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -288,7 +300,7 @@ class _Search:
                 continue
             active.steps.add(row.step)
             active.trial.report(row.values[self._metric[0]], row.step)
-            if active.trial.should_prune() and not active.run.wait(0):  # otherwise, it is complete
+            if active.run._reports_live and active.trial.should_prune() and not active.run.wait(0):
                 active.pruned = True
                 active.run.stop(timeout=self._distributor._options.deadlines.grace_period)
 
@@ -301,7 +313,7 @@ class _Search:
             error = failure
         value = run.latest_metrics.get(name)
         made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
-        if active.pruned and (error is None or isinstance(error, (RunCancelledError, StopError))):
+        if active.pruned and (run._halted if error is None else isinstance(error, (RunCancelledError, StopError))):
             return replace(made, outcome="pruned")
         if isinstance(error, RunCancelledError):
             return replace(made, outcome="cancelled", error=error)
@@ -320,15 +332,6 @@ class _Search:
         if trial.error is not None and trial.number in self._active:
             self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
         self._optuna.tell(trial.number, value, state)
-        best = self.study.best
-        if self._distributor._options.output.progress:
-            said = "" if trial.value is None else f", {self._metric[0]} {trial.value:.6g}"
-            far = "" if best is None else f"; best {best.value:.6g} of trial {best.number}"
-            why = "" if trial.error is None else f": {str(trial.error).partition(chr(10))[0]}"
-            notices.inform(
-                f"{self.study.name}: trial {trial.number} {trial.outcome}{why}{said}{far} "
-                f"({len(self.study.table)} of {self._wanted})"
-            )
 
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""
@@ -338,8 +341,7 @@ class _Search:
             return
         self._failed.append(trial.error is not None)
         self._first_error = self._first_error or trial.error
-        first = len(self._failed) == _FIRST and all(self._failed)
-        if self._first_error is not None and (first or sum(self._failed[-_WINDOW:]) >= _TOO_MANY):
+        if self._first_error is not None and too_many(self._failed):
             raise self._first_error
 
     def _end(self, why: str) -> None:
@@ -352,6 +354,7 @@ class _Search:
                 if not self._lost:  # otherwise, the study is another driver's
                     self.study.add(trial := self._ended(active))
                     self._tell(trial)
+                    self._live.ended(trial, active.run)
             self._active.clear()
         except KeyboardInterrupt:
             for active in self._active.values():
@@ -362,6 +365,15 @@ class _Search:
             waiting = {each.number for each in self._adopted}  # the next driver adopts them
             for frozen in (each for each in left if each.number not in waiting):
                 self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def too_many(failed: Sequence[bool]) -> bool:
+    """Return whether a search ends, of whose trials some have ``failed``, in the order of their ends.
+
+    >>> too_many([True] * 5), too_many([True] * 4 + [False] + [True] * 11), too_many([True] * 4 + [False] + [True] * 12)
+    (True, False, True)
+    """
+    return (len(failed) == _FIRST and all(failed)) or sum(failed[-_WINDOW:]) >= _TOO_MANY
 
 
 def _size(sampler: optuna.samplers.BaseSampler | None, space: Mapping[str, BaseDistribution]) -> float:
@@ -392,6 +404,7 @@ class _Slots:
         self._width = width = resources.num_processes
         self._job: Job = distributor.plan(_nothing)
         self.cpus = resources.cpus_per_process
+        self._contends = not self._scheduler.on_driver or resources.use_gpu  # CPUs of this machine are not awaited
         self._counts = not self._scheduler.on_driver and self._scheduler.reports_slots
         if self._scheduler.on_driver:
             each = resources.cpus_per_process or 1
@@ -414,7 +427,8 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        if any(run.status is Status.WAITING for run in active_runs() if run not in active):
+        others = [run for run in active_runs() if run not in active] if self._contends else []
+        if any(run._wants_slots(on_driver=self._scheduler.on_driver) for run in others):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True

@@ -259,7 +259,7 @@ def _held_up(slots: Slots, job: Job) -> StatusDetail | None:
     """Return what a run waits for: executors, or slots that other jobs occupy; ``None`` if it need not wait."""
     total, free = slots.total(), slots.free()
     if total < job.num_tasks:
-        return StatusDetail("waiting for executors", f": {slots.too_few(total)}")
+        return StatusDetail("waiting for executors", f": {slots.too_few(total)}", yields=True)
     if free < job.num_tasks:
         why = "; other jobs hold the rest" if slots.busy() else ""
         there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"

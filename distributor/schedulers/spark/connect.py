@@ -97,7 +97,15 @@ class ConnectSession:
         self._cancelled = threading.Event()
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(target=target, name="distributor-run")
+        session: Any = self._session
+        tags = tuple(session.getTags())
+
+        def tagged() -> None:
+            for tag in tags:  # the caller's, so that interruptTag ends the run too
+                session.addTag(tag)
+            target()
+
+        return threading.Thread(target=tagged, name="distributor-run")
 
     def await_slots(self, job: Job) -> None:
         """Return at once, since Spark Connect does not report slots."""

@@ -483,3 +483,20 @@ def test_a_run_that_is_asked_to_stop_still_waits_for_its_name(monkeypatch: pytes
     run.cancel()
     assert not wanted[0]()
     assert run.wait(watch.DEADLINE)
+
+
+@pytest.mark.parametrize(
+    ("waits", "wants"),
+    [
+        (StatusDetail("waiting for 2 task slots", ": 1 is free"), True),
+        (StatusDetail("waiting for executors", yields=True), False),
+    ],
+)
+def test_a_run_wants_slots_while_it_waits_for_those_of_its_scheduler(waits: StatusDetail, wants: bool) -> None:
+    scheduler = Scheduler()
+    scheduler.waits = waits
+    with running(scheduler, patience=0.0, ask=0.0) as run:
+        watch.until(lambda: scheduler.at is not None)
+        assert run._wants_slots(on_driver=False) is wants
+        assert not run._wants_slots(on_driver=True)
+    assert not run._wants_slots(on_driver=False)
