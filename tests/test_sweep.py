@@ -567,7 +567,7 @@ def test_a_second_ctrl_c_ends_the_search_at_once(make_local: Make, tmp_path: Pat
     def interrupt() -> None:
         watch.until(lambda: len(os.listdir(tmp_path)) == 1)
         os.kill(os.getpid(), signal.SIGINT)
-        watch.until(lambda: [run.status for run in runs()] == [Status.STOPPING])
+        watch.until(lambda: [run.status for run in runs().active] == [Status.STOPPING])
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -576,7 +576,7 @@ def test_a_second_ctrl_c_ends_the_search_at_once(make_local: Make, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         sweep(make_local(1, grace_period=600), ignore_sigterm, {"folder": [str(tmp_path)]}, **options)
     thread.join()
-    watch.until(lambda: runs() == [])
+    watch.until(lambda: runs().active == [])
 
 
 def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Path) -> None:
