@@ -24,6 +24,9 @@ mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no server")
 
 
+ROOT = Path(__file__).parents[1]
+
+
 def start_server(folder: Path, port: int) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     address = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
@@ -78,6 +81,8 @@ def client(uri: str) -> Any:
 def found(uri: str, experiment: str) -> list[Any]:
     """The runs of an experiment, the oldest first."""
     known = client(uri).get_experiment_by_name(experiment)
+    if known is None:
+        return []
     return list(client(uri).search_runs([known.experiment_id], order_by=["attributes.start_time ASC"]))
 
 
@@ -161,9 +166,9 @@ def wait_at(epochs: int, go: str, step_to_wait: int) -> None:
 
 def test_a_driver_that_was_killed_comes_back_to_its_run(make_local: Make, server: str, tmp_path: Path) -> None:
     places = [str(Path(__file__).parent), str(Path(__file__).parent / "support")]
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, server, "/back", str(tmp_path), *places])
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, server, "/back", str(tmp_path), *places], cwd=ROOT)
     watch.until(lambda: any(run.step == 5 for run in runs()))
-    watch.until(lambda: found(server, "/back")[0].data.metrics.get("loss") == 0.2)
+    watch.until(lambda: [run.data.metrics.get("loss") for run in found(server, "/back")] == [0.2])
     driver.kill()
     driver.wait()
     (tmp_path / "go").touch()
