@@ -152,7 +152,7 @@ ROOMS = {
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
-    "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
+    "scoring": {"data", "checkpoint", "outcomes.stacks", "schedulers", "shipping", "machine"},
     "api": {"run", "schedulers", "display", "data", "launch", "shipping", "machine"},
     "search": {"api", "run", "metrics.table", "machine"},
 }
