@@ -81,16 +81,11 @@ class ScoringTask:
         places = _without(errors, rows)
         failed: dict[int, str] = {}
 
-        def call(first: int, last: int) -> dict[str, Any]:
-            made = function({name: values[first:last] for name, values in inputs.items()})
-            if not isinstance(made, dict):
-                raise ModelError(f"map= must return a dict of inputs, not {type(made).__name__}")
-            for name, values in made.items():
-                if len(values) != last - first:
-                    raise ModelError(f"map= returned {len(values)} values of {name!r} for {last - first} rows")
-            return {name: values.numpy() if hasattr(values, "numpy") else values for name, values in made.items()}
+        def call(first: int, last: int) -> tuple[Any, int]:
+            return function({name: values[first:last] for name, values in inputs.items()}), last - first
 
-        parts = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
+        made = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
+        parts = [_checked(each, count) for each, count in made]
         errors.update({int(places[row]): text for row, text in failed.items()})
         return {name: joined([part[name] for part in parts]) for name in (parts[0] if parts else inputs)}
 
@@ -137,6 +132,16 @@ class ReleaseTask:
 class _Batch:
     batch: pa.RecordBatch
     errors: dict[int, str]  # of the rows that the model does not get
+
+
+def _checked(made: Any, rows: int) -> dict[str, Any]:
+    """Return what ``map=`` has made of rows, as arrays and lists."""
+    if not isinstance(made, dict):
+        raise ModelError(f"map= must return a dict of inputs, not {type(made).__name__}")
+    for name, values in made.items():
+        if len(values) != rows:
+            raise ModelError(f"map= returned {len(values)} values of {name!r} for {rows} rows")
+    return {name: values.numpy() if hasattr(values, "numpy") else values for name, values in made.items()}
 
 
 def _without(errors: Mapping[int, str], rows: int) -> Any:
