@@ -15,8 +15,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Data, snapshot         a DataFrame for ranks, and kept in a folder
-    predict, release       a DataFrame scored; the models that this keeps
+    Data, snapshot, predict, release  a DataFrame fed, kept, and scored
     Run, runs, Status      the handle of a submitted run, those of all
                            active runs, and the states of a run
     sweep                  a search over many runs: uniform, log_uniform,

@@ -16,7 +16,7 @@ import cloudpickle
 from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
 
 from distributor.shipping import modules
-from distributor.shipping.payload import _registry_lock, pickled_by_value
+from distributor.shipping.payload import pickled_by_value, registry_lock
 
 #: What Python adds to a class.
 _OF_PYTHON = {
@@ -36,7 +36,7 @@ def fingerprint(*values: Any) -> str:
     Raises:
         Exception: a value cannot be pickled.
     """
-    with pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock):
+    with pickled_by_value(cloudpickle, modules.own_modules(), registry_lock):
         try:
             return _Digest(fast=True).of(values)
         except (ValueError, RecursionError):  # a container that contains itself

@@ -233,7 +233,7 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("accelerate", {"launch/accelerate/variables.py"}),
         ("deepspeed", {"launch/deepspeed/checkpoint.py", "launch/deepspeed/extensions.py"}),
-        ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
+        ("cloudpickle", {"shipping/payload.py", "shipping/fingerprint.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
         (
             "pyspark",
