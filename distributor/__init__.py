@@ -15,7 +15,7 @@ session on a cluster, on this machine. In a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and how to configure it
     Checkpoints            where a run keeps checkpoints, and how many
-    Data, snapshot, predict  a DataFrame for ranks, kept in a folder, scored
+    Data, snapshot, predict, release  a DataFrame fed, kept, and scored
     Run, runs, Status      the handle of a submitted run, active and
                            earlier runs, and the states of a run
     sweep                  a search over many runs: uniform, log_uniform,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from distributor.launch.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.run.handle import Run as Run
-    from distributor.scoring.predict import predict as predict
+    from distributor.scoring.predict import predict as predict, release as release
     from distributor.search.space import int_range as int_range, log_uniform as log_uniform, uniform as uniform
     from distributor.search.sweep import sweep as sweep
     from distributor.tracking.history import runs as runs
@@ -80,7 +80,7 @@ _WHERE = {
     "Data": "distributor.data.source",
     "snapshot": "distributor.data.snapshots",
     "autotune": "distributor.api.autotune",
-    "predict": "distributor.scoring.predict",
+    **dict.fromkeys(("predict", "release"), "distributor.scoring.predict"),
     "suggest_zero": "distributor.launch.deepspeed.zero",
     "zero": "distributor.launch.deepspeed.zero",
     "Checkpoints": "distributor.values.checkpoints",

@@ -172,6 +172,19 @@ def load_checkpoint(
         return None
 
 
+def load_committed(state: Any, place: str, folder: str) -> None:
+    """Load one checkpoint of a place, in a process of no run. OSError: it is gone, or damaged."""
+    session = current(_WHAT, needs_place=False)
+    session = session.at(replace(session.settings, checkpoints=Checkpoints(place), memory=None))
+    manifest = session.catalog.read(folder)
+    if manifest is None:
+        raise OSError(f"checkpoint {folder!r} is no longer in {place!r}")
+    loading = _Loading(session, manifest)
+    loading.check(manifest.shards)
+    states.check(_WHAT, state)
+    states.restore(state, loading.read(state, weights_only=True))
+
+
 class _Call:
     """A call of ``load_checkpoint``, in which the ranks exchange values."""
 

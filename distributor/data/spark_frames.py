@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distributor.data.manifest import DataFile
@@ -117,9 +118,12 @@ def packs_of(outputs: Iterable[FieldRecipe], types: Mapping[str, str], apart: It
     return tuple(found)
 
 
-def task_of(runs: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function for ``mapInArrow`` that calls ``runs.run``: nested, so that it is pickled by value."""
-    packed = portable(runs)
+def task_of(runs: Any, own: Iterable[ModuleType] = ()) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function for ``mapInArrow`` that calls ``runs.run``: nested, so that it is pickled by value.
+
+    So are the user's ``own`` modules that it uses.
+    """
+    packed = portable(runs, own)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pickle

@@ -266,9 +266,10 @@ def has_null(column: pa.Array) -> Any:
     found: Any = np.zeros(len(column), bool)
     if column.null_count:
         found |= pc.is_null(column).to_numpy(zero_copy_only=False)
-    if pa.types.is_list(column.type) and column.flatten().null_count:
-        bad = pc.filter(pc.list_parent_indices(column), pc.is_null(column.flatten()))
-        found[bad.to_numpy(zero_copy_only=False)] = True
+    if pa.types.is_list(column.type):
+        inside = has_null(short(column.flatten()))
+        if inside.any():
+            found[pc.list_parent_indices(column).filter(pa.array(inside)).to_numpy(zero_copy_only=False)] = True
     return found
 
 

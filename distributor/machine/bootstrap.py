@@ -43,7 +43,7 @@ _PARTS = {
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
     "uploads": "distributor.node.url_writer",
-    "model": "distributor.scoring.model_process",
+    "model": "distributor.scoring.server",
     "accelerate": "distributor.launch.accelerate.variables",
 }
 

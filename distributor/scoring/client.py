@@ -1,29 +1,36 @@
 """A Spark task's end: finds or starts the executor's model, and sends rows until they are answered.
 
-Standard library only: it travels into Spark's workers by value.
+Standard library and NumPy only: it travels into Spark's workers by value.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
+import importlib
 import json
+import logging
 import os
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 from distributor.machine import bootstrap, folders, processes
 from distributor.schedulers.spark.executor import executor_of_this
 from distributor.scoring import wire
+from distributor.scoring.rows import described
 from distributor.values.layout import OWNER, PREFIX
 
 _MOST_LOST = 3  # processes of the model that may end while they compute the same rows
+_MOST_TRIES = 20  # connections to servers that end or are killed at once
+_FOREVER = -1.0  # seconds
 _LOG = 2000  # characters of what the model has written that an error quotes
 
 T = TypeVar("T")
@@ -43,6 +50,7 @@ class ModelOrder:
         call: the pickled call that loads the model.
         processes: how many compute; 0 for as many as this executor may use CPUs.
         keep: seconds for which an unused model is kept.
+        timeout: seconds for the load, and for each batch.
     """
 
     key: str
@@ -50,6 +58,7 @@ class ModelOrder:
     call: bytes
     processes: int
     keep: float
+    timeout: float
 
 
 class ModelClient:
@@ -57,12 +66,13 @@ class ModelClient:
 
     def __init__(self, order: ModelOrder) -> None:
         self._order = order
-        owner = executor_of_this()
-        who = [order.key, owner, processes.start_time(owner), sys.executable, os.geteuid()]
+        self._owner = executor_of_this()
+        who = [order.key, processes.start_time(self._owner), sys.executable, os.geteuid()]
         digest = hashlib.sha256(json.dumps(who).encode()).hexdigest()[:16]
-        self._owner = owner
-        self._folder = os.path.join(tempfile.gettempdir(), f"{PREFIX}model-{digest}")
-        self._connection: socket.socket | None = None
+        self._folder = f"{_begin(self._owner)}{digest}"
+        self._control: socket.socket | None = None  # to the server
+        self._data: socket.socket | None = None  # to the process that computes
+        self._here: LocalModel | None = None  # where no server can be reached
 
     def answers(self, requests: Iterable[tuple[T, wire.ScoreRequest]]) -> Iterator[tuple[T, wire.ScoreAnswer]]:
         """Yield what comes with each request, and its answer, in order. ModelError: the model cannot answer.
@@ -83,93 +93,212 @@ class ModelClient:
             self._close()
 
     def _send(self, request: wire.ScoreRequest) -> None:
-        try:
-            if self._connection is None:
-                self._connection = self._reach()
-            wire.send(self._connection, request)
-        except OSError:
-            self._close()  # _receive() sends it again
+        if self._here is not None:
+            return
+        if self._data is None:
+            try:
+                self._data = self._reach()
+            except OSError as error:
+                self._here = load_here(self._order, error)
+                return
+        with suppress(OSError):  # _receive() finds out why
+            wire.send(self._data, request)
 
     def _receive(self, request: wire.ScoreRequest) -> wire.ScoreAnswer:
-        for _ in range(_MOST_LOST):
-            if self._connection is None:
-                self._send(request)
-            try:
-                if self._connection is not None:
-                    return wire.receive(self._connection, wire.ScoreAnswer)
-            except (EOFError, OSError):
-                self._close()
-        raise ModelError(
-            f"the processes of the model ended {_MOST_LOST} times while they computed {request.rows} rows, maybe "
-            f"because the machine has too little memory{self._log()}"
-        )
+        lost = 0
+        while True:
+            if self._here is not None:
+                return self._here.answer(request)
+            if (found := self._answer()) is not None:
+                return found
+            ended = self._ended()
+            if ended.is_final:
+                raise ModelError(_sentence(f"a process of the model that computed {request.rows} rows", ended))
+            lost += ended.was_computing
+            if lost == _MOST_LOST:
+                who = f"{lost} times, a process of the model that computed the same {request.rows} rows"
+                raise ModelError(_sentence(who, ended))
+            self._send(request)
+
+    def _answer(self) -> wire.ScoreAnswer | None:
+        """Wait for an answer; ``None``: the process that computes has ended, or the server."""
+        assert self._control is not None and self._data is not None
+        with suppress(EOFError, OSError):
+            if self._data.fileno() in processes.readable([self._data.fileno(), self._control.fileno()], _FOREVER):
+                return wire.receive(self._data, wire.ScoreAnswer)
+        return None
+
+    def _ended(self) -> wire.Ended:
+        """Return how the process that computes has ended, once the server knows."""
+        assert self._control is not None and self._data is not None
+        self._data.close()
+        self._data = None
+        found = self._hear()
+        if isinstance(found, wire.Ended):
+            return found
+        self._close()
+        return wire.Ended("ended with its server")
+
+    def _hear(self) -> socket.socket | wire.Ended | None:
+        """Return what the server says next: a connection, or how a process has ended; ``None``: the server has."""
+        assert self._control is not None
+        with suppress(EOFError, OSError):
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+            if data == wire.CONNECTED:
+                return socket.socket(fileno=descriptors[0])
+            if data == wire.ENDED:
+                return wire.receive(self._control, wire.Ended)
+        return None
 
     def _reach(self) -> socket.socket:
-        """Connect to the model of this executor; start it if it is not there."""
-        lost = ""
-        for _ in range(_MOST_LOST):
+        """Return a connection to a process that computes; start the server, which loads the model, if there is none."""
+        lost: list[wire.Ended] = []
+        for _ in range(_MOST_TRIES):
+            found = self._hear() if self._control is not None else self._join()
+            if isinstance(found, socket.socket):
+                return found
+            if found is None:
+                self._close()
+                continue
+            lost += [found] if found.was_computing else []
+            if found.is_final:
+                raise ModelError(_sentence("", found))
+            if len(lost) == _MOST_LOST:
+                break
+        ended = lost[-1] if lost else wire.Ended("ended with its server")
+        raise ModelError(_sentence(f"{len(lost) or _MOST_TRIES} times, the process that loads the model", ended))
+
+    def _join(self) -> socket.socket | wire.Ended | None:
+        found = self._server()
+        if isinstance(found, wire.Ended):
+            return found
+        self._control = found
+        return self._hear()
+
+    def _server(self) -> socket.socket | wire.Ended:
+        """Connect to the server of this executor; start it if there is none. Or return how it has ended meanwhile.
+
+        Whoever starts it keeps the lock, and the server itself until it listens: so there is never another one.
+        """
+        process: subprocess.Popen[bytes] | None = None
+        while True:
             folders.make_private(self._folder)
-            with suppress(FileNotFoundError), folders.locked(os.path.join(self._folder, "lock")):
+            with suppress(FileNotFoundError), open(path := os.path.join(self._folder, "lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                    continue  # of a server that has ended, and has left the name to another
                 with suppress(FileNotFoundError, ConnectionRefusedError):
-                    return self._connect()
-                lost = self._start()
-                with suppress(FileNotFoundError, ConnectionRefusedError):
-                    return self._connect()
-        raise ModelError(f"the model's process ended {_MOST_LOST} times while it loaded the model{lost}")
+                    return connect(self._folder, wire.SCORE)
+                if process is not None:
+                    break
+                process = self._start(lock)
+        code = process.wait()
+        how = f"ended with exit status {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}"
+        return wire.Ended(how, log=self._log())
 
-    def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        descriptor = os.open(self._folder, os.O_DIRECTORY)
-        try:
-            connection.connect(f"/proc/self/fd/{descriptor}/socket")  # a socket's path has at most 107 bytes
-            listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if processes.start_time(listener) is None:  # killed: its forks still listen, and are about to end
-                raise ConnectionRefusedError
-            return connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            os.close(descriptor)
-
-    def _start(self) -> str:
-        """Start the model and wait until it is loaded. Return how the process has ended, if it has."""
+    def _start(self, lock: IO[str]) -> subprocess.Popen[bytes]:
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self._folder, OWNER))  # others would remove the folder of an owner that has ended
         order, package = self._order, os.path.join(self._folder, "package.zip")
-        for name, content in ((package, order.package), (os.path.join(self._folder, "call"), order.call)):
-            with open(name, "wb") as file:
+        paths = json.dumps([each for each in sys.path if each]).encode()  # also those of addPyFile
+        for name, content in (("package.zip", order.package), ("call", order.call), ("paths", paths)):
+            with open(os.path.join(self._folder, name), "wb") as file:
                 file.write(content)
-        count = order.processes or processes.cpu_count()
-        arguments = [self._folder, str(self._owner), str(count), str(order.keep)]
+        arguments = [self._folder, self._owner, order.processes or processes.cpu_count(), order.keep, order.timeout]
         with open(os.path.join(self._folder, "log"), "wb") as log:
-            process = subprocess.Popen(
-                bootstrap.command(package, "model", *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+            return subprocess.Popen(
+                bootstrap.command(package, "model", *map(str, arguments)),
+                stdin=lock,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        assert process.stdout is not None
-        with process.stdout as output:
-            line = output.readline()
-        if not line:
-            code = process.wait()
-            how = f": {processes.signal_name(-code) if code < 0 else f'exit status {code}'}{self._log()}"
-            folders.remove(self._folder)
-            return how
-        if problem := json.loads(line):
-            process.wait()
-            raise ModelError(f"the model cannot be loaded: {problem}")
-        return ""
 
     def _log(self) -> str:
         with suppress(OSError), open(os.path.join(self._folder, "log"), errors="replace") as file:
-            if lines := file.read()[-_LOG:].strip():
-                return f". It has written:\n{lines}"
+            return file.read()[-_LOG:].strip()
         return ""
 
     def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        for each in (self._data, self._control):
+            if each is not None:
+                each.close()
+        self._data = self._control = None
+
+
+class LocalModel:
+    """A model in this worker."""
+
+    def __init__(self, order: ModelOrder) -> None:
+        self._files = [_in_memory(each) for each in (order.package, order.call)]
+        package, call = (f"/proc/self/fd/{each}" for each in self._files)
+        sys.path.insert(0, package)
+        try:
+            model = importlib.import_module("distributor.scoring.model")
+            function, args, kwargs = importlib.import_module("distributor.shipping.pickling").load_function(call)
+            self._score = model.scoring(function(*args, **kwargs))
+            self._answer = model.answer
+        except Exception as error:
+            raise ModelError(f"the model cannot be loaded: {described(error)}") from None
+        finally:
+            sys.path.remove(package)
+
+    def answer(self, request: wire.ScoreRequest) -> wire.ScoreAnswer:
+        """Compute outputs as a process of the model does."""
+        found: wire.ScoreAnswer = self._answer(self._score, request)
+        return found
+
+
+def load_here(order: ModelOrder, why: OSError) -> LocalModel:
+    """Load a model into this worker, which keeps it while it lives, and warn once."""
+    kept: Any = sys.modules.setdefault("_distributor_models", types.ModuleType("_distributor_models"))
+    found: LocalModel | None = getattr(kept, order.key, None)
+    if found is None:
+        logging.getLogger("distributor").warning(
+            "no process can keep the model for all tasks of this executor (%s): this worker loads it for itself", why
+        )
+        found = LocalModel(order)
+        setattr(kept, order.key, found)
+    return found
+
+
+def _in_memory(content: bytes) -> int:
+    """Return a file without a place."""
+    descriptor = os.memfd_create("distributor")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor
+
+
+def release() -> int:
+    """End the models of this task's executor that no other task uses; return how many."""
+    ended = 0
+    for folder in glob.glob(f"{glob.escape(_begin(executor_of_this()))}*"):
+        with suppress(OSError), connect(folder, wire.RELEASE) as control:
+            ended += control.recv(1) == wire.RELEASED
+    return ended
+
+
+def _begin(owner: int) -> str:
+    """Return how the folders of an executor's models begin."""
+    return os.path.join(tempfile.gettempdir(), f"{PREFIX}model-{owner}-")
+
+
+def connect(folder: str, wish: bytes) -> socket.socket:
+    """Connect to a server, and say what for. FileNotFoundError, ConnectionRefusedError: there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    descriptor = os.open(folder, os.O_DIRECTORY)
+    try:
+        connection.connect(f"/proc/self/fd/{descriptor}/socket")  # a socket's path has at most 107 bytes
+        connection.sendall(wish)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _sentence(who: str, ended: wire.Ended) -> str:
+    text = f"{who} {ended.text}" if who and not ended.is_whole else ended.text
+    return f"{text}. It has written:\n{ended.log}" if ended.log else text

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from distributor.scoring.rows import halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Score = Callable[[dict[str, Any]], Any]
 
 
-def load_module(build: Callable[[], torch.nn.Module], folder: str) -> torch.nn.Module:
-    """Build a module, and load the entry ``model`` of the last checkpoint in a folder or at a URL."""
-    from distributor.checkpoint.loading import load_checkpoint
+def load_module(build: Callable[[], torch.nn.Module], place: str, folder: str) -> torch.nn.Module:
+    """Build a module, and load the entry ``model`` of one checkpoint of a folder or URL."""
+    from distributor.checkpoint.loading import load_committed
 
     module = build()
-    load_checkpoint({"model": module}, folder=folder)
+    load_committed({"model": module}, place, folder)
     return module
 
 
@@ -38,56 +38,39 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
     """Compute the outputs of a request's rows, batch after batch."""
     failed: dict[int, str] = {}
     done: list[tuple[Any, ...]] = []
+
+    def compute(first: int, last: int) -> tuple[Any, int]:
+        rows = request.batch_rows if request.pads else last - first
+        batch = {name: _tensor(_padded(values[first:last], rows)) for name, values in request.inputs.items()}
+        return score(batch), last - first
+
     with torch.inference_mode():
         for first in range(0, request.rows, request.batch_rows):
             last = min(first + request.batch_rows, request.rows)
             try:
-                done += _outputs(score, request, first, last, failed)
-            except _RowError as error:
-                return ScoreAnswer(failed={error.row: str(error)})
+                for returned, rows in halved(compute, first, last, failed, all_rows=request.skips):
+                    length = request.batch_rows if request.pads else rows
+                    done.append(tuple(each[:rows] for each in _checked(returned, request.outputs, length)))
             except _ShapeError as error:
                 return ScoreAnswer(error=str(error))
+            if failed and not request.skips:
+                return ScoreAnswer(failed=failed)
     return ScoreAnswer(
-        tuple(_joined([each[position] for each in done]) for position in range(len(request.outputs))), failed
+        tuple(joined([each[position] for each in done]) for position in range(len(request.outputs))), failed
     )
-
-
-class _RowError(Exception):
-    def __init__(self, row: int, text: str) -> None:
-        super().__init__(text)
-        self.row = row
 
 
 class _ShapeError(Exception):
     """What the model returned is no output."""
 
 
-def _outputs(
-    score: Score, request: ScoreRequest, first: int, last: int, failed: dict[int, str]
-) -> list[tuple[Any, ...]]:
-    """Compute rows together; if that fails, in halves, down to the row at fault."""
-    batch = {name: _tensor(values[first:last]) for name, values in request.inputs.items()}
-    try:
-        returned = score(batch)
-    except Exception as error:
-        if last - first == 1:
-            text = described(error)
-            if not request.skips:
-                raise _RowError(first, text) from None
-            failed[first] = text
-            return []
-        middle = (first + last) // 2
-        halves = [_outputs(score, request, *half, failed) for half in ((first, middle), (middle, last))]
-        return halves[0] + halves[1]
-    return [_checked(returned, request.outputs, last - first)]
-
-
-def described(error: BaseException) -> str:
-    """Return an error with the user's line in which it was raised."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/distributor/" not in each.filename]
-    users = [each for each in frames if "/site-packages/" not in each.filename] or frames
-    where = f" ({users[-1].filename}, line {users[-1].lineno}, in {users[-1].name})" if users else ""
-    return f"{type(error).__name__}: {error}{where}"
+def _padded(values: Any, rows: int) -> Any:
+    """Return values with the last one repeated up to a number of rows."""
+    if (missing := rows - len(values)) <= 0:
+        return values
+    if isinstance(values, np.ndarray):
+        return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+    return [*values, *values[-1:] * missing]
 
 
 def _tensor(values: Any) -> Any:
@@ -108,9 +91,7 @@ def _checked(returned: Any, names: Sequence[str], rows: int) -> tuple[Any, ...]:
 
 
 def _value(name: str, value: Any, rows: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().to("cpu")
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    value = _plain(value)
     if not isinstance(value, (np.ndarray, list)):
         raise _ShapeError(f"the output {name!r} must be a tensor, an array or a list, not {type(value).__name__}")
     length = len(value) if isinstance(value, list) or value.ndim else 0
@@ -122,11 +103,9 @@ def _value(name: str, value: Any, rows: int) -> Any:
     return value
 
 
-def _joined(values: list[Any]) -> Any:
-    if (
-        values
-        and all(isinstance(each, np.ndarray) for each in values)
-        and len({each.shape[1:] for each in values}) == 1
-    ):
-        return np.concatenate(values)
-    return [row for each in values for row in each]
+def _plain(value: Any) -> Any:
+    """Return tensors as arrays, also those in lists: a Spark task may lack torch."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to("cpu")
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return [_plain(each) for each in value] if isinstance(value, list) else value

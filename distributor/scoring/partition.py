@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
-from distributor.scoring.client import ModelClient, ModelError, ModelOrder
+from distributor.scoring.client import ModelClient, ModelError, ModelOrder, release
+from distributor.scoring.rows import halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
+
+Map = Callable[[dict[str, Any]], dict[str, Any]]
 
 _SHOWN = 60  # characters of a value in an error
 
@@ -26,6 +28,8 @@ class ScoringTask:
         packs: see :func:`distributor.data.writer.unpacked`.
         keep: the columns that come before the outputs.
         outputs: names and types.
+        map: makes inputs of inputs, in the task.
+        deterministic: whether the model gets exactly ``batch_rows`` rows each time.
         error_column: gets the errors of rows; empty where an error ends the job.
     """
 
@@ -37,6 +41,8 @@ class ScoringTask:
     batch_rows: int
     on_error: Literal["raise", "null"]
     error_column: str
+    map: Map | None = None
+    deterministic: bool = False
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield each batch with its outputs: one row for each row."""
@@ -51,32 +57,49 @@ class ScoringTask:
             if not batch.num_rows:
                 continue
             columns = {name: short(batch.column(name)) for name in sources_of(self.inputs)}
-            nulls = {name: rows for name, column in columns.items() if (rows := has_null(column)).any()}
-            bad: Any = np.zeros(batch.num_rows, bool)
-            for rows in nulls.values():
-                bad |= rows
-            if nulls:
-                columns = {name: column.filter(pa.array(~bad)) for name, column in columns.items()}
+            errors: dict[int, str] = {}
+            for name, column in columns.items():
+                errors = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))} | errors
+            if errors:
+                good = pa.array(_without(errors, batch.num_rows))
+                columns = {name: column.take(good) for name, column in columns.items()}
             inputs = {each.name: _values(each, [columns[name] for name in each.sources]) for each in self.inputs}
-            rows = int(batch.num_rows - bad.sum())
-            yield (
-                _Batch(batch, bad, nulls),
-                ScoreRequest(inputs, rows, outputs, self.batch_rows, self.on_error == "null"),
+            if self.map is not None:
+                inputs = self._mapped(self.map, inputs, errors, batch.num_rows)
+            request = ScoreRequest(
+                inputs,
+                batch.num_rows - len(errors),
+                outputs,
+                self.batch_rows,
+                self.on_error == "null",
+                self.deterministic,
             )
+            yield _Batch(batch, errors), request
+
+    def _mapped(self, function: Map, inputs: dict[str, Any], errors: dict[int, str], rows: int) -> dict[str, Any]:
+        """Return what ``map=`` makes of inputs, and note the rows with which it fails."""
+        places = _without(errors, rows)
+        failed: dict[int, str] = {}
+
+        def call(first: int, last: int) -> tuple[Any, int]:
+            return function({name: values[first:last] for name, values in inputs.items()}), last - first
+
+        made = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
+        parts = [_checked(each, count) for each, count in made]
+        errors.update({int(places[row]): text for row, text in failed.items()})
+        return {name: joined([part[name] for part in parts]) for name in (parts[0] if parts else inputs)}
 
     def _scored(self, batch: _Batch, answer: ScoreAnswer, first: int) -> pa.RecordBatch:
         if answer.error:
             raise ModelError(answer.error)
-        places = np.flatnonzero(~batch.bad)  # of the request's rows
-        errors = {int(places[row]): text for row, text in answer.failed.items()}
-        for name, rows in batch.nulls.items():
-            errors |= {int(row): f"column {name!r} is null" for row in np.flatnonzero(rows) if int(row) not in errors}
+        places = _without(batch.errors, batch.batch.num_rows)  # of the request's rows
+        errors = batch.errors | {int(places[row]): text for row, text in answer.failed.items()}
         if errors and self.on_error == "raise":
             row = min(errors)
             raise ModelError(
                 f"row {first + row} of partition {_partition()} fails: {errors[row]}. {self._shown(batch, row)}"
             )
-        done = np.array(sorted(set(range(batch.batch.num_rows)) - set(errors)), "int64")
+        done = _without(errors, batch.batch.num_rows)
         columns = [batch.batch.column(name) for name in self.keep]
         for (name, kind), values in zip(self.outputs, answer.outputs or ([],) * len(self.outputs)):
             columns.append(_column(name, kind, values, done, batch.batch.num_rows))
@@ -95,11 +118,35 @@ class ScoringTask:
         return "Its inputs: " + ", ".join(shown)
 
 
+class ReleaseTask:
+    """Ends the models of an executor that no task uses."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield how many there were, once."""
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_arrays([pa.array([release()], pa.int32())], ["ended"])
+
+
 @dataclass(frozen=True)
 class _Batch:
     batch: pa.RecordBatch
-    bad: Any  # for each row, whether it has a null
-    nulls: dict[str, Any]  # the same for each column that has any
+    errors: dict[int, str]  # of the rows that the model does not get
+
+
+def _checked(made: Any, rows: int) -> dict[str, Any]:
+    """Return what ``map=`` has made of rows, as arrays and lists."""
+    if not isinstance(made, dict):
+        raise ModelError(f"map= must return a dict of inputs, not {type(made).__name__}")
+    for name, values in made.items():
+        if len(values) != rows:
+            raise ModelError(f"map= returned {len(values)} values of {name!r} for {rows} rows")
+    return {name: values.numpy() if hasattr(values, "numpy") else values for name, values in made.items()}
+
+
+def _without(errors: Mapping[int, str], rows: int) -> Any:
+    """Return the rows that have no error."""
+    return np.array(sorted(set(range(rows)) - set(errors)), "int64") if errors else np.arange(rows)
 
 
 def _partition() -> int:
@@ -111,19 +158,25 @@ def _partition() -> int:
 
 def _values(field: FieldRecipe, parts: list[Any]) -> Any:
     """Return an input as an array, or as a list of texts, bytes, or arrays of different lengths."""
-    values = made(field, parts)
+    values = parts[0] if field.kind == "list" else made(field, parts)
     if field.kind == "number":
         array = np.stack(values, axis=1) if field.is_packed else np.array(values[0])
         return array.view(bool) if field.dtype == "bool" else array
-    if field.kind != "list":
-        return values.to_pylist()
-    flat = np.array(values.values)
-    flat = flat.view(bool) if field.dtype == "bool" else flat
-    offsets = np.array(values.offsets)
-    lengths = np.diff(offsets)
-    if len(lengths) and (lengths == lengths[0]).all():
-        return flat.reshape(len(lengths), lengths[0])
-    return [flat[begin:end] for begin, end in itertools.pairwise(offsets)]
+    return _lists(field, parts[0]) if field.kind == "list" else values.to_pylist()
+
+
+def _lists(field: FieldRecipe, column: Any) -> Any:
+    """Return lists of numbers, or of lists: an array if all have one length, otherwise a list of arrays."""
+    if not pa.types.is_list(column.type):
+        (flat,) = made(replace(field, kind="number"), [column])
+        flat = np.array(flat)
+        return flat.view(bool) if field.dtype == "bool" else flat
+    values = _lists(field, short(column.flatten()))
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    if isinstance(values, np.ndarray) and len(lengths) and (lengths == lengths[0]).all():
+        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+    ends = np.cumsum(lengths)
+    return [values[end - length : end] for length, end in zip(lengths, ends)]
 
 
 def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
@@ -140,11 +193,20 @@ def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
 
 
 def _arrow(kind: Any, values: Any) -> Any:
-    if isinstance(values, np.ndarray) and values.ndim == 2 and pa.types.is_list(kind):
-        offsets = np.arange(0, values.size + 1, values.shape[1] or 1, dtype="int32")
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.reshape(-1)).cast(kind.value_type))
+    if isinstance(values, np.ndarray) and values.ndim > 1 and pa.types.is_list(kind):
+        offsets = np.arange(0, len(values) * values.shape[1] + 1, values.shape[1] or 1, dtype="int32")
+        offsets = offsets if values.shape[1] else np.zeros(len(values) + 1, "int32")
+        inner = _arrow(kind.value_type, values.reshape(-1, *values.shape[2:]))
+        return pa.ListArray.from_arrays(pa.array(offsets), inner)
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return pa.array(values).cast(kind)
-    return pa.array(list(values), kind)
+    return pa.array([_plain(each) for each in values], kind)
+
+
+def _plain(value: Any) -> Any:
+    """Return a row as pyarrow takes it: arrays of one dimension, and lists of these."""
+    if hasattr(value, "ndim") and value.ndim > 1:
+        return list(map(_plain, value))
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.data import spark_frames
 from distributor.data.source import Data, recipe
 from distributor.errors import ConfigurationError
-from distributor.machine.storage import is_url, open_storage
+from distributor.machine.storage import open_storage
 from distributor.schedulers.spark import sessions
-from distributor.shipping import package, pickling
-from distributor.values.checkpoints import Checkpoints
+from distributor.shipping import modules, package, pickling
+from distributor.shipping.fingerprint import fingerprint
+from distributor.values.checkpoints import Checkpoints, from_environ
 from distributor.values.checks import check_count, check_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_MANY = 1 << 16  # rows, some of them for each core of a cluster
 
 
 def predict(
@@ -28,10 +32,13 @@ def predict(
     input: Mapping[str, str | Sequence[str]],
     output: str,
     keep: Literal["*"] | Sequence[str] = "*",
+    map: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     batch_rows: int = 4096,
     on_error: Literal["raise", "null"] = "raise",
     error_column: str = "error",
+    deterministic: bool = False,
     processes_per_node: int | None = None,
+    timeout: float = 600.0,
     keep_warm: float = 600.0,
 ) -> DataFrame:
     """Score a DataFrame with a model that each executor loads once: one row for each row, with outputs added.
@@ -41,7 +48,8 @@ def predict(
 
     Args:
         source: a function that loads the model, and returns a module or a function of a batch; or, with ``model``, the
-            folder or URL of checkpoints, whose entry ``model`` is loaded. All executors must see it.
+            folder or URL of checkpoints, or the name of a run, whose entry ``model`` is loaded: from the newest
+            checkpoint at the time of this call. All executors must see it.
         df: a DataFrame, classic or Connect.
         model: a function that builds the module, such as its class.
         input: columns by the name of the input. Numbers become a tensor [rows, columns], arrays and ML vectors of
@@ -50,11 +58,16 @@ def predict(
         output: names and types of the outputs, as Spark writes them: ``"score float, label int"``. The model returns a
             tensor, an array or a list with a value for each row; for several outputs a dict or a tuple of these.
         keep: the columns that come before the outputs (default: all).
+        map: a function that the tasks call, on all cores, before the model: of the dict of inputs of some rows, NumPy's
+            arrays or lists, to such a dict for the model, such as one that decodes images.
         batch_rows: number of rows that the model gets at most at once.
         on_error: ``"raise"`` (default) ends the job at a row that fails or has nulls, and shows its inputs; ``"null"``
             gives this row null outputs, and an error's text in ``error_column``.
         error_column: the name of that column, with ``on_error="null"``.
+        deterministic: whether the model gets exactly ``batch_rows`` rows each time, the last one repeated as needed:
+            outputs are then equal bit for bit, however the rows are divided.
         processes_per_node: how many processes of an executor compute (default: as many as it may use CPUs).
+        timeout: seconds for the load, and for each batch, after which the model counts as hanging, and the job fails.
         keep_warm: seconds for which an executor keeps a model that no task uses.
 
     Raises:
@@ -69,6 +82,8 @@ def predict(
 
     if not spark_frames.is_frame(df):
         raise ConfigurationError(f"predict: df must be a Spark DataFrame, not {type(df).__name__}")
+    if map is not None and not callable(map):
+        raise ConfigurationError(f"predict: map must be a function of a dict of inputs, not {map!r}")
     if on_error not in ("raise", "null"):
         raise ConfigurationError(f"predict: on_error must be 'raise' or 'null', not {on_error!r}")
     types = spark_frames.types_of(df)
@@ -82,8 +97,8 @@ def predict(
             )
     fields = _fields(input, types)
     packs = spark_frames.packs_of(fields, types, apart=kept)
-    call, newest = _call(source, model)
-    key = hashlib.sha256(package.package_zip() + call + repr((newest, processes_per_node)).encode()).hexdigest()
+    call, identity = _call(source, model)
+    key = hashlib.sha256(package.package_zip() + repr((identity, processes_per_node)).encode()).hexdigest()
     task = ScoringTask(
         ModelOrder(
             key=key,
@@ -91,6 +106,7 @@ def predict(
             call=call,
             processes=0 if processes_per_node is None else check_count("processes_per_node", processes_per_node),
             keep=check_seconds("keep_warm", keep_warm, 1.0),
+            timeout=check_seconds("timeout", timeout, 1.0),
         ),
         inputs=fields,
         packs=packs,
@@ -99,10 +115,40 @@ def predict(
         batch_rows=check_count("batch_rows", batch_rows),
         on_error=on_error,
         error_column=error_column if on_error == "null" else "",
+        map=map,
+        deterministic=deterministic,
     )
     needed = spark_frames.columns(dict.fromkeys([*kept, *sources_of(fields)]), types, packs)
     sessions.keep_arrow_python(df.sparkSession)
-    return df.select(*needed).mapInArrow(spark_frames.task_of(task), _schema(df, kept, outputs, added))
+    return df.select(*needed).mapInArrow(
+        spark_frames.task_of(task, modules.own_modules()), _schema(df, kept, outputs, added)
+    )
+
+
+def release() -> int:
+    """End the models that :func:`predict` keeps on the executors of the active session, and that no job uses.
+
+    Executors whose cores are all busy are passed over.
+
+    Returns:
+        The number of models that were ended.
+
+    Raises:
+        ConfigurationError: there is no active Spark session.
+
+    Example:
+        >>> release()  # doctest: +SKIP
+        2
+    """
+    from distributor.scoring.partition import ReleaseTask
+
+    session = sessions.active_session()
+    if session is None:
+        raise ConfigurationError("release: there is no active Spark session")
+    rows = session.range(_MANY)  # in as many partitions as there are cores, which Spark spreads over all executors
+    with sessions.arrow_python(session):
+        ended = rows.mapInArrow(spark_frames.task_of(ReleaseTask()), "ended int").collect()
+    return sum(row.ended for row in ended)
 
 
 def _kept(keep: str | Sequence[str], types: Mapping[str, str]) -> tuple[str, ...]:
@@ -130,35 +176,53 @@ def _fields(input: Mapping[str, Any], types: Mapping[str, str]) -> tuple[Any, ..
     if not input or not isinstance(input, Mapping):
         raise ConfigurationError(f"predict: input must be a dict such as {{'x': ['age', 'height']}}, not {input!r}")
     try:
-        return recipe(Data(None, pack=input), types).outputs
+        return recipe(Data(None, pack=input), {name: _flat(kind) for name, kind in types.items()}).outputs
     except ConfigurationError as error:
         raise ConfigurationError(f"predict(input=...): {str(error).removeprefix('Data: ')}") from None
 
 
+def _flat(kind: str) -> str:
+    """Return the type of arrays of numbers for one of arrays of arrays, of any depth."""
+    while (inner := re.fullmatch(r"array<(array<.*>)>", kind)) is not None:
+        kind = inner[1]
+    return kind
+
+
 def _call(source: Any, model: Any) -> tuple[bytes, str]:
-    """Return the pickled call that loads the model, and what tells whether it is another one."""
+    """Return the pickled call that loads the model, and what is the same for the same model."""
     if callable(source) and model is None:
-        return _pickled(source), ""
+        return _pickled(source), _identity(source)
     if isinstance(source, (str, os.PathLike)) and callable(model):
         from distributor.scoring.model import load_module
 
-        place = os.fspath(source)
-        place = place if is_url(place) else os.path.abspath(os.path.expanduser(place))
-        return _pickled(load_module, model, place), _newest(place)
+        place, folder = _newest(os.fspath(source))
+        return _pickled(load_module, model, place, folder), _identity(model, place, folder)
     raise ConfigurationError(
         "predict: pass a function that loads the model, or the folder of checkpoints and model=, which builds it: "
         f"source is {source!r}, model is {model!r}"
     )
 
 
-def _newest(place: str) -> str:
+def _identity(*values: Any) -> str:
+    try:
+        return fingerprint(*values)
+    except Exception:  # a value that another way of pickling takes
+        return hashlib.sha256(_pickled(tuple, *values)).hexdigest()
+
+
+def _newest(source: str) -> tuple[str, str]:
+    """Return the place of a run's checkpoints, and the folder of the newest there that has all its files."""
+    from distributor.checkpoint import places
     from distributor.checkpoint.catalog import Catalog
 
-    committed = Catalog(open_storage(place), Checkpoints(place)).committed()
-    if not committed:
-        raise ConfigurationError(f"predict: there is no checkpoint in {place!r}")
-    newest = max(committed, key=lambda each: each.time)
-    return repr((newest.time, newest.step))
+    try:
+        place = places.find(source, from_environ(os.environ))
+        newest = Catalog(open_storage(place), Checkpoints(place)).latest({})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"predict: {str(error).removeprefix('load_checkpoint: ')}") from None
+    if newest is None:
+        raise ConfigurationError(f"predict: no checkpoint in {place!r} has all its files")
+    return place, newest.folder
 
 
 def _pickled(function: Callable[..., Any], *args: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""What a Spark task and a process of the model say to each other: pickles of protocol 5, with arrays beside them.
+"""What a Spark task and the processes of a model say to each other: pickles of protocol 5, with arrays beside them.
 
-Both ends are processes of one user on one machine, and the socket is in a private folder. Standard library only: it
-travels into Spark's workers by value.
+All are processes of one user on one machine, and the socket is in a private folder. Standard library only: it travels
+into Spark's workers by value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: What a connection to the server wants; see :mod:`distributor.scoring.server`.
+SCORE, RELEASE = b"s", b"r"
+
+#: What the server says next on it: a connection to a process that computes, an :class:`Ended`, or that it ends.
+CONNECTED, ENDED, RELEASED = b"c", b"e", b"r"
+
 
 @dataclass(frozen=True)
 class ScoreRequest:
@@ -24,6 +30,7 @@ class ScoreRequest:
     outputs: tuple[str, ...]  # names
     batch_rows: int  # the model gets at most as many at once
     skips: bool  # whether rows that fail are left out, in place of an error
+    pads: bool = False  # whether the model gets exactly ``batch_rows`` each time
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,31 @@ class ScoreAnswer:
     outputs: tuple[Any, ...] = ()  # an array or a list for each output
     failed: dict[int, str] = field(default_factory=dict)  # by row of the request
     error: str = ""  # why there are no outputs at all
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded, or cannot be."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Born:
+    """A process that computes has begun."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The process that loaded the model, or computed for a task, has ended."""
+
+    text: str  # how, such as "was killed by SIGKILL"
+    is_final: bool = False  # another process would end in the same way
+    is_whole: bool = False  # the text is a whole sentence
+    was_computing: bool = True  # rows of this task, or it was loading
+    log: str = ""  # what it has written
 
 
 def send(connection: socket.socket, message: Any) -> None:

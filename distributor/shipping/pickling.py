@@ -1,4 +1,4 @@
-"""Pickles functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
+"""Pickles functions, values and exceptions. Only :mod:`.fingerprint` also uses the ``cloudpickle`` package.
 
 The user's own modules are pickled *by value*, because executors have no copy of them; installed packages are pickled by
 reference.
@@ -54,7 +54,7 @@ _ALIGNED = 64  # bytes at multiples of which arrays begin: a cache line, and wha
 _CACHED = type(functools.lru_cache(lambda: None))
 _DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__code__
 
-_registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
+registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
 
 
 def dump_function(
@@ -65,7 +65,7 @@ def dump_function(
     A large call is a file without a name. PayloadError names the variable or argument at fault if one is found.
     """
     content = _CallContent()
-    registered = pickled_by_value(cloudpickle, modules.own_modules(), _registry_lock) if by_value else nullcontext()
+    registered = pickled_by_value(cloudpickle, modules.own_modules(), registry_lock) if by_value else nullcontext()
     with registered:
         try:
             _CallPickler(content, _PROTOCOL, content.add_buffer).dump((function, tuple(args), dict(kwargs)))

@@ -152,7 +152,7 @@ ROOMS = {
     "run": {"schedulers.base", "display", "outcomes", "channel", "machine", "metrics", "output", "stopping"},
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
-    "scoring": {"data", "checkpoint", "schedulers", "shipping", "machine"},
+    "scoring": {"data", "checkpoint", "outcomes.stacks", "schedulers", "shipping", "machine"},
     "tracking": {"run", "metrics", "machine"},
     "api": {"run", "schedulers", "display", "data", "tracking", "launch", "shipping", "machine"},
     "search": {"api", "display", "run", "tracking", "metrics", "machine"},
@@ -235,7 +235,7 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("accelerate", {"launch/accelerate/variables.py"}),
         ("deepspeed", {"launch/deepspeed/checkpoint.py", "launch/deepspeed/extensions.py"}),
-        ("cloudpickle", {"shipping/pickling.py", "shipping/package.py"}),
+        ("cloudpickle", {"shipping/pickling.py", "shipping/fingerprint.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
         (
             "pyspark",

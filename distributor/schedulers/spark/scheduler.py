@@ -6,9 +6,10 @@ import hashlib
 import pickle
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distributor.channel.connections import Endpoint
@@ -222,8 +223,8 @@ def _portable_task() -> bytes:
     return portable(run_task)
 
 
-def portable(value: object) -> bytes:
-    """Pickle a value by value with the code that it uses of this package, since workers may not have the package.
+def portable(value: object, own: Iterable[ModuleType] = ()) -> bytes:
+    """Pickle a value by value with the code that it uses of this package and of ``own``, which workers may not have.
 
     PySpark encodes it as text for the JVM, which takes 2 ms for each 100 kB: compress it.
     """
@@ -231,7 +232,7 @@ def portable(value: object) -> bytes:
 
     import distributor
 
-    with pickling.pickled_by_value(spark_cloudpickle, [distributor], _task_lock):
+    with pickling.pickled_by_value(spark_cloudpickle, [distributor, *own], _task_lock):
         return zlib.compress(spark_cloudpickle.dumps(value))
 
 

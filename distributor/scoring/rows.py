@@ -1,0 +1,46 @@
+"""Calls a function of rows, and finds the rows at fault. It travels into Spark's workers by value."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+def halved(call: Callable[[int, int], T], first: int, last: int, failed: dict[int, str], *, all_rows: bool) -> list[T]:
+    """Call a function for rows together; if it raises, in halves, down to the rows at fault, whose errors are noted.
+
+    Unless ``all_rows`` are wanted, the first row at fault is enough.
+    """
+    try:
+        return [call(first, last)]
+    except (Exception, SystemExit) as error:
+        if last - first == 1:
+            failed[first] = described(error)
+            return []
+    middle = (first + last) // 2
+    done = halved(call, first, middle, failed, all_rows=all_rows)
+    return done if failed and not all_rows else done + halved(call, middle, last, failed, all_rows=all_rows)
+
+
+def described(error: BaseException) -> str:
+    """Return an error with the user's line in which it was raised."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/distributor/" not in each.filename]
+    users = [each for each in frames if "/site-packages/" not in each.filename] or frames
+    where = f" ({users[-1].filename}, line {users[-1].lineno}, in {users[-1].name})" if users else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def joined(values: list[Any]) -> Any:
+    """Return the rows of several arrays or lists as one."""
+    if (
+        values
+        and all(isinstance(each, np.ndarray) for each in values)
+        and len({each.shape[1:] for each in values}) == 1
+    ):
+        return np.concatenate(values)
+    return [row for each in values for row in each]

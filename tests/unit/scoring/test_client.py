@@ -1,0 +1,57 @@
+"""A Spark task's end, where no server can be reached."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from distributor.scoring.client import ModelClient, ModelError, ModelOrder
+from distributor.scoring.predict import _pickled
+from distributor.scoring.wire import ScoreRequest
+from distributor.shipping.package import package_zip
+
+
+def client_of(load, key):
+    order = ModelOrder(key=key, package=package_zip(), call=_pickled(load), processes=1, keep=1.0, timeout=60.0)
+    client = ModelClient(order)
+    os.mkdir(client._folder, 0o755)  # others can read it: no place for a socket
+    return client
+
+
+def request(rows):
+    return ScoreRequest({"x": np.arange(rows, dtype="float32")}, rows, ("y",), 4, False)
+
+
+def test_the_worker_loads_the_model_itself_and_warns_once(caplog):
+    def load():
+        import builtins
+
+        builtins.loads = getattr(builtins, "loads", 0) + 1
+        return lambda batch: batch["x"] * 2 + builtins.loads
+
+    client = client_of(load, "k1")
+    try:
+        with caplog.at_level(logging.WARNING, "distributor"):
+            for _ in range(2):
+                answers = list(client.answers([("first", request(3)), ("second", request(5))]))
+                assert [name for name, _ in answers] == ["first", "second"]
+                assert answers[1][1].outputs[0].tolist() == [1.0, 3.0, 5.0, 7.0, 9.0]
+                client = ModelClient(client._order)
+        (text,) = [each.getMessage() for each in caplog.records]
+        assert "belongs to another user" in text
+        assert "this worker loads it for itself" in text
+    finally:
+        os.rmdir(client._folder)
+
+
+def test_a_model_that_the_worker_cannot_load_is_an_error():
+    def load():
+        raise ValueError("no weights")
+
+    client = client_of(load, "k2")
+    try:
+        with pytest.raises(ModelError, match=r"the model cannot be loaded: ValueError: no weights \(.*in load\)"):
+            list(client.answers([("first", request(3))]))
+    finally:
+        os.rmdir(client._folder)

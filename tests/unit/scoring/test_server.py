@@ -1,0 +1,24 @@
+"""What the model's server says of a process that has ended."""
+
+import pytest
+
+from distributor.scoring.server import how_ended
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "words"),
+    [
+        (3, False, "ended with exit status 3"),
+        (-11, True, "was killed by SIGSEGV"),
+        (-9, False, "was killed by SIGKILL"),
+    ],
+)
+def test_how_a_process_has_ended(code, oom, words):
+    assert how_ended(code, oom) == words
+
+
+def test_lack_of_memory_is_named_with_the_memory_that_there_is():
+    text = how_ended(-9, True)
+    assert "was killed by SIGKILL, most likely for lack of memory" in text
+    assert "this machine or container has" in text
+    assert "smaller batch_rows=" in text

@@ -1,0 +1,78 @@
+"""Functions that do the same have one fingerprint."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from distributor.shipping.fingerprint import fingerprint
+
+CELL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.linear(x) + BIAS
+
+def fact(n):
+    return 1 if n < 2 else n * fact(n - 1)
+
+def load():
+    return Net() if fact(3) in {1, 6, "six"} else (lambda batch: None)
+"""
+
+
+def cell(width=2, bias=1, above="", file="<cell 1>", **texts):
+    code = above + CELL
+    for old, new in texts.items():
+        code = code.replace(old, new)
+    names = {"__name__": "__main__", "WIDTH": width, "BIAS": bias}
+    exec(compile(code, file, "exec"), names)
+    return names["load"]
+
+
+def test_a_cell_that_is_run_again_is_the_same():
+    assert fingerprint(cell()) == fingerprint(cell()) == fingerprint(cell(above="\n\n# moved\n", file="<cell 7>"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"width": 3}, {"bias": 2}, {"forward": "forwards"}, {"six": "seven"}, {"fact(n - 1)": "fact(n - 2)"}],
+)
+def test_other_code_or_values_are_another(changes):
+    assert fingerprint(cell(**changes)) != fingerprint(cell())
+
+
+def closed_over(value):
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ([1, "a"], [1, "".join(["a"])], [1, "b"]),
+        ({"a", "b", "c"}, {"c", "b", "a"}, {"a", "b"}),
+        (np.arange(5), np.arange(5), np.arange(5) * 2),
+        (torch.arange(5.0), torch.arange(5.0), torch.arange(5.0) + 1),
+        (np.zeros(1 << 20), np.zeros(1 << 20), np.ones(1 << 20)),
+        (functools.partial(max, 1), functools.partial(max, 1), functools.partial(max, 2)),
+    ],
+)
+def test_values_count_and_not_their_identity(one, same, other):
+    assert fingerprint(closed_over(one)) == fingerprint(closed_over(same))
+    assert fingerprint(closed_over(one)) != fingerprint(closed_over(other))
+
+
+def test_values_may_contain_themselves():
+    def made(end):
+        whole = [1]
+        whole += [whole, end]
+        return whole
+
+    assert fingerprint(closed_over(made(1))) == fingerprint(closed_over(made(1)))
+    assert fingerprint(closed_over(made(1))) != fingerprint(closed_over(made(2)))
