@@ -172,7 +172,7 @@ def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monke
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    watch.until(lambda: session._held_up == StatusDetail("waiting for executors", ": 1 only"))
+    watch.until(lambda: session._held_up == StatusDetail("waiting for executors", ": 1 only", yields=True))
     session.cancel()
     waiting.join()
     assert "r1 was cancelled while it waited for slots" in str(raised[0])
