@@ -26,7 +26,7 @@ from distributor.outcomes.driver_failures import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import events, state
-from distributor.run.callbacks import Callbacks
+from distributor.run.callback_thread import Callbacks
 from distributor.run.interrupt import plain_interrupts
 from distributor.run.margins import Margins
 from distributor.run.preparing import Preparing

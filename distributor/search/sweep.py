@@ -26,7 +26,7 @@ from distributor.errors import (
 )
 from distributor.machine import devices, processes
 from distributor.metrics.table import Row
-from distributor.run.callbacks import Callbacks
+from distributor.run.callback_thread import Callbacks
 from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, of_optuna, trial_folder
