@@ -15,7 +15,7 @@ from sessions import Make
 
 from distributor import ConfigurationError, Run, Status, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
-from distributor.run import callbacks as calling
+from distributor.run import callback_thread as calling
 
 spread = {"max_processes_per_node": 1}
 
