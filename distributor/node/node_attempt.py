@@ -295,6 +295,8 @@ class NodeAttempt:
             if not self._link.is_open:
                 self._ranks.node_stop.agree_alone()
             asyncio.get_running_loop().call_later(self._order.grace_period, self._end_terminated)
+        elif self._dumps.pending:
+            self._dumps.then(partial(self.stop, gave_up="got SIGTERM"))
         else:
             self.stop(gave_up="got SIGTERM")
 

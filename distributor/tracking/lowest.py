@@ -8,32 +8,45 @@ from distributor.metrics.table import Row
 
 
 class LowestRank:
-    """Keeps the values of the lowest rank that reports a name, in each attempt anew."""
+    """Keeps the values of the lowest rank that reports a name.
+
+    Ranks' reports come in any order: until it is known which ranks report a name, values of others than rank 0 wait
+    until the next rows, or the next attempt.
+    """
 
     def __init__(self) -> None:
         self._attempt = -1
         self._ranks: dict[str, int] = {}
+        self._held: list[Row] = []
 
-    def choose(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows without the values of other ranks.
+    def choose(self, rows: Sequence[Row], *, last: bool = False) -> list[Row]:
+        """Return the rows without the values of other ranks; none waits any longer if these are the ``last`` ones.
 
-        >>> rows = [Row(0, 1, 9.0, 1, {"a": 1, "b": 2}), Row(0, 1, 9.0, 0, {"a": 3})]
-        >>> [row.values for row in LowestRank().choose(rows)]
-        [{'b': 2}, {'a': 3}]
+        >>> lowest = LowestRank()
+        >>> [row.values for row in lowest.choose([Row(0, 1, 9.0, 1, {"a": 1, "b": 2}), Row(0, 1, 9.0, 0, {"a": 3})])]
+        [{'a': 3}]
+        >>> [row.values for row in lowest.choose([], last=True)]
+        [{'b': 2}]
         """
-        chosen = []
-        for attempt in sorted({row.attempt for row in rows}):
-            chosen += self._of_attempt(attempt, [row for row in rows if row.attempt == attempt])
+        chosen: list[Row] = []
+        attempts = sorted({row.attempt for row in rows} | {self._attempt})
+        for attempt in attempts:
+            of_attempt = [row for row in rows if row.attempt == attempt]
+            chosen += self._of_attempt(attempt, of_attempt, last=last or attempt != attempts[-1])
         return chosen
 
-    def _of_attempt(self, attempt: int, rows: Sequence[Row]) -> list[Row]:
-        if attempt > self._attempt:
-            self._attempt, self._ranks = attempt, {}
+    def _of_attempt(self, attempt: int, rows: Sequence[Row], *, last: bool) -> list[Row]:
+        if attempt > self._attempt:  # other ranks than 0 may be missing now
+            self._attempt, self._ranks = attempt, {name: 0 for name, rank in self._ranks.items() if rank == 0}
+        known, rows, self._held = {*self._ranks}, [*self._held, *rows], []
         for row in rows:
             for name in row.values:
                 self._ranks[name] = min(row.rank, self._ranks.get(name, row.rank))
-        own = [
-            row._replace(values={name: value for name, value in row.values.items() if self._ranks[name] == row.rank})
-            for row in rows
-        ]
-        return [row for row in own if row.values]
+        chosen = []
+        for row in rows:
+            own = {name: value for name, value in row.values.items() if self._ranks[name] == row.rank}
+            now = {name: value for name, value in own.items() if last or row.rank == 0 or name in known}
+            later = {name: value for name, value in own.items() if name not in now}
+            chosen += [row._replace(values=now)] if now else []
+            self._held += [row._replace(values=later)] if later else []
+        return chosen

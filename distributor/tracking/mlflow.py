@@ -78,9 +78,7 @@ class MLflow:
     def on_metrics(self, run: Run, rows: Sequence[Row]) -> None:
         tracked = self._tracked(run)
         tracked.describe(run)
-        for row in tracked.lowest.choose(rows):
-            values = {name: value if abs(value) < float("inf") else str(value) for name, value in row.values.items()}
-            tracked.delivery.spool.append(Values(row.step, row.time, values))
+        tracked.report(tracked.lowest.choose(rows))
         self._sender.wake()
 
     def on_checkpoint(self, run: Run, checkpoint: Any) -> None:
@@ -93,6 +91,7 @@ class MLflow:
     def on_end(self, run: Run) -> None:
         tracked = self._tracked(run)
         tracked.describe(run)
+        tracked.report(tracked.lowest.choose((), last=True))
         error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
         tracked.tag({"distributor.goodput": str(run.goodput), **error})
         if run.log_folder is not None:
@@ -161,6 +160,11 @@ class _Tracked:
 
     def tag(self, tags: Mapping[str, str]) -> None:
         self.delivery.spool.append(Tags(tags))
+
+    def report(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            values = {name: value if abs(value) < float("inf") else str(value) for name, value in row.values.items()}
+            self.delivery.spool.append(Values(row.step, row.time, values))
 
     def describe(self, run: Run) -> None:
         """Note where the ranks run, if it has changed."""

@@ -69,8 +69,8 @@ class _Writer:
     step: int = 0  # the last one
     file: Any = None
 
-    def write(self, rows: Sequence[Row]) -> None:
-        for row in self.lowest.choose(rows):
+    def write(self, rows: Sequence[Row], *, last: bool = False) -> None:
+        for row in self.lowest.choose(rows, last=last):
             if row.attempt > self.attempt:
                 self._begin(row)
             self.step = self.step if row.step is None else row.step
@@ -82,7 +82,7 @@ class _Writer:
     def _begin(self, row: Row) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.close()
+        self._close()
         again = os.path.isdir(self.folder) and bool(os.listdir(self.folder))
         self.attempt = row.attempt
         self.step = row.step or 0
@@ -91,5 +91,9 @@ class _Writer:
             self.file.add_text("arguments", "\n".join(f"    {name}: {value}" for name, value in self.arguments.items()))
 
     def close(self) -> None:
+        self.write((), last=True)
+        self._close()
+
+    def _close(self) -> None:
         if self.file is not None:
             self.file.close()
