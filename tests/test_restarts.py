@@ -146,23 +146,24 @@ def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Pa
 
 
 def save_slowly(folder: str) -> None:
-    """Rank 1 fails; the others ignore SIGTERM until they are told."""
+    """Rank 1 fails; the others ignore SIGTERM and write, so that nobody kills them before the grace period ends."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if rank != 1:
         signal.signal(signal.SIGTERM, lambda *_: Path(folder, f"saving-{rank}").touch())
-    Path(folder, f"up-{rank}").touch()
-    trainings.wait_for(str(Path(folder, "fail")))
-    if rank == 1:
+    with open(Path(folder, f"written-{rank}"), "a", buffering=1) as file:
+        Path(folder, f"up-{rank}").touch()
+        while rank != 1 or not Path(folder, "fail").exists():
+            file.write("writes\n")
+            time.sleep(0.02)
         raise ValueError("no")
-    trainings.wait_for(str(Path(folder, "never")))
 
 
 @pytest.mark.slow_on_executors
 def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
-    run = submit(save_slowly, str(tmp_path))
+    run = submit(save_slowly, str(tmp_path), grace_period=5.0)
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)
     (tmp_path / "fail").touch()
     watch.until(lambda: run.status is Status.STOPPING and list(tmp_path.glob("saving-*")))
