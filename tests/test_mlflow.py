@@ -253,11 +253,11 @@ def test_metrics_above_the_bound_are_thinned(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spools, "BOUND", 2000)
-    begin = spools.Begin("a", None, "a", 0.0, "/", "train")
+    begin = spools.RunBegun("a", None, "a", 0.0, "/", "train")
     spool = spools.Spool.create(tmp_path / "spool", begin)
     for step in range(10_000):
         spool.append(spools.Values(step, 0.0, {"loss": 1.0}))
-    spool.append(spools.End("FINISHED", 1.0))
+    spool.append(spools.RunEnded("FINISHED", 1.0))
     assert spool.size < 6000 and spool.is_whole
     assert caplog.text.count(f"more than 2.0 KiB wait in {spool.path} to be sent") == 1
 

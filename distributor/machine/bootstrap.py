@@ -43,7 +43,7 @@ _PARTS = {
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
     "uploads": "distributor.node.url_writer",
-    "model": "distributor.scoring.server",
+    "model": "distributor.scoring.model_server",
     "accelerate": "distributor.launch.accelerate.variables",
 }
 

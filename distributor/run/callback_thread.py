@@ -112,7 +112,7 @@ class Callbacks:
         self._warned.add((id(callback), name))
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        what = f"{type(getattr(callback, 'callback', callback)).__name__}.{name}"
+        what = f"{callback.__class__.__name__}.{name}"  # of what a proxy stands for
         _log.warning(
             "%s: %s raised %s: %s%s; this warning is shown once",
             self._label,

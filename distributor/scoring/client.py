@@ -25,13 +25,12 @@ from typing import IO, Any, TypeVar
 from distributor.machine import bootstrap, folders, processes
 from distributor.schedulers.spark.executor import executor_of_this
 from distributor.scoring import wire
-from distributor.scoring.rows import described
+from distributor.scoring.halving import described
 from distributor.values.layout import OWNER, PREFIX
 
 _MOST_LOST = 3  # processes of the model that may end while they compute the same rows
 _MOST_TRIES = 20  # connections to servers that end or are killed at once
 _FOREVER = -1.0  # seconds
-_LOG = 2000  # characters of what the model has written that an error quotes
 
 T = TypeVar("T")
 
@@ -128,18 +127,18 @@ class ModelClient:
                 return wire.receive(self._data, wire.ScoreAnswer)
         return None
 
-    def _ended(self) -> wire.Ended:
+    def _ended(self) -> wire.ProcessEnded:
         """Return how the process that computes has ended, once the server knows."""
         assert self._control is not None and self._data is not None
         self._data.close()
         self._data = None
         found = self._hear()
-        if isinstance(found, wire.Ended):
+        if isinstance(found, wire.ProcessEnded):
             return found
         self._close()
-        return wire.Ended("ended with its server")
+        return wire.ProcessEnded("ended with its server")
 
-    def _hear(self) -> socket.socket | wire.Ended | None:
+    def _hear(self) -> socket.socket | wire.ProcessEnded | None:
         """Return what the server says next: a connection, or how a process has ended; ``None``: the server has."""
         assert self._control is not None
         with suppress(EOFError, OSError):
@@ -147,12 +146,12 @@ class ModelClient:
             if data == wire.CONNECTED:
                 return socket.socket(fileno=descriptors[0])
             if data == wire.ENDED:
-                return wire.receive(self._control, wire.Ended)
+                return wire.receive(self._control, wire.ProcessEnded)
         return None
 
     def _reach(self) -> socket.socket:
         """Return a connection to a process that computes; start the server, which loads the model, if there is none."""
-        lost: list[wire.Ended] = []
+        lost: list[wire.ProcessEnded] = []
         for _ in range(_MOST_TRIES):
             found = self._hear() if self._control is not None else self._join()
             if isinstance(found, socket.socket):
@@ -165,17 +164,17 @@ class ModelClient:
                 raise ModelError(_sentence("", found))
             if len(lost) == _MOST_LOST:
                 break
-        ended = lost[-1] if lost else wire.Ended("ended with its server")
+        ended = lost[-1] if lost else wire.ProcessEnded("ended with its server")
         raise ModelError(_sentence(f"{len(lost) or _MOST_TRIES} times, the process that loads the model", ended))
 
-    def _join(self) -> socket.socket | wire.Ended | None:
+    def _join(self) -> socket.socket | wire.ProcessEnded | None:
         found = self._server()
-        if isinstance(found, wire.Ended):
+        if isinstance(found, wire.ProcessEnded):
             return found
         self._control = found
         return self._hear()
 
-    def _server(self) -> socket.socket | wire.Ended:
+    def _server(self) -> socket.socket | wire.ProcessEnded:
         """Connect to the server of this executor; start it if there is none. Or return how it has ended meanwhile.
 
         Whoever starts it keeps the lock, and the server itself until it listens: so there is never another one.
@@ -183,7 +182,7 @@ class ModelClient:
         process: subprocess.Popen[bytes] | None = None
         while True:
             folders.make_private(self._folder)
-            with suppress(FileNotFoundError), open(path := os.path.join(self._folder, "lock"), "w") as lock:
+            with suppress(FileNotFoundError), open(path := os.path.join(self._folder, wire.LOCK), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                     continue  # of a server that has ended, and has left the name to another
@@ -192,20 +191,18 @@ class ModelClient:
                 if process is not None:
                     break
                 process = self._start(lock)
-        code = process.wait()
-        how = f"ended with exit status {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}"
-        return wire.Ended(how, log=self._log())
+        return wire.ProcessEnded(wire.how_ended(process.wait()), log=wire.end_of_log(self._folder))
 
     def _start(self, lock: IO[str]) -> subprocess.Popen[bytes]:
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self._folder, OWNER))  # others would remove the folder of an owner that has ended
-        order, package = self._order, os.path.join(self._folder, "package.zip")
+        order, package = self._order, os.path.join(self._folder, wire.PACKAGE)
         paths = json.dumps([each for each in sys.path if each]).encode()  # also those of addPyFile
-        for name, content in (("package.zip", order.package), ("call", order.call), ("paths", paths)):
+        for name, content in ((wire.PACKAGE, order.package), (wire.CALL, order.call), (wire.PATHS, paths)):
             with open(os.path.join(self._folder, name), "wb") as file:
                 file.write(content)
         arguments = [self._folder, self._owner, order.processes or processes.cpu_count(), order.keep, order.timeout]
-        with open(os.path.join(self._folder, "log"), "wb") as log:
+        with open(os.path.join(self._folder, wire.LOG), "wb") as log:
             return subprocess.Popen(
                 bootstrap.command(package, "model", *map(str, arguments)),
                 stdin=lock,
@@ -213,11 +210,6 @@ class ModelClient:
                 stderr=log,
                 start_new_session=True,
             )
-
-    def _log(self) -> str:
-        with suppress(OSError), open(os.path.join(self._folder, "log"), errors="replace") as file:
-            return file.read()[-_LOG:].strip()
-        return ""
 
     def _close(self) -> None:
         for each in (self._data, self._control):
@@ -289,7 +281,7 @@ def connect(folder: str, wish: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     descriptor = os.open(folder, os.O_DIRECTORY)
     try:
-        connection.connect(f"/proc/self/fd/{descriptor}/socket")  # a socket's path has at most 107 bytes
+        connection.connect(f"/proc/self/fd/{descriptor}/{wire.SOCKET}")  # a socket's path has at most 107 bytes
         connection.sendall(wish)
         return connection
     except BaseException:
@@ -299,6 +291,6 @@ def connect(folder: str, wish: bytes) -> socket.socket:
         os.close(descriptor)
 
 
-def _sentence(who: str, ended: wire.Ended) -> str:
+def _sentence(who: str, ended: wire.ProcessEnded) -> str:
     text = f"{who} {ended.text}" if who and not ended.is_whole else ended.text
     return f"{text}. It has written:\n{ended.log}" if ended.log else text

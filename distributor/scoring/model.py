@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributor.scoring.rows import halved, joined
+from distributor.scoring.halving import halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Score = Callable[[dict[str, Any]], Any]

@@ -23,23 +23,21 @@ import torch
 
 from distributor.machine import processes
 from distributor.scoring import wire
+from distributor.scoring.halving import described
 from distributor.scoring.model import Score, answer, scoring
-from distributor.scoring.rows import described
-from distributor.scoring.server import SLOT, show_stack
+from distributor.scoring.model_server import SLOT, show_stack
 from distributor.shipping import pickling
-
-CALL, PATHS = "call", "paths"
 
 
 def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count: int) -> None:
     """Load the model, say so, and fork a process for each connection that comes along the line."""
     if count > 1:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
-    paths = json.loads(Path(folder, PATHS).read_text())
+    paths = json.loads(Path(folder, wire.PATHS).read_text())
     sys.path[1:1] = [each for each in paths if each not in sys.path]
     SLOT.pack_into(slots, SLOT.size * count, time.monotonic(), 0)
     try:
-        function, args, kwargs = pickling.load_function(Path(folder, CALL))
+        function, args, kwargs = pickling.load_function(Path(folder, wire.CALL))
         score = scoring(function(*args, **kwargs))
     except BaseException as error:
         wire.send(line, wire.Loaded(described(error)))

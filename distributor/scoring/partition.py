@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder, release
-from distributor.scoring.rows import halved, joined
+from distributor.scoring.halving import halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Map = Callable[[dict[str, Any]], dict[str, Any]]

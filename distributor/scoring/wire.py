@@ -6,18 +6,27 @@ into Spark's workers by value.
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from distributor.machine import processes
+
 T = TypeVar("T")
 
-#: What a connection to the server wants; see :mod:`distributor.scoring.server`.
+#: What is in the folder of a model's server: the task that starts it writes the files that follow the socket.
+LOCK, SOCKET, LOG, CALL, PATHS, PACKAGE = "lock", "socket", "log", "call", "paths", "package.zip"
+
+_LONGEST_LOG = 2000  # characters of what the model has written that an error quotes
+
+#: What a connection to the server wants; see :mod:`distributor.scoring.model_server`.
 SCORE, RELEASE = b"s", b"r"
 
-#: What the server says next on it: a connection to a process that computes, an :class:`Ended`, or that it ends.
+#: What the server says next on it: a connection to a process that computes, a :class:`ProcessEnded`, or that it ends.
 CONNECTED, ENDED, RELEASED = b"c", b"e", b"r"
 
 
@@ -57,7 +66,7 @@ class Born:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnded:
     """The process that loaded the model, or computed for a task, has ended."""
 
     text: str  # how, such as "was killed by SIGKILL"
@@ -84,6 +93,22 @@ def receive(connection: socket.socket, kind: type[T]) -> T:
     lengths = struct.unpack(f"!{count}Q", _read(connection, 8 * count))
     pickled, *buffers = [_read(connection, length) for length in lengths]
     return kind(*pickle.loads(pickled, buffers=buffers))
+
+
+def end_of_log(folder: str) -> str:
+    """Return the end of what the processes of a model have written."""
+    with suppress(OSError), open(os.path.join(folder, LOG), errors="replace") as file:
+        return file.read()[-_LONGEST_LOG:].strip()
+    return ""
+
+
+def how_ended(code: int) -> str:
+    """Return how a process has ended, as the end of a sentence about it.
+
+    >>> how_ended(3), how_ended(-11)
+    ('ended with exit status 3', 'was killed by SIGSEGV')
+    """
+    return f"ended with exit status {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}"
 
 
 def _read(connection: socket.socket, length: int) -> bytearray:

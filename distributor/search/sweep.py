@@ -458,6 +458,11 @@ class _OneAtATime:
     callback: Any
     lock: threading.Lock
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The callback's: warnings name it."""
+        return type(self.callback)
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.callback, name)
 

@@ -16,8 +16,8 @@ from distributor.run.handle import Run
 from distributor.text import notices
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
-from distributor.tracking.mlflow_sender import Delivery, Sender, Server
-from distributor.tracking.spool import Begin, End, Files, Params, Spool, Tags, Values
+from distributor.tracking.mlflow_sender import Sender, Server, SpoolDelivery
+from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.job import Status
 
 _PATIENCE = 50.0  # seconds that a run waits at its end for what is unsent
@@ -95,18 +95,18 @@ class MLflow:
         error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
         tracked.tag({"distributor.goodput": str(run.goodput), **error})
         if run.log_folder is not None:
-            tracked.delivery.spool.append(Files(str(run.log_folder)))
-        tracked.delivery.spool.append(End(_STATUS.get(run.status, "FAILED"), run.ended or time.time()))
+            tracked.delivery.spool.append(LogFiles(str(run.log_folder)))
+        tracked.delivery.spool.append(RunEnded(_STATUS.get(run.status, "FAILED"), run.ended or time.time()))
 
     def on_study_end(self, study: Any) -> None:
         best = study.best
-        spool = Spool.create(self._folder, Begin(study.id, None, study.name, time.time(), os.getcwd(), study.name))
+        spool = Spool.create(self._folder, RunBegun(study.id, None, study.name, time.time(), os.getcwd(), study.name))
         found = {} if best is None else {"distributor.best": str(best.number), "distributor.best.run": best.run_id}
         spool.append(Tags({"distributor.trials": str(len(study.table)), **found}))
         if best is not None:
             spool.append(Params({f"best.{name}": str(value) for name, value in best.params.items()}))
             spool.append(Values(None, time.time(), {study.metric[0]: best.value}))
-        spool.append(End("KILLED" if study.interrupted else "FINISHED", time.time()))
+        spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
         self._runs[study.id] = _Tracked(self._sender.add(spool))
 
     def on_close(self, ended: Any) -> None:
@@ -132,7 +132,7 @@ class MLflow:
     def _tracked(self, run: Run) -> _Tracked:
         if run.id not in self._runs:
             trial = run.trial
-            begin = Begin(
+            begin = RunBegun(
                 run.id if trial is None else f"{trial.study_id}/{trial.number}",
                 run.training_folder if trial is None else None,
                 (run.name or run.id) if trial is None else f"{trial.study}/{trial.number}",
@@ -154,7 +154,7 @@ class MLflow:
 class _Tracked:
     """A run and what of it has been noted."""
 
-    delivery: Delivery
+    delivery: SpoolDelivery
     lowest: LowestRank = field(default_factory=LowestRank)
     placement: str | None = None
 

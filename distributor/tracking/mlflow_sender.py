@@ -15,7 +15,7 @@ from typing import Any
 from distributor.machine.storage import open_storage
 from distributor.text import notices
 from distributor.tracking.names import Names
-from distributor.tracking.spool import Begin, End, Entry, Files, Params, Spool, Tags, Values
+from distributor.tracking.spool import Entry, LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values import codec
 
 _log = notices.logger
@@ -53,7 +53,7 @@ class Server:
         self._experiment: str | None = None
         self._studies: dict[str, str] = {}  # MLflow's id of the parent, by key
 
-    def run_of(self, begin: Begin) -> tuple[str, bool]:
+    def run_of(self, begin: RunBegun) -> tuple[str, bool]:
         """Return the id of a run, and whether it was there; create it if it was not."""
         experiment = self._experiment = self._experiment or self._find_experiment()
         at = f"{self._where} {experiment}"
@@ -100,7 +100,7 @@ class Server:
         found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1)
         return str(found[0].info.run_id) if found else None
 
-    def _create(self, experiment: str, begin: Begin) -> str:
+    def _create(self, experiment: str, begin: RunBegun) -> str:
         tags = {KEY: begin.key, "mlflow.source.name": begin.title, "mlflow.source.type": "LOCAL"}
         with suppress(Exception):  # there is no name for this user's number
             tags["mlflow.user"] = getpass.getuser()
@@ -111,16 +111,16 @@ class Server:
         made = self._client.create_run(experiment, int(1000 * begin.time), tags, begin.name)
         return str(made.info.run_id)
 
-    def _parent(self, experiment: str, begin: Begin) -> str:
+    def _parent(self, experiment: str, begin: RunBegun) -> str:
         assert begin.study_key is not None and begin.study is not None
         if begin.study_key not in self._studies:
-            study = Begin(begin.study_key, None, begin.study, begin.time, begin.folder, begin.title)
+            study = RunBegun(begin.study_key, None, begin.study, begin.time, begin.folder, begin.title)
             found = self._find(experiment, begin.study_key)
             self._studies[begin.study_key] = found or self._create(experiment, study)
         return self._studies[begin.study_key]
 
 
-class Delivery:
+class SpoolDelivery:
     """Brings one spool to its run."""
 
     def __init__(self, spool: Spool, *, is_left: bool = False) -> None:
@@ -142,12 +142,12 @@ class Delivery:
         if not entries and not self.is_left:
             return False
         if self._run is None and not (self.spool.is_whole and not entries):
-            begin = codec.read(Begin, self.spool.begin)
+            begin = codec.read(RunBegun, self.spool.begin)
             self._run, self._known = server.run_of(begin)
             if self._known:
                 self._params = dict(client.get_run(self._run).data.params)
         if not entries:
-            self._finish(client, End("KILLED", time.time()))
+            self._finish(client, RunEnded("KILLED", time.time()))
             return False
         try:
             self._send(client, entries)
@@ -159,13 +159,13 @@ class Delivery:
             self._unsure.clear()
         if self.given_up:
             return False
-        if isinstance(entries[-1], End):
+        if isinstance(entries[-1], RunEnded):
             self._finish(client, entries[-1])
             return False
         self.spool.acknowledge(end)
         return True
 
-    def _finish(self, client: Any, end: End) -> None:
+    def _finish(self, client: Any, end: RunEnded) -> None:
         if self._run is not None:
             with self._refusals("its end"):
                 client.set_terminated(self._run, end.status, int(1000 * end.ended))
@@ -193,7 +193,7 @@ class Delivery:
                             others.append(RunTag(f"changed.{clean}"[:_LONGEST_NAME], value))
                 case Tags():
                     others += [RunTag(name[:_LONGEST_NAME], text[:_LONGEST_TAG]) for name, text in entry.tags.items()]
-                case Files():
+                case LogFiles():
                     try:
                         client.log_artifacts(self._run, entry.files, "logs")
                     except Exception as error:  # of the store for files, which may need another package
@@ -271,16 +271,16 @@ class Sender:
         self._folder = folder
         self._connect = connect
         self._where = where
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[SpoolDelivery] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._client: tuple[Any, Server] | None = None
         self._adopted = False
         self._failed = False  # said
 
-    def add(self, spool: Spool) -> Delivery:
+    def add(self, spool: Spool) -> SpoolDelivery:
         """Begin to send a spool."""
-        delivery = Delivery(spool)
+        delivery = SpoolDelivery(spool)
         with self._changed:
             self._deliveries.append(delivery)
             if self._thread is None:
@@ -293,7 +293,7 @@ class Sender:
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, deliveries: Sequence[Delivery], timeout: float) -> list[Delivery]:
+    def wait(self, deliveries: Sequence[SpoolDelivery], timeout: float) -> list[SpoolDelivery]:
         """Wait until spools have been sent; after ``timeout`` seconds, give up, and return those that have not."""
         deadline = time.monotonic() + timeout
         self.wake()
@@ -338,7 +338,7 @@ class Sender:
         """Send a part of each spool, those of earlier drivers first, and return whether there was any."""
         client, server = self._client = self._client or self._connect()
         if not self._adopted:
-            left = [Delivery(spool, is_left=True) for spool in Spool.left_in(self._folder)]
+            left = [SpoolDelivery(spool, is_left=True) for spool in Spool.left_in(self._folder)]
             with self._changed:
                 self._deliveries = [*left, *self._deliveries]
             self._adopted = True

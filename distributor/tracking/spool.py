@@ -23,7 +23,7 @@ _LARGE = 1 << 20  # bytes above which a file that has been sent is emptied
 
 
 @dataclass(frozen=True)
-class Begin:
+class RunBegun:
     """A run begins, or goes on: the first line of each file."""
 
     key: str  # which run of the server it is
@@ -60,21 +60,21 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Files:
+class LogFiles:
     """A folder whose files are to be uploaded."""
 
     files: str
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnded:
     """The run has ended, with a status of MLflow's."""
 
     status: str
     ended: float
 
 
-Entry = Begin | Params | Tags | Values | Files | End
+Entry = RunBegun | Params | Tags | Values | LogFiles | RunEnded
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Spool:
         self._file = open(self.path, "a+b", buffering=0)
 
     @classmethod
-    def create(cls, folder: Path, begin: Begin) -> Spool:
+    def create(cls, folder: Path, begin: RunBegun) -> Spool:
         """Make a file for a run."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{secrets.token_hex(8)}.spool"
@@ -130,7 +130,7 @@ class Spool:
         """Whether the file has the end of its run."""
         last = os.pread(self._file.fileno(), _CHUNK, max(0, self.size - _CHUNK)).splitlines()[-1]
         try:
-            return isinstance(codec.read(Entry, last), End)  # type: ignore[arg-type]
+            return isinstance(codec.read(Entry, last), RunEnded)  # type: ignore[arg-type]
         except ValueError:
             return False
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distributor.scoring.rows import halved, joined
+from distributor.scoring.halving import halved, joined
 
 
 def odd(bad, calls):

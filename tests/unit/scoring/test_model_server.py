@@ -2,7 +2,7 @@
 
 import pytest
 
-from distributor.scoring.server import how_ended
+from distributor.scoring.model_server import how_killed
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,11 @@ from distributor.scoring.server import how_ended
     ],
 )
 def test_how_a_process_has_ended(code, oom, words):
-    assert how_ended(code, oom) == words
+    assert how_killed(code, oom) == words
 
 
 def test_lack_of_memory_is_named_with_the_memory_that_there_is():
-    text = how_ended(-9, True)
+    text = how_killed(-9, True)
     assert "was killed by SIGKILL, most likely for lack of memory" in text
     assert "this machine or container has" in text
     assert "smaller batch_rows=" in text

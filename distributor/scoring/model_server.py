@@ -31,13 +31,10 @@ from distributor.values.layout import MAIN_STACK_SIGNAL
 
 _TURN = 1.0  # seconds between two looks at the clock, and for a process to write its stack
 _MOST_KILLS = 10  # times that processes may have forked meanwhile
-_LOG = 2000  # characters of what the model has written that an error quotes
 #: When a process began its batch, 0 between two; and for which task, 0 if for none.
 SLOT = struct.Struct("dQ")
 
 _open: list[IO[bytes]] = []  # files that faulthandler uses
-
-LOCK, SOCKET, LOG = "lock", "socket", "log"
 
 
 def main(folder: str, owner_pid: str, count: str, keep: str, timeout: str) -> None:
@@ -111,7 +108,7 @@ class _Server:
 
     def end(self) -> None:
         """Leave the folder's name to a successor, and end all processes."""
-        with suppress(FileNotFoundError), folders.locked(os.path.join(self._folder, LOCK)):
+        with suppress(FileNotFoundError), folders.locked(os.path.join(self._folder, wire.LOCK)):
             ended = f"{self._folder}-{os.getpid()}"
             os.rename(self._folder, ended)
             self._folder = ended
@@ -135,7 +132,7 @@ class _Server:
         self._listener.bind(f"{path}/new")
         self._listener.listen(128)
         self._listener.setblocking(False)
-        os.rename(f"{path}/new", f"{path}/{SOCKET}")
+        os.rename(f"{path}/new", f"{path}/{wire.SOCKET}")
 
     def _start_loader(self) -> None:
         ours, theirs = socket.socketpair()
@@ -170,7 +167,9 @@ class _Server:
             return
         self._used = time.monotonic()
         if loaded.error:
-            self._tell_all(wire.Ended(f"the model cannot be loaded: {loaded.error}", is_final=True, is_whole=True))
+            self._tell_all(
+                wire.ProcessEnded(f"the model cannot be loaded: {loaded.error}", is_final=True, is_whole=True)
+            )
             return
         self._is_loaded = True
         for number in list(self._clients):
@@ -258,14 +257,16 @@ class _Server:
                 f"the model has not been loaded within {self._timeout:g} s: the loader is in {where}. Pass a larger "
                 "timeout= if it needs longer"
             )
-            self._tell_all(wire.Ended(text, is_final=True, is_whole=True))
+            self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True))
         elif code >= 0:
             text = f"the model cannot be loaded: the loader ended its process with exit status {code}"
-            self._tell_all(wire.Ended(text, is_final=True, is_whole=True, log=self._log()))
+            self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True, log=wire.end_of_log(self._folder)))
         else:
-            self._tell_all(wire.Ended(self._how(code), was_computing=not self._is_loaded, log=self._log()))
+            self._tell_all(
+                wire.ProcessEnded(self._how(code), was_computing=not self._is_loaded, log=wire.end_of_log(self._folder))
+            )
 
-    def _tell_all(self, ended: wire.Ended) -> None:
+    def _tell_all(self, ended: wire.ProcessEnded) -> None:
         """Say why there is no model, and end."""
         if self._is_over:
             return
@@ -279,7 +280,7 @@ class _Server:
         for client in self._clients.values():
             self._tell(client, ended)
 
-    def _tell(self, client: _Client, ended: wire.Ended) -> None:
+    def _tell(self, client: _Client, ended: wire.ProcessEnded) -> None:
         with suppress(OSError):
             client.control.sendall(wire.ENDED)
             wire.send(client.control, ended)
@@ -303,26 +304,21 @@ class _Server:
             if not ended.is_final:
                 self._connect(number)
 
-    def _end_of(self, pid: int, code: int, *, was_computing: bool) -> wire.Ended:
+    def _end_of(self, pid: int, code: int, *, was_computing: bool) -> wire.ProcessEnded:
         """Return what one of its tasks is told of a process that has ended."""
         if not was_computing and code < 0:  # it was killed, but not for this task's rows
-            return wire.Ended("", was_computing=False)
+            return wire.ProcessEnded("", was_computing=False)
         if where := self._stuck.get(pid):
             text = (
                 f"the model has not computed a batch within {self._timeout:g} s: it is in {where}. Pass a larger "
                 "timeout= if it needs longer"
             )
-            return wire.Ended(text, is_final=True, is_whole=True)
-        return wire.Ended(self._how(code), is_final=code >= 0, log=self._log())
+            return wire.ProcessEnded(text, is_final=True, is_whole=True)
+        return wire.ProcessEnded(self._how(code), is_final=code >= 0, log=wire.end_of_log(self._folder))
 
     def _how(self, code: int) -> str:
         ooms, self._ooms = self._ooms, processes.oom_kills()
-        return how_ended(code, self._ooms > ooms)
-
-    def _log(self) -> str:
-        with suppress(OSError):
-            return Path(self._folder, LOG).read_text(errors="replace")[-_LOG:].strip()
-        return ""
+        return how_killed(code, self._ooms > ooms)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -366,19 +362,13 @@ def _stack_file(folder: str, pid: int) -> str:
     return os.path.join(folder, f"stack-{pid}")
 
 
-def how_ended(code: int, oom: bool) -> str:
-    """Return how a process has ended, as the end of a sentence about it.
-
-    >>> how_ended(3, False), how_ended(-11, False)
-    ('ended with exit status 3', 'was killed by SIGSEGV')
-    """
-    if code >= 0:
-        return f"ended with exit status {code}"
-    name = processes.signal_name(-code)
+def how_killed(code: int, oom: bool) -> str:
+    """Return how a process has ended, and what helps if that was for lack of memory."""
+    how = wire.how_ended(code)
     if -code != signal.SIGKILL or not oom:
-        return f"was killed by {name}"
+        return how
     return (
-        f"was killed by {name}, most likely for lack of memory: the kernel's out-of-memory killer was active at that "
+        f"{how}, most likely for lack of memory: the kernel's out-of-memory killer was active at that "
         f"time, and this machine or container has {mebibytes(limits.total_memory())}. Pass a smaller batch_rows= or "
         "processes_per_node=, or give executors more memory (spark.executor.memoryOverhead)"
     )
