@@ -1,11 +1,12 @@
 """Measure loaders of a table of 16 float32 and a label, beside peers: rows per second of one core, medians of rounds.
 
-    python benchmarks/data.py [--rows 1000000] [--rounds 5] [--spark]
+    python benchmarks/data.py [--rows 1000000] [--rounds 5] [--spark] [--peers]
 
 Each system reads shuffled batches of 1,024 rows for one epoch, in a process that is pinned to one core. Systems take
 turns. ``gather`` takes the rows of each batch from a table in memory (``index_select``), which no shuffled loader can
 beat. With ``--spark``, a snapshot is written beside ``write.parquet`` of the same frame, and PySpark's private loader
-of ``_train_on_dataframe`` reads what that method would. ``images`` are 32 x 32 bytes in a binary column, which a
+of ``_train_on_dataframe`` reads what that method would. With ``--peers``, mosaicml-streaming and LitData, which must be
+installed, read copies of the table in their own formats. ``images`` are 32 x 32 bytes in a binary column, which a
 function decodes: for a batch at a time in ``map=``, for each image in the DataLoader's dataset, which has them in
 memory.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,42 @@ def pysparks(folder: str) -> tuple[int, float]:
     return rows, time.perf_counter() - begun
 
 
+def _by_rows(batches: Any) -> tuple[int, float]:
+    begun, rows = time.perf_counter(), 0
+    for batch in batches:
+        rows += len(batch["y"])
+    return rows, time.perf_counter() - begun
+
+
+def mds(folder: str) -> tuple[int, float]:
+    """mosaicml-streaming: shards in a local folder, shuffled, in its own loader."""
+    from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+
+    path = os.path.join(folder, "mds")
+    if not os.path.exists(path):
+        x, y = tensors(folder)
+        with MDSWriter(out=path, columns={"x": f"ndarray:float32:{WIDTH}", "y": "int"}) as writer:
+            for row, label in zip(x.numpy(), y.tolist()):
+                writer.write({"x": row, "y": label})
+    data = StreamingDataset(local=path, shuffle=True, batch_size=BATCH)
+    return _by_rows(StreamingDataLoader(data, batch_size=BATCH, drop_last=True))
+
+
+def _rows(folder: str) -> Iterator[dict[str, Any]]:
+    for row, label in zip(*tensors(folder)):
+        yield {"x": row, "y": int(label)}
+
+
+def litdata(folder: str) -> tuple[int, float]:
+    """LitData: chunks of 64 MB in a local folder, shuffled, in its own loader."""
+    from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+    path = os.path.join(folder, "litdata")
+    if not os.path.exists(path):
+        optimize(fn=_rows, inputs=[folder], output_dir=path, chunk_bytes="64MB", num_workers=1)
+    return _by_rows(StreamingDataLoader(StreamingDataset(path, shuffle=True), batch_size=BATCH, drop_last=True))
+
+
 def resume(folder: str) -> tuple[int, float]:
     """From a request in the middle of an epoch to its first batch, at twice the width."""
     before = loader(folder)
@@ -180,7 +217,7 @@ def memory(folder: str) -> tuple[int, float]:
 
 
 SYSTEMS: dict[str, Callable[..., tuple[int, float]]] = {
-    each.__name__: each for each in (gather, ours, plain, pysparks, images, plain_images, resume, memory)
+    each.__name__: each for each in (gather, ours, plain, pysparks, mds, litdata, images, plain_images, resume, memory)
 }
 
 
@@ -229,6 +266,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--peers", action="store_true")
     parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.only:
@@ -245,7 +283,8 @@ def main() -> None:
         pictures = os.path.join(folder, "images")
         write_images(pictures, asked.rows // 10)
         for _ in range(asked.rounds):
-            for system in ("gather", "ours", "plain", *(["pysparks"] if asked.spark else []), "resume", "memory"):
+            others = [*(["pysparks"] if asked.spark else []), *(["mds", "litdata"] if asked.peers else [])]
+            for system in ("gather", "ours", "plain", *others, "resume", "memory"):
                 rows, taken = value(alone(system, table))
                 found.setdefault(system, []).append(taken if rows == 1 else rows / taken / 1e6)
             for system in ("images", "plain_images"):

@@ -248,7 +248,8 @@ def load_checkpoint(
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
             ``load_state_dict()`` are changed in place; plain values are replaced in the dict.
         folder: where the checkpoint is, if it is not this run's: the folder or URL that a run had as ``checkpoints=``,
-            or the name of a run that had the same one as this run (outside a run, as ``DISTRIBUTOR_CHECKPOINTS``).
+            or the name of a run that had the same one as this run (outside a run, as ``DISTRIBUTOR_CHECKPOINTS``), or
+            the folder of one checkpoint, such as ``runs()[0].checkpoint``.
         best: a metric and ``"min"`` or ``"max"``: load the checkpoint with its best value in place of the last one.
         weights_only: refuse objects that may run code when they are loaded (default), as in ``torch.load``.
 
@@ -406,8 +407,9 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
         raise ConfigurationError(
             f"{name} makes {world_size()} ranks wait for each other: call torch.distributed.init_process_group() first"
         )
-    exchange, turn = _connected(dist, name), str(next(_turns))
+    turn = str(next(_turns))
     if goes_first:
+        exchange = _connected(dist, name)
         try:
             yield
         except BaseException:
@@ -446,13 +448,14 @@ def _connected(dist: Any, name: str) -> Exchange:
 
 def _failed(dist: Any, name: str = "rank0_first", turn: str = "0") -> str | None:
     """Wait for all ranks. Return the text of the error if a rank has failed in the ``with`` block, else ``None``."""
-    exchange = _connected(dist, name)
     try:
+        exchange = _connected(dist, name)
         exchange.gather(f"{turn}/first", b"", name, patient=True)
         exchange.share(f"{turn}/first", [b""], name, patient=True)
+    except dist.DistError as error:  # the store ends with the node of a rank that has failed
+        lost = "the connection to the other ranks has broken, so one has failed in the call"
+        return f"{name}: {lost}; the exception raised there says why ({error})"
     except RuntimeError as error:
-        if type(error) is not RuntimeError:  # the store has failed
-            raise
         return str(error)
     return None
 

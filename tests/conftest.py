@@ -18,6 +18,7 @@ from typing import Any
 import deepspeed_trainings
 import pytest
 import unset
+import watch
 from leftovers import Leftovers
 from proxy import Proxy
 from sessions import LOCAL, MASTERS, Make, Sessions
@@ -193,6 +194,26 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver and ranks on its machine look for no GPUs: those that variables name count."""
     monkeypatch.setattr(devices, "list_gpus", lambda: devices.Listing("nobody looks"))
     monkeypatch.setenv(CHECK_GPUS, "0")
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A memory group with a limit of 64 MiB, for who moves into it."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, f"distributor-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if not (group / limit).exists():  # no memory groups here, but a folder: nothing would be limited
+            group.rmdir()
+            continue
+        (group / limit).write_text(str(64 << 20))
+        yield group
+        watch.until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+        return
+    pytest.skip("no memory groups can be made here")
 
 
 @pytest.fixture

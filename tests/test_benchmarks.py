@@ -21,7 +21,7 @@ def run(name: str, *arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_launch_benchmark_compares_with_torchrun() -> None:
     output = run("launch.py", "local", "imports", "--processes", "2", "--rounds", "1")
     for line in ("warm, 2 processes, local mode", "x torchrun; target at most 0.15: ", "import of the package"):

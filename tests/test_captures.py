@@ -15,19 +15,23 @@ from distributor.api import forewarn
 from distributor.machine import limits
 
 
+@pytest.mark.slow_on_executors
 def test_what_ranks_write_is_their_own(make: Make) -> None:
     assert_own_copies(make)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_new_processes_map_it_too(make_local: Make) -> None:
     assert_own_copies(lambda processes: make_local(processes, start_method="spawn"))
 
 
+@pytest.mark.slow
 def test_it_comes_from_the_drivers_jvm(one_jvm: Any) -> None:
     assert_own_copies(lambda processes: TorchDistributor(processes, False, False))
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_it_comes_encrypted(sessions: Sessions) -> None:
     sessions.get("local[2]", **{"spark.io.encryption.enabled": "true"})
     array = numbers()

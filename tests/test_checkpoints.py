@@ -54,7 +54,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.long)], ids=["DDP", "FSDP2"])
 def test_a_killed_training_goes_on_bit_by_bit(
     make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_killed_training_goes_on_bit_by_bit(
 
 @pytest.mark.slow
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.long), True], ids=["DDP", "FSDP2"])
 def test_ranks_that_start_again_go_on_from_memory(
     make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_ranks_that_start_again_go_on_from_memory(
     ("split", "victim"),
     [
         pytest.param(False, "executor", id="DDP-executor", marks=pytest.mark.long),
-        pytest.param(True, "agent", id="FSDP2-agent"),
+        pytest.param(True, "agent", id="FSDP2-agent", marks=pytest.mark.long),
         pytest.param(False, "agent", id="DDP-agent", marks=pytest.mark.long),
         pytest.param(True, "executor", id="FSDP2-executor", marks=pytest.mark.long),
     ],
@@ -179,6 +179,7 @@ def test_one_node_keeps_no_copies_and_says_so(
     assert "Checkpoints(replicate=True): no copy is kept: this run has only one node" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,6 +508,7 @@ def break_one_rank(what: str) -> int | None:
 
 
 @pytest.mark.parametrize("what", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path, start_method="spawn").submit(break_one_rank, what)
     assert run.results(watch.DEADLINE) == [1, 1]
@@ -666,6 +668,7 @@ def test_a_run_without_a_place_says_so(make_local: Make) -> None:
         make_local(1).run(checkpointed.write_files, 1, {0: "x0"})
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -700,6 +703,7 @@ def test_a_damaged_checkpoint_is_passed_over(
         assert len(re.findall(told, caplog.text)) == 1
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_read_cost_their_own_checkpoints(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -921,6 +925,7 @@ def train_at_a_store() -> list[Any]:
     return [*found, last.step, sorted(path.name for path in last.path.iterdir() if not path.name.endswith(".lock"))]
 
 
+@pytest.mark.slow
 def test_a_store_that_promises_little(make_local: Make) -> None:
     found = make_local(1, env={"DISTRIBUTOR_CHECKPOINTS": "forgetful://bucket/run"}).run(train_at_a_store)
     assert found == [3, 3.0, 3, [".metadata", "__0_0.distcp", "objects-0.pt"]]

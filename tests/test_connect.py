@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import victims
 import watch
 from at_once import at_once
 from captured import assert_own_copies
-from sessions import path_without_torch
+from sessions import path_without_torch, two_gpus
 
 from distributor import (
     ConfigurationError,
@@ -64,10 +65,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @contextmanager
-def serving(python: str) -> Iterator[str]:
+def serving(python: str, master: str = "local[4]", **settings: str) -> Iterator[str]:
     """The URL of a server that a Python starts, which also runs the tasks."""
-    command = [python, str(Path(__file__).parent / "support" / "connect_server.py")]
-    env = {**os.environ, "PYSPARK_PYTHON": python}
+    command = [python, str(Path(__file__).parent / "support" / "connect_server.py"), master, json.dumps(settings)]
+    clients = ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED")  # set where a server was started
+    env = {name: value for name, value in os.environ.items() if name not in clients} | {"PYSPARK_PYTHON": python}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         yield f"sc://localhost:{int(process.stdout.readline())}"
@@ -135,6 +137,7 @@ def test_reports_come_at_the_end_on_connect(fails: bool) -> None:
     assert run.latest_metrics == {"loss": 0.25}
 
 
+@pytest.mark.slow
 def test_checkpoints_of_executors_on_connect(tmp_path: Path) -> None:
     """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
     callback = checkpointed.Told()
@@ -211,14 +214,19 @@ def save_then_die() -> int:
 
 
 def report_twice(fails: bool) -> None:
+    import torch.distributed as dist
+
     from distributor import runtime
 
+    dist.init_process_group("gloo")
     for step in (1, 2):
         runtime.report(step=step, loss=0.5**step)
+    dist.barrier()  # the first rank that fails ends the others
     if fails:
         raise ValueError("boom")
 
 
+@pytest.mark.slow
 def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
     """Through Spark where the client cannot be reached, here over the channel."""
 
@@ -308,6 +316,7 @@ def test_a_frame_reaches_the_ranks(session: Any, tmp_path: Path) -> None:
         on_executors(2, data={"train": session.range(48)}).run(rows)
 
 
+@pytest.mark.slow
 def test_a_frame_is_scored(session: Any) -> None:
     def load() -> Any:
         return lambda batch: {"double": 2 * batch["x"][:, 0], "said": [f"n{i}" for i in batch["x"][:, 0].tolist()]}
@@ -320,6 +329,75 @@ def test_a_frame_is_scored(session: Any) -> None:
 
 def no_weights() -> None:
     raise ValueError("no weights")
+
+
+@contextmanager
+def another_session(master: str, **settings: str) -> Iterator[Any]:
+    """A session of a server of its own, beside the active one."""
+    from pyspark.sql.connect.session import SparkSession
+
+    with serving(os.path.abspath(SERVER or sys.executable), master, **settings) as remote:
+        other = SparkSession.builder.remote(remote).create()
+        try:
+            yield other
+        finally:
+            other.client.close()  # its stop() would stop the server that this process has started
+
+
+def visible() -> Any:
+    def score(batch: dict[str, Any]) -> Any:
+        time.sleep(0.01)
+        return [f"{os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}"] * len(batch["x"])
+
+    return score
+
+
+def scored_on_gpus(session: Any, num_gpus: int = 1) -> list[str]:
+    """The GPUs and the pid of each process that has computed rows."""
+    frame = session.range(3_000, numPartitions=4)
+    scored = predict(visible, frame, input={"x": "id"}, output="place string", num_gpus=num_gpus, keep_warm=60.0)
+    (rows,) = at_once(scored.collect)  # in a thread without an active session
+    assert sorted(row.id for row in rows) == list(range(3_000))
+    return sorted({row.place for row in rows})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amount", [None, "0.5"], ids=["profile", "settings"])
+def test_models_on_gpus_of_executors_are_fed_on_connect(tmp_path: Path, amount: str | None) -> None:
+    """Spark hands out the GPUs that a script names, on which nobody computes."""
+    from pyspark import __version__
+
+    settings = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
+    settings |= {} if amount is None else {"spark.task.resource.gpu.amount": amount}
+    with another_session("local-cluster[1,4,1024]", **settings) as other:
+        if amount is None and __version__ < "4":
+            with pytest.raises(ConfigurationError, match=r"before Spark 4\.0 \(this is 3\.5\.\d\): start a session"):
+                scored_on_gpus(other)
+            return
+        first = scored_on_gpus(other)
+        assert [each.split()[0] for each in first] == ["0", "1"]
+        assert scored_on_gpus(other) == first, "the models stay"
+        with pytest.raises(ConfigurationError, match=r"num_gpus=3\): the settings give .*: start a session"):
+            scored_on_gpus(other, 3)
+
+
+@pytest.mark.slow
+def test_models_take_turns_with_the_gpus_of_a_server_without_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with another_session("local[4]") as other:
+        assert [each.split()[0] for each in scored_on_gpus(other)] == ["4", "6"]
+        assert [each.split()[0] for each in scored_on_gpus(other, 2)] == ["4,6"]
+
+
+@pytest.mark.slow
+def test_gpus_of_a_server_that_connect_does_not_name_are_refused(tmp_path: Path) -> None:
+    script = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0"]}'""")
+    drivers = {"spark.driver.resource.gpu.amount": "1"}
+    drivers["spark.driver.resource.gpu.discoveryScript"] = script["spark.executor.resource.gpu.discoveryScript"]
+    with another_session("local[4]", **drivers) as other:
+        words = r"gpu.amount=1\), and Spark Connect does not say which these are: start it without that setting"
+        with pytest.raises(ConfigurationError, match=words):
+            scored_on_gpus(other)
 
 
 def test_runs_keep_the_tags_of_the_thread_that_submits_them(session: Any, tmp_path: Path) -> None:
@@ -348,6 +426,7 @@ def report_number(number: int) -> None:
     runtime.report(loss=number)
 
 
+@pytest.mark.slow
 def test_a_search_on_connect_runs_as_many_trials_as_the_settings_provide_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     options: Any = {"metric": ("loss", "min"), "trials": 4}

@@ -87,7 +87,7 @@ def test_one_partition_feeds_two_ranks(one_jvm: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["{}", "file://{}"])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path, where: str) -> None:
     data = snapshot(points(two_executors), where.format(tmp_path / "points"))
     first, second = distributor(data, local_mode=False).submit(seen).results()
@@ -130,6 +130,17 @@ def interrupted(folder: str) -> list[list[int]]:
     return found
 
 
+def test_columns_may_have_any_names(one_jvm: Any) -> None:
+    number = functions.col("id")
+    frame = one_jvm.range(96).select(number.alias("a.b"), number.cast("float").alias("odd `name`"))
+
+    def train() -> Any:
+        (batch,) = runtime.dataset("train").loader(global_batch_size=96)
+        return {name: sum(values.tolist()) for name, values in batch.items()}
+
+    assert distributor(Data(frame), 1).run(train) == {"a.b": 4560, "odd `name`": 4560.0, "_valid": 96}
+
+
 @pytest.mark.parametrize("width", [2, pytest.param((1, 3), marks=pytest.mark.slow)])
 def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_path: Path, width: Any) -> None:
     data = points(one_jvm, lanes=12)
@@ -143,7 +154,7 @@ def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_pa
     assert (kept / "snapshot.json").exists()
 
 
-@pytest.mark.parametrize("where", ["{}", "file://{}"])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path, where: str) -> None:
     def train(most: int) -> list[int]:
         loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
@@ -256,6 +267,7 @@ def test_a_run_is_cancelled_while_its_data_is_written(one_jvm: Any, tmp_path: Pa
     assert left() == before
 
 
+@pytest.mark.slow
 def test_waiting_for_data_is_part_of_the_goodput(one_jvm: Any) -> None:
     def slow() -> None:
         def wait(batch: Any) -> Any:
@@ -313,6 +325,18 @@ def test_an_executor_whose_disk_is_full_says_so(two_executors: Any, full_disk: P
     with pytest.raises(ResourceError, match=r"the data cannot be written: No space left on device .*disk"):
         snapshot(table(two_executors, 200_000), full_disk / "points")
     assert list(full_disk.iterdir()) == []
+
+
+def test_a_node_with_another_snapshot_in_the_folder_trains_on_none_of_its_rows(one_jvm: Any, tmp_path: Path) -> None:
+    data = snapshot(points(one_jvm), tmp_path / "points")
+    snapshot(table(one_jvm, 1_900), tmp_path / "other")
+
+    def train(there: str, other: str) -> Any:
+        shutil.copytree(other, there, dirs_exist_ok=True)
+        return seen()
+
+    with pytest.raises(Exception, match=rf"the folder {tmp_path}/points has another snapshot on this node"):
+        distributor(data, 1).run(train, str(tmp_path / "points"), str(tmp_path / "other"))
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_an_extension_is_built_once_per_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def test_a_checkpoint_is_loaded_by_another_number_of_ranks(precision: str, tmp_path: Path) -> None:
     import torch
 
@@ -342,7 +342,7 @@ def test_steps_that_only_a_trainer_knows() -> None:
     assert found["scheduler"]["params"]["total_num_steps"] == 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_autotuning_says_what_is_refused_or_too_slow() -> None:
     def sleep() -> float:
         import time

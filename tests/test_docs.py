@@ -34,7 +34,8 @@ RUN, SHOWN = ("python", "sh"), ("dockerfile", "json", "text", "toml", "yaml")
 #: Pages whose blocks take long.
 SLOW = (
     "README.md",
-    *("docs/checkpoints.md", "docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/deepspeed.md"),
+    *("docs/checkpoints.md", "docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/dataframe-to-model.md"),
+    "docs/deepspeed.md",
     *(
         "docs/from-databricks.md",
         "docs/from-horovod.md",

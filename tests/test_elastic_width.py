@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,19 +100,21 @@ def test_ranks_beyond_the_smallest_number_may_be_shown(make_local: Make) -> None
 
 
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.slow
 def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> None:
     with slots_held(2, tmp_path):
         run = Distributor((1, 4), False, False, checkpoints=tmp_path).submit(train, FOR_EVER)
         watch.until(lambda: widths(run) == [2])
         assert run.num_processes == 2
-    watch.until(lambda: widths(run) == [2, 4])
+    watch.until(lambda: widths(run)[-1] == 4)  # Spark frees one slot after the other: 3 ranks may come before
     assert run.num_processes == 4
     run.stop()
     results = run.results(watch.DEADLINE)
     assert len(results) == 4 and results[0][0] == 4 and len({*results}) == 1
-    (narrow, _) = run.attempts
+    narrow = run.attempts[0]
     assert narrow.reason is not None
-    assert narrow.reason.startswith("there are slots for 4 ranks instead of 2, so all ranks have stopped at step ")
+    told = r"there are slots for [34] ranks instead of 2, so all ranks have stopped at step "
+    assert re.match(told, narrow.reason)
     assert f"The last checkpoint is of step {narrow.step}, in " in narrow.reason
 
 

@@ -90,7 +90,7 @@ def test_values_survive_the_death_of_what_passes_them_on(
     assert WARNING in caplog.text
 
 
-@pytest.mark.parametrize("end", ["cancelAllJobs", "stop"])
+@pytest.mark.parametrize("end", [pytest.param("cancelAllJobs", marks=pytest.mark.long), "stop"])
 def test_values_that_have_arrived_outlive_sparks_job(sessions: Sessions, end: str, tmp_path: Path) -> None:
     spark = sessions.get("local-cluster[2,2,1024]")
     run, stopped = submit(SMALL, tmp_path, "worker", "worker")

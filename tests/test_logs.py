@@ -106,6 +106,7 @@ def test_a_connection_that_is_reset_costs_no_line(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_logs_arrive_through_spark_where_the_driver_cannot_be_reached(
     one_jvm: Any, unreachable: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,14 @@ import pytest
 import watch
 from sessions import Make
 
-from distributor import ConfigurationError, runs, runtime, sweep, uniform
+from distributor import Checkpoints, ConfigurationError, Distributor, runs, runtime, sweep, uniform
 from distributor.callbacks import MLflow
 from distributor.tracking import mlflow as module, spool as spools
+from distributor.tracking.mlflow_sender import Server
+from distributor.tracking.spool import RunBegun
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # MLflow's own, to its makers
+os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a server that is killed leaves their stores in /dev/shm
 pytest.importorskip("optuna")
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no server")
@@ -223,6 +229,32 @@ def test_a_server_that_is_down_delays_nothing_and_gets_all_later(
     assert not list((tmp_path / "runs" / ".mlflow").rglob("*.spool"))
 
 
+def test_a_request_that_is_answered_late_takes_back_no_end(
+    make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reports of a run stay its callback's until the request fails: no other callback sends them beside it."""
+    asked, answered, real = threading.Event(), threading.Event(), Server.run_of
+
+    def run_of(self: Server, begin: RunBegun) -> tuple[str, bool]:
+        asked.set()
+        assert answered.wait(watch.DEADLINE)
+        return real(self, begin)
+
+    monkeypatch.setattr(Server, "run_of", run_of)
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    first = make_local(1, callbacks=[MLflow("/late", server)]).submit(report)
+    first.result(watch.DEADLINE)
+    assert asked.wait(watch.DEADLINE)
+    monkeypatch.setattr(Server, "run_of", real)
+    monkeypatch.setattr(module, "_PATIENCE", watch.DEADLINE)
+    second = make_local(1, callbacks=[MLflow("/late", server)]).submit(report)
+    second.result(watch.DEADLINE)
+    assert [run.data.tags["distributor.run"] for run in found(server, "/late")] == [second.id]
+    answered.set()
+    watch.until(lambda: not list((tmp_path / "runs" / ".mlflow").rglob("*.spool")))
+    assert [run.info.status for run in found(server, "/late")] == ["FINISHED"] * 2
+
+
 def report_refused() -> None:
     runtime.report({"x" * 300: 1.0, "a*b": 2.0, "a+b": 3.0, "good": float("inf")}, step=1)
     runtime.report(good=2.0, step=2)
@@ -260,6 +292,421 @@ def test_metrics_above_the_bound_are_thinned(
     spool.append(spools.RunEnded("FINISHED", 1.0))
     assert spool.size < 6000 and spool.is_whole
     assert caplog.text.count(f"more than 2.0 KiB wait in {spool.path} to be sent") == 1
+
+
+def wait_for(go: str) -> None:
+    import time
+
+    runtime.report(loss=1.0, step=1)
+    while not os.path.exists(go):
+        time.sleep(0.05)
+
+
+def test_the_load_of_nodes_has_names_of_mlflow(
+    make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, network_monitor
+
+    monkeypatch.setattr("distributor.api.build.SAMPLE_EVERY", 0.1)
+    names = set()
+    for monitor in (cpu_monitor.CPUMonitor(), disk_monitor.DiskMonitor(), network_monitor.NetworkMonitor()):
+        monitor.collect_metrics()
+        names |= {f"system/0/{name}" for name in monitor.aggregate_metrics()}
+
+    def has_two_samples() -> bool:
+        runs = found(server, "/load")
+        return bool(runs) and len(history(server, runs[0], "system/0/cpu_utilization_percentage")) > 1
+
+    run = make_local(1, callbacks=[MLflow("/load", server, system_metrics=True)]).submit(wait_for, str(tmp_path / "go"))
+    watch.until(has_two_samples)
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    (tracked,) = found(server, "/load")
+    assert {name for name in tracked.data.metrics if not name.startswith("system/0/gpu_")} == {*names, "loss"}
+    steps = [step for step, _ in history(server, tracked, "system/0/cpu_utilization_percentage")]
+    assert steps == list(range(len(steps)))
+    assert run.metrics.names == ["loss"]
+
+    make_local(1, callbacks=[MLflow("/no-load", server)]).run(wait_for, str(tmp_path / "go"))
+    assert found(server, "/no-load")[0].data.metrics == {"loss": 1.0}
+
+
+@pytest.mark.spark
+def test_each_node_has_its_load(
+    two_executors: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.api.build.SAMPLE_EVERY", 0.1)
+    tracker = MLflow("/nodes", server, system_metrics=True)
+    make = Distributor(2, False, False, max_processes_per_node=1, callbacks=[tracker])
+    run = make.submit(wait_for, str(tmp_path / "go"))
+
+    def have_two_samples() -> bool:
+        names = [f"system/{node}/system_memory_usage_percentage" for node in (0, 1)]
+        return bool(runs := found(server, "/nodes")) and all(len(history(server, runs[0], name)) > 1 for name in names)
+
+    watch.until(have_two_samples)
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    (tracked,) = found(server, "/nodes")
+    assert {name.split("/")[1] for name in tracked.data.metrics if name.startswith("system/")} == {"0", "1"}
+
+
+def autolog(steps: int) -> None:
+    import mlflow
+    import sklearn.linear_model
+
+    mlflow.autolog(silent=True, log_models=False)
+    sklearn.linear_model.LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])
+    for step in range(steps):
+        runtime.report(loss=1.0, step=step)
+
+
+def autolog_into_own(steps: int) -> None:
+    import mlflow
+
+    with mlflow.start_run(run_name="own"):
+        autolog(steps)
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts wait as long as it takes a busy machine to make a run."""
+    monkeypatch.setattr(module, "_START_PATIENCE", watch.DEADLINE)
+
+
+def test_without_our_server_autologging_in_ranks_does_nothing(
+    make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    env = {"MLFLOW_TRACKING_URI": other, "MLFLOW_EXPERIMENT_NAME": "/autologged"}
+    make_local(1, env=env).run(autolog, 1)
+    (own,) = found(other, "/autologged")
+    assert own.data.params["fit_intercept"] == "True"  # without our callback, MLflow does as ever
+    run = make_local(2, env=env, callbacks=[MLflow("/autologged", server)]).submit(autolog, 2)
+    run.result(watch.DEADLINE)
+    assert len(found(other, "/autologged")) == 1
+    (tracked,) = found(server, "/autologged")
+    assert tracked.data.tags["distributor.run"] == run.id and tracked.data.params == {"steps": "2"}
+    assert len(history(server, tracked, "loss")) == 2
+    assert caplog.text.count("mlflow.autolog() does nothing in ranks") == 1
+
+
+def autolog_and_fail(folder: str, fails: bool) -> None:
+    """Let rank 0 be killed once it has logged, then fail after an own run, then fail."""
+    attempt = runtime.attempt()
+    if attempt < 2:
+        autolog(2)
+    if os.environ["RANK"] == "0":
+        if attempt == 1:
+            autolog_into_own(0)
+        Path(folder, f"logged-{attempt}").touch()
+        watch.until(Path(folder, f"go-{attempt}").exists)
+        if attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("a failure of the training")
+
+
+@pytest.mark.usefixtures("_patient")
+def test_rank_0_logs_to_our_run_and_ends_it_never(
+    make_local: Make, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = f"/joined-{uri.partition(':')[0]}"
+    options: Any = {"env": {"MLFLOW_TRACKING_URI": uri}, "callbacks": [MLflow(experiment, uri)]}
+    run = make_local(2, max_restarts=2, restart_on="any", **options).submit(autolog_and_fail, str(tmp_path), fails=True)
+    for attempt in range(3):
+        watch.until((tmp_path / f"logged-{attempt}").exists)
+        ours = next(each for each in found(uri, experiment) if "distributor.run" in each.data.tags)
+        assert ours.info.status == "RUNNING"
+        assert ours.data.params["fit_intercept"] == "True"
+        (tmp_path / f"go-{attempt}").touch()
+    assert run.wait(watch.DEADLINE) and isinstance(run.error, Exception)
+    assert "does nothing in ranks" not in caplog.text
+    (ours,) = found(uri, experiment)
+    assert ours.info.status == "FAILED"
+    assert ours.info.run_name == run.id and ours.data.params["fails"] == "True"
+    assert len(history(uri, ours, "loss")) == 2
+    (own,) = found(uri, "Default")
+    assert own.info.run_name == "own" and own.data.params["fit_intercept"] == "True" and own.info.status == "FINISHED"
+
+
+def trained_by(kind: str, steps: int, folder: str) -> int:
+    """Train with a Trainer that logs to MLflow; with Transformers' also with one that does not, at a later step."""
+    import torch
+
+    if kind == "transformers":
+        sys.path.append(str(Path(__file__).parent / "support" / "stand_in"))  # after the real one
+        import transformers  # type: ignore[import-untyped, unused-ignore]
+
+        class Squared(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(1, 1)
+
+            def forward(self, x: Any) -> Any:
+                return {"loss": self.layer(x).pow(2).mean()}
+
+        plain: Any = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "run_name": "another name"}
+        for report_to, most, every in (("mlflow", steps, 1), ("none", steps + 1, steps + 1)):
+            arguments = transformers.TrainingArguments(
+                folder, report_to=report_to, max_steps=most, logging_steps=every, **plain
+            )
+            data = [{"x": torch.ones(1)}] * 8 * most
+            transformers.Trainer(Squared(), arguments, train_dataset=data).train()
+    else:
+        import mlflow
+        import pytorch_lightning
+
+        class Logged(pytorch_lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(1, 1)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                loss = self.layer(batch).sum()
+                self.log("loss", loss)
+                return loss
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), 0.01)
+
+        mlflow.pytorch.autolog(log_models=False, checkpoint=False, log_every_n_step=1, log_every_n_epoch=steps + 1)
+        loader = torch.utils.data.DataLoader(torch.ones(steps, 1))
+        plain = {"accelerator": "cpu", "default_root_dir": folder, "logger": False, "log_every_n_steps": 1}
+        pytorch_lightning.Trainer(max_steps=steps, enable_checkpointing=False, **plain).fit(Logged(), loader)
+    runtime.report(step=1, explicit=0.5)
+    if os.environ["RANK"] == "0":
+        Path(folder, "logged").touch()
+        watch.until(Path(folder, "go").exists)
+    return watch.started_by()
+
+
+@pytest.mark.usefixtures("_patient")
+@pytest.mark.parametrize("kind", ["transformers", "lightning"])
+def test_the_driver_leaves_to_rank_0_what_a_trainer_logs(
+    kind: str, make_local: Make, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "lightning":
+        pytest.importorskip("pytorch_lightning")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # which ranks inherit
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "/elsewhere")
+    experiment = f"/{kind}-{uri.partition(':')[0]}"
+    options: Any = {"callbacks": [MLflow(experiment)], "name": "digits", "checkpoints": tmp_path / "kept"}
+    run = make_local(2, **options).submit(trained_by, kind, 3, str(tmp_path))
+    watch.until((tmp_path / "logged").exists)
+    (ours,) = found(uri, experiment)
+    assert ours.info.status == "RUNNING"
+    (tmp_path / "go").touch()
+    warm = run.result(watch.DEADLINE)
+    (ours,) = found(uri, experiment)
+    assert ours.info.status == "FINISHED" and ours.info.run_name == "digits"
+    assert found(uri, "/elsewhere") == []
+    steps = [1, 2, 3] if kind == "lightning" else [1, 2, 3, 4]
+    assert [step for step, _ in history(uri, ours, "loss")] == steps
+    assert [row.step for row in run.metrics if "loss" in row.values and row.rank == 0] == steps
+    assert history(uri, ours, "explicit") == [(1, 0.5)]
+
+    assert make_local(2, **options).run(trained_by, kind, 5, str(tmp_path)) == warm != 0  # the id needs no other one
+    (again,) = found(uri, experiment)
+    assert again.info.run_id == ours.info.run_id and again.info.status == "FINISHED"
+
+
+def test_a_server_that_is_down_delays_one_start_and_rank_0_joins_nothing(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_START_PATIENCE", 0.3)
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri, looks = f"http://127.0.0.1:{free_port()}", [0]
+    asked = MLflow.run_for_ranks
+
+    def counted(self: MLflow, run: Any, environ: Any, wanted: Any) -> str:
+        def look() -> bool:
+            looks[-1] += 1
+            return bool(wanted())
+
+        looks.append(0)
+        return asked(self, run, environ, look)
+
+    monkeypatch.setattr(MLflow, "run_for_ranks", counted)
+    distributor = make_local(1, env={"MLFLOW_TRACKING_URI": uri}, callbacks=[MLflow("/x", uri)])
+    for _ in range(2):
+        distributor.run(autolog, 1)
+    assert looks[1] > 0 and looks[2] == 0
+    assert caplog.text.count("mlflow.autolog() does nothing in ranks") == 2
+    watch.until(lambda: all(thread.name != "distributor-mlflow" for thread in threading.enumerate()))
+
+
+def build() -> Any:
+    import torch
+
+    return torch.nn.Linear(2, 1, bias=False)
+
+
+def build_branching() -> Any:
+    """A module that torch.export refuses."""
+    import torch
+
+    class Branching(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) if float(x.sum()) > 0 else x[:, :1]
+
+    return Branching(2, 1, bias=False)
+
+
+def fit(x: float = 0.0, entry: str = "model", base: float = 0.0) -> str:
+    """Save three checkpoints, whose weights are ``base`` and the step; the loss is lowest at step 2."""
+    import torch
+
+    module = build()
+    done = runtime.load_checkpoint({entry: module}) or 0
+    for step in range(done + 1, done + 4):
+        torch.nn.init.constant_(module.weight, base + step)
+        runtime.report(loss=abs(step - 2.0) + x, step=step)
+        optimizer = torch.optim.Adam(module.parameters())
+        runtime.save_checkpoint({entry: module, "optimizer": optimizer}, step=step, wait=True)
+    return "fitted"
+
+
+def versions(uri: str, name: str) -> list[Any]:
+    """The versions of a registered model, the oldest first."""
+    found = client(uri).search_model_versions(f"name='{name}'")
+    return sorted(found, key=lambda version: int(version.version))
+
+
+def registered(uri: str, version: Any, folder: Path) -> tuple[Path, Any]:
+    """The folder of a version, and what MLflow says of it."""
+    folder.mkdir()
+    path = client(uri).download_artifacts(version.run_id, "model", str(folder))
+    return Path(path), mlflow.models.Model.load(path)
+
+
+def test_each_run_registers_its_best_checkpoint(make_local: Make, uri: str, tmp_path: Path) -> None:
+    import numpy
+    import torch
+
+    before, name, states = environ(), f"best-{uri.partition(':')[0]}", random.getstate()
+    tracker = MLflow("/registers", uri, register=name, model=build, example=torch.ones(2, 2))
+    places = [Checkpoints(str(tmp_path / "first"), best=("loss", "min")), Checkpoints(str(tmp_path / "second"))]
+    for place in places:
+        make_local(1, checkpoints=place, callbacks=[tracker]).run(fit)
+    best, last = versions(uri, name)
+    assert (str(best.version), str(last.version)) == ("1", "2") and best.run_id != last.run_id
+    for version, step in ((best, 2), (last, 3)):
+        path, described = registered(uri, version, tmp_path / str(step))
+        assert (path / "data" / "model.pt2").is_file() or mlflow.__version__ < "3", "MLflow 2 only pickles"
+        assert described.signature.inputs.inputs[0].shape == (-1, 2)
+        assert described.signature.outputs.inputs[0].shape == (-1, 1)
+        output = mlflow.pyfunc.load_model(str(path)).predict(numpy.ones((3, 2), "float32"))
+        assert output.tolist() == [[2.0 * step]] * 3
+        tags = client(uri).get_run(version.run_id).data.tags
+        assert tags["distributor.registered"].startswith(f"{name} {version.version}, of {tmp_path}/")
+    assert environ() == before and random.getstate() == states
+
+
+def test_what_does_not_export_is_pickled_whatever_its_entry(
+    make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    tracker = MLflow("/pickled", server, register="pickled", model=build_branching, example=torch.ones(2, 2))
+    make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker]).run(fit, entry="net")
+    (version,) = versions(server, "pickled")
+    path, _ = registered(server, version, tmp_path / "model")
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
+    assert mlflow.pytorch.load_model(str(path)).weight.tolist() == [[3.0, 3.0]]
+    assert caplog.text.count("MLflow: the model pickled does not export, so it is pickled: ") == 1
+
+
+def test_checkpoints_that_the_driver_cannot_read_are_registered_later(
+    make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, away = tmp_path / "kept", tmp_path / "away"
+
+    class Unmount:
+        def on_end(self, run: Any) -> None:
+            shutil.move(kept, away)
+
+    tracker = MLflow("/later", server, register="later", model=build)
+    place = Checkpoints(str(kept), best=("loss", "min"))
+    assert make_local(1, checkpoints=place, callbacks=[Unmount(), tracker]).run(fit) == "fitted"
+    assert versions(server, "later") == []
+    _, _, call = caplog.text.partition("To register it later, where the checkpoints can be read: ")
+    call = call.partition("\n")[0]
+    assert call.startswith(f"MLflow('/later', {server!r}, register='later', model=build).register_model(")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(away, kept)
+    assert eval(call) == "1"
+    (version,) = versions(server, "later")
+    assert version.run_id == found(server, "/later")[0].info.run_id
+
+
+def test_a_sweep_registers_its_best_alone(make_local: Make, server: str, tmp_path: Path) -> None:
+    tracker = MLflow("/swept", server, register="swept", model=build)
+    distributor = make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker])
+    study = sweep(distributor, fit, {"x": [0.0, 1.0, 2.0]}, metric=("loss", "min"), trials=3, name="swept", at_once=1)
+    assert study.best is not None
+    (version,) = versions(server, "swept")
+    tags = client(server).get_run(version.run_id).data.tags
+    assert tags["distributor.run"] == study.best.run_id
+
+
+def test_a_best_trial_of_an_earlier_driver_is_said_not_to_be_registered(
+    make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for trials in (1, 2):
+        tracker = MLflow("/earlier", server, register="earlier", model=build)
+        distributor = make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker])
+        sweep(distributor, fit, {"x": [0.0]}, metric=("loss", "min"), trials=trials, name="earlier", at_once=1)
+    assert len(versions(server, "earlier")) == 1
+    assert "no model is registered as earlier, since the best trial, 0, ran in an earlier driver" in caplog.text
+
+
+def test_a_run_that_failed_registers_nothing(make_local: Make, server: str, tmp_path: Path) -> None:
+    tracker = MLflow("/failed", server, register="failed", model=build)
+    run = make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker]).submit(fit, entry="#")
+    assert run.wait(watch.DEADLINE) and run.error is not None
+    assert versions(server, "failed") == []
+
+
+def test_ctrl_c_leaves_what_is_registered(
+    make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("distributor.run.callback_thread.PATIENCE", 0.1)
+    left = threading.Event()
+
+    def build_slowly() -> Any:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        left.wait()
+        return build()
+
+    tracker = MLflow("/left", server, register="left", model=build_slowly)
+    assert make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker]).run(fit) == "fitted"
+    assert f"no longer waits for {tracker!r}, which goes on while this process lives" in caplog.text
+    assert versions(server, "left") == []
+    left.set()
+    watch.until(lambda: len(versions(server, "left")) == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"register": "digits"}, r"register='digits' needs model=, a function that returns the module"),
+        ({"register": " ", "model": build}, r"register must be the name of a registered model, not ' '"),
+        ({"register": 3, "model": build}, r"register must be the name of a registered model, not 3"),
+        ({"register": "digits", "model": "build"}, r"model must be a function .*, not a str"),
+        ({"model": build}, r"need register=, the name of the registered model"),
+    ],
+)
+def test_what_is_to_be_registered_is_checked(arguments: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        MLflow("/x", **arguments)
+
+
+def test_a_module_is_no_function_that_returns_one() -> None:
+    with pytest.raises(ConfigurationError, match="model must be a function .*, not a Linear"):
+        MLflow("/x", register="digits", model=build())
 
 
 def test_mlflow_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

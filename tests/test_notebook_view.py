@@ -141,7 +141,7 @@ def test_the_status_is_live_while_a_run_goes(executed: Client) -> None:
     states = executed.shown[0]
     assert states[0].startswith("waiting train starting 2 ranks · ")
     assert any("running: 2 of 2 ranks up" in state and "ranks 0-1 epoch" in state for state in states)
-    assert re.match(r"succeeded train 2 ranks · 1 node · .* function \d+\.\d s .* placement node host", states[-1])
+    assert re.match(r"succeeded train 2 ranks · 1 node · .* function \d+\.\d s .*placement node host", states[-1])
     assert 3 < len(states) < 1000
 
 

@@ -42,7 +42,7 @@ NEEDED = {
 #: Notebooks whose code other tests of CI run, too.
 LONG = (
     *("03_deepspeed_zero", "04_fsdp_transformer", "05_trl_fine_tuning"),
-    *("06_lightning_recommender", "07_accelerate"),
+    *("02_ddp_on_a_cluster", "06_lightning_recommender", "07_accelerate", "14_dataframes", "15_predict"),
 )
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -76,7 +76,7 @@ IMPORTING = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals, tmp_path: Path) -> None:
     importing = tmp_path / "importing"
     (tmp_path / "slow_module.py").write_text(f"open({str(importing)!r}, 'w')\nimport time\ntime.sleep(600)\n")
@@ -104,6 +104,7 @@ def test_warm_processes_whose_folders_were_deleted_end(make_local: Make) -> None
     watch.until(lambda: not any(process.is_running() for process in there))
 
 
+@pytest.mark.slow
 def test_a_warm_process_whose_folder_was_deleted_serves_its_run(make_local: Make, tmp_path: Path) -> None:
     warm = psutil.Process(make_local(1, env={"DELETED": "used"}).run(started_by))
     run = make_local(1, env={"DELETED": "used"}).submit(trainings.wait_for, str(tmp_path / "go"))

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import glob
+import http.client
+import json
 import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 import watch
 from pyspark.sql import functions
+from sessions import Sessions, two_gpus
 from torch import nn
 
 from distributor import ConfigurationError, Distributor, predict, release, runtime
+from distributor.machine import processes
 from distributor.machine.folders import remove_stale
+from distributor.values.environment import CHECK_GPUS
 
 pytestmark = pytest.mark.spark
 
 ROWS = 3_000
+
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed < 5 else pytest.mark.long) for seed in range(50)]
 
 
 def table(session: Any, rows: int = ROWS) -> Any:
@@ -55,15 +65,31 @@ def folders() -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Any:
     yield
-    for server in servers():
-        server.send_signal(signal.SIGTERM)
-    watch.until(lambda: not servers())
-    remove_stale()
-    assert folders() == []
+
+    def gone() -> bool:
+        for server in servers():  # one may have begun to load a moment ago
+            with suppress(psutil.NoSuchProcess):
+                server.send_signal(signal.SIGTERM)
+        remove_stale()
+        return not servers() and not folders()
+
+    watch.until(gone)
 
 
 def sums() -> Any:
     return lambda batch: batch["x"].sum(1)
+
+
+def held(begun: str, go: str) -> Any:
+    """A loader of :func:`sums`, which says that it computes, and waits for a file."""
+
+    def score(batch: dict[str, Any]) -> Any:
+        Path(begun).touch()
+        while not os.path.exists(go):
+            threading.Event().wait(0.05)
+        return batch["x"].sum(1)
+
+    return lambda: score
 
 
 INPUT = {"x": ["a", "b"]}
@@ -192,13 +218,19 @@ def broken(kind: str) -> Any:
     ("kind", "words"),
     [
         ("load", r"the model cannot be loaded: RuntimeError: no weights \(.*test_predict.py, line \d+, in load\)"),
-        ("killed", "3 times, the process that loads the model was killed by SIGKILL"),
-        ("nothing", "must return a module or a function of a batch, not NoneType"),
-        ("short", r"the output 'total' of \d+ rows is of shape \[\d+\]: the model must return one value for each row"),
-        ("names", r"the model returned \['other'\], without the output 'total'"),
-        ("text", "the output 'total' cannot become float"),
-        ("sparse", "the model's outputs cannot be sent: TypeError"),
-        ("functions", r"the model's outputs cannot be sent: .*pickle"),
+        pytest.param(
+            "killed", "3 times, the process that loads the model was killed by SIGKILL", marks=pytest.mark.slow
+        ),
+        pytest.param("nothing", "must return a module or a function of a batch, not NoneType", marks=pytest.mark.slow),
+        pytest.param(
+            "short",
+            r"the output 'total' of \d+ rows is of shape \[\d+\]: the model must return one value for each row",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("names", r"the model returned \['other'\], without the output 'total'", marks=pytest.mark.slow),
+        pytest.param("text", "the output 'total' cannot become float", marks=pytest.mark.slow),
+        pytest.param("sparse", "the model's outputs cannot be sent: TypeError", marks=pytest.mark.slow),
+        pytest.param("functions", r"the model's outputs cannot be sent: .*pickle", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: str) -> None:
@@ -206,6 +238,7 @@ def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: s
         predict(broken(kind), table(one_jvm, 10).coalesce(1), input=INPUT, output="total float").collect()
 
 
+@pytest.mark.slow
 def test_a_loader_may_print(one_jvm: Any) -> None:
     def load() -> Any:
         print("loading weights")
@@ -225,6 +258,8 @@ def test_a_loader_may_print(one_jvm: Any) -> None:
         ({"on_error": "skip"}, "'raise' or 'null', not 'skip'"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"timeout": 0}, "timeout"),
+        ({"num_gpus": -1}, "num_gpus must be an integer of at least 0, not -1"),
+        ({"num_gpus": 1, "processes_per_node": 2}, "pass num_gpus or processes_per_node"),
         ({"map": "decode"}, "map must be a function of a dict of inputs, not 'decode'"),
         ({"source": "saved"}, "pass a function that loads the model, or the folder of checkpoints and model="),
         ({"source": "/nowhere", "model": nn.Identity}, "no checkpoint in '/nowhere'"),
@@ -237,8 +272,9 @@ def test_wrong_arguments_are_refused_before_anything_starts(one_jvm: Any, option
         predict(given.pop("source"), given.pop("df"), **given)
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 50))])
-def test_processes_of_the_model_may_be_killed(one_jvm: Any, seed: int) -> None:
+def score_while(kill: Callable[[threading.Event], None], session: Any) -> None:
+    """Score slowly while a thread kills, until its event is set: each row has its output all the same."""
+
     def load() -> Any:
         def score(batch: dict[str, Any]) -> Any:
             threading.Event().wait(0.01)
@@ -246,11 +282,22 @@ def test_processes_of_the_model_may_be_killed(one_jvm: Any, seed: int) -> None:
 
         return score
 
-    chance = random.Random(seed)
-    scored = predict(load, table(one_jvm, 20_000), input=INPUT, output="total float", batch_rows=100)
+    scored = predict(load, table(session, 20_000), input=INPUT, output="total float", batch_rows=100)
     done = threading.Event()
+    killer = threading.Thread(target=kill, args=(done,))
+    killer.start()
+    rows = scored.collect()
+    done.set()
+    killer.join()
+    assert sorted(row.id for row in rows) == list(range(20_000))
+    assert all(row.total == -row.id for row in rows)
 
-    def kill() -> None:
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_processes_of_the_model_may_be_killed(one_jvm: Any, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def kill(done: threading.Event) -> None:
         watch.until(lambda: any(each.children() for each in servers()))
         for _ in range(2):
             done.wait(chance.uniform(0, 0.3))
@@ -258,13 +305,44 @@ def test_processes_of_the_model_may_be_killed(one_jvm: Any, seed: int) -> None:
                 server = servers()[0]
                 chance.choice([server, *server.children()]).kill()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    rows = scored.collect()
-    done.set()
-    killer.join()
-    assert sorted(row.id for row in rows) == list(range(20_000))
-    assert all(row.total == -row.id for row in rows)
+    score_while(kill, one_jvm)
+
+
+def victims_of(kind: str) -> list[psutil.Process]:
+    """Executors of this session, or their Python workers."""
+    mine = {each.pid for each in psutil.Process().children(recursive=True)}
+    alive = [each for each in psutil.process_iter(["cmdline", "ppid"]) if each.pid in mine and each.info["cmdline"]]
+    if kind == "executor":
+        return [each for each in alive if any("ExecutorBackend" in word for word in each.info["cmdline"])]
+    daemons = [each for each in alive if "pyspark.daemon" in each.info["cmdline"]]
+    return [each for each in daemons if each.info["ppid"] in {daemon.pid for daemon in daemons}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 50))])
+def test_executors_and_workers_may_be_killed(two_executors: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    killed: list[str] = []
+
+    def kill(done: threading.Event) -> None:
+        watch.until(lambda: any(each.children() for each in servers()))
+        for kind in ["worker", chance.choice(["worker", "executor"])]:
+            done.wait(chance.uniform(0, 0.3))
+            with suppress(IndexError, psutil.NoSuchProcess):
+                chance.choice(victims_of(kind)).kill()
+                killed.append(kind)
+
+    score_while(kill, two_executors)
+    assert killed
+    watch.until(lambda: all(map(has_owner, servers())))
+
+
+def has_owner(server: psutil.Process) -> bool:
+    """Whether the executor of a model's server lives, unless the server has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess, ValueError):
+        *_, owner, _, _, _ = server.cmdline()
+        return psutil.pid_exists(int(owner))
+    return True
 
 
 def hangs(place: str) -> Any:
@@ -295,15 +373,26 @@ def hangs(place: str) -> Any:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (
+        pytest.param(
             "load",
             r"has not been loaded within 3 s: the loader is in wait at test_predict.py:\d+. Pass a larger",
+            marks=pytest.mark.slow,
         ),
         ("batch", r"has not computed a batch within 3 s: it is in wait at test_predict.py:\d+. Pass a larger"),
         ("exit", r"row 0 of partition 0 fails: SystemExit: no more \(.*test_predict.py, line \d+, in score\)"),
-        ("_exit", "a process of the model that computed 10 rows ended with exit status 3"),
-        ("exit in load", r"the model cannot be loaded: SystemExit: 4 \(.*test_predict.py, line \d+, in load\)"),
-        ("_exit in load", "the model cannot be loaded: the loader ended its process with exit status 4"),
+        pytest.param(
+            "_exit", "a process of the model that computed 10 rows ended with exit status 3", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "exit in load",
+            r"the model cannot be loaded: SystemExit: 4 \(.*test_predict.py, line \d+, in load\)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "_exit in load",
+            "the model cannot be loaded: the loader ended its process with exit status 4",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_model_that_hangs_or_exits_is_one_sentence(one_jvm: Any, place: str, words: str) -> None:
@@ -315,6 +404,7 @@ def test_a_model_that_hangs_or_exits_is_one_sentence(one_jvm: Any, place: str, w
         assert [len(each.children()) for each in servers()] == [1], "what hung is killed, and the loader stays"
 
 
+@pytest.mark.slow
 def test_a_batch_that_hangs_ends_no_other_task(one_jvm: Any) -> None:
     frame = table(one_jvm, 40_000)
     scored = [
@@ -337,6 +427,7 @@ def test_a_batch_that_hangs_ends_no_other_task(one_jvm: Any) -> None:
     assert len(rows) == 40_000 - 100
 
 
+@pytest.mark.slow
 def test_a_job_cancelled_while_the_model_loads_leaves_it_to_the_next(one_jvm: Any, tmp_path: Path) -> None:
     go, folder = str(tmp_path / "go"), str(tmp_path)
 
@@ -370,6 +461,7 @@ def test_a_job_cancelled_while_the_model_loads_leaves_it_to_the_next(one_jvm: An
     watch.until(lambda: not servers())
 
 
+@pytest.mark.slow
 def test_two_models_answer_at_once(one_jvm: Any) -> None:
     def scaled(factor: int) -> Any:
         return lambda: lambda batch: batch["x"].sum(1) * factor
@@ -398,12 +490,22 @@ def test_a_model_ends_with_its_executor(two_executors: Any) -> None:
     watch.until(lambda: not servers())
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_uses_ends(one_jvm: Any) -> None:
     predict(sums, table(one_jvm), input=INPUT, output="total float", keep_warm=1.0).collect()
     watch.until(lambda: not servers())
     assert folders() == []
 
 
+@pytest.mark.slow
+def test_columns_may_have_any_names(one_jvm: Any) -> None:
+    number = functions.col("id").cast("float")
+    frame = one_jvm.range(3).select(number.alias("a.b"), (2 * number).alias("odd `name`"))
+    scored = predict(lambda: lambda batch: batch["x"].sum(1), frame, input={"x": frame.columns}, output="`c.d` float")
+    assert [tuple(row) for row in scored.sort("`a.b`").collect()] == [(0, 0, 0), (1, 2, 3), (2, 4, 6)]
+
+
+@pytest.mark.slow
 def test_matrices_are_inputs_and_outputs(one_jvm: Any) -> None:
     rows = [(i, [[float(i), 1.0, 2.0], [3.0, 4.0, 5.0]], [[1.0] * (i % 2 + 1)] * (i % 3)) for i in range(20)]
     frame = one_jvm.createDataFrame(
@@ -445,6 +547,7 @@ def test_files_of_the_session_are_modules_of_the_model(one_jvm: Any, tmp_path: P
     assert all(row.total == -3 * row.id for row in rows)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_chosen_when_predict_is_called(one_jvm: Any, tmp_path: Path) -> None:
     def train(value: float, step: int) -> None:
         module = nn.Linear(2, 1)
@@ -473,6 +576,7 @@ def load():
 """
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_run_again_loads_nothing(one_jvm: Any, tmp_path: Path) -> None:
     def again(cell: str, factor: int) -> set[float]:
         names: dict[str, Any] = {"__name__": "__main__", "FOLDER": str(tmp_path), "FACTOR": factor, "os": os}
@@ -486,23 +590,14 @@ def test_a_cell_that_is_run_again_loads_nothing(one_jvm: Any, tmp_path: Path) ->
     assert again(CELL.replace("* FACTOR", "* FACTOR * 2"), 3) == {0.0, -6.0}
     assert len(list(tmp_path.iterdir())) == 3
     assert release() == 3
-    watch.until(lambda: not servers())
+    assert servers() == []
 
 
 def test_release_spares_a_model_that_a_job_uses(one_jvm: Any, tmp_path: Path) -> None:
     begun, go = str(tmp_path / "begun"), str(tmp_path / "go")
 
-    def load() -> Any:
-        def score(batch: dict[str, Any]) -> Any:
-            Path(begun).touch()
-            while not os.path.exists(go):
-                threading.Event().wait(0.05)
-            return batch["x"].sum(1)
-
-        return score
-
     found: list[Any] = []
-    scored = predict(load, table(one_jvm, 10).coalesce(1), input=INPUT, output="total float")
+    scored = predict(held(begun, go), table(one_jvm, 10).coalesce(1), input=INPUT, output="total float")
     job = threading.Thread(target=lambda: found.extend(scored.collect()))
     job.start()
     watch.until(lambda: os.path.exists(begun))
@@ -511,6 +606,22 @@ def test_release_spares_a_model_that_a_job_uses(one_jvm: Any, tmp_path: Path) ->
     job.join()
     assert len(found) == 10
     assert release() == 1
+
+
+def test_a_row_that_kills_is_blamed_on_its_task(one_jvm: Any) -> None:
+    """Although one process computes for four tasks, several at once."""
+
+    def load() -> Any:
+        def score(batch: dict[str, Any]) -> Any:
+            if (batch["x"][:, 0] == 760).any():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return batch["x"].sum(1)
+
+        return score
+
+    frame = table(one_jvm).where("id < 800 OR id > 2000")
+    with pytest.raises(Exception, match="3 times, a process of the model that computed the same 50 rows was killed"):
+        predict(load, frame, input=INPUT, output="total float", processes_per_node=1).collect()
 
 
 def test_map_makes_inputs_in_the_tasks(one_jvm: Any) -> None:
@@ -539,6 +650,23 @@ def test_map_makes_inputs_in_the_tasks(one_jvm: Any) -> None:
             predict(load, table(one_jvm, 10).coalesce(1), **{**options, "map": wrong}).collect()
 
 
+def test_large_inputs_are_made_and_sent_in_pieces(one_jvm: Any) -> None:
+    """Not as many as Spark's batches have rows, for which the memory would not suffice."""
+
+    def widen(batch: dict[str, Any]) -> dict[str, Any]:
+        rows = len(batch["x"])
+        return {"wide": np.repeat(batch["x"][:, :1], 1 << 16, axis=1), "rows": np.full(rows, rows)}
+
+    def load() -> Any:
+        return lambda batch: {"first": batch["wide"][:, 0], "last": batch["wide"][:, -1], "rows": batch["rows"]}
+
+    options: dict[str, Any] = {"input": INPUT, "output": "first float, last float, rows int", "map": widen}
+    rows = predict(load, table(one_jvm, 400).coalesce(1), batch_rows=4, **options).collect()
+    assert [(row.id, row.first, row.last) for row in rows] == [(row, row, row) for row in range(400)]
+    assert {row.rows for row in rows} == {4, 12}, "three batches of the model have almost 4 MiB"
+
+
+@pytest.mark.slow
 def test_deterministic_values_are_equal_however_rows_are_divided(one_jvm: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
@@ -564,3 +692,233 @@ def test_deterministic_values_are_equal_however_rows_are_divided(one_jvm: Any, t
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 1000
     assert [each.name for each in tmp_path.iterdir()] == ["64"]
+
+
+def visible() -> Any:
+    def score(batch: dict[str, Any]) -> Any:
+        threading.Event().wait(0.01)
+        return [f"{os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}"] * len(batch["x"])
+
+    return score
+
+
+def places(scored: Any, rows: int = ROWS) -> list[str]:
+    """The GPU and the pid of each process that has computed rows, of which there is one for each row of the table."""
+    found = scored.collect()
+    assert sorted(row.id for row in found) == list(range(rows))
+    return sorted({row.place for row in found})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amount", [None, pytest.param("0.5", marks=pytest.mark.long)], ids=["profile", "settings"])
+def test_tasks_that_share_a_gpu_feed_one_process_there(sessions: Sessions, tmp_path: Path, amount: str | None) -> None:
+    """Spark hands out the GPUs that a script names, on which nobody computes."""
+    if amount is None:
+        pytest.importorskip("pyspark", "4", "tasks of DataFrames cannot ask for GPUs on PySpark 3.5")
+    settings = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
+    settings |= {} if amount is None else {"spark.task.resource.gpu.amount": amount}
+    session = sessions.get("local-cluster[1,4,1024]", **settings)
+    scored = predict(visible, table(session), input=INPUT, output="place string", num_gpus=1)
+    first = places(scored)
+    assert [each.split()[0] for each in first] == ["0", "1"]
+    assert places(scored) == first, "the models stay"
+    assert [len(each.children()) for each in servers()] == [1, 1]
+    with pytest.raises(Exception, match=r"torch \S+ sees no GPU \(CUDA_VISIBLE_DEVICES=[01], "):
+        predict(nn.Identity, table(session), input=INPUT, output="y array<float>", num_gpus=1).collect()
+
+
+@pytest.fixture
+def two_seen(sessions: Sessions) -> Any:
+    """A session whose tasks run in the driver's JVM, and see two GPUs, which are none."""
+    return sessions.get("local[4]", **{"spark.executorEnv.CUDA_VISIBLE_DEVICES": "4,6"})
+
+
+@pytest.mark.slow
+def test_tasks_of_the_drivers_jvm_take_turns_with_its_gpus(two_seen: Any) -> None:
+    def seen(num_gpus: int) -> list[str]:
+        scored = predict(visible, table(two_seen), input=INPUT, output="place string", num_gpus=num_gpus)
+        return [each.split()[0] for each in places(scored)]
+
+    assert seen(1) == ["4", "6"]
+    assert seen(2) == ["4,6"]
+    with pytest.raises(Exception, match=r"num_gpus=3\): this task has 2 GPUs \(CUDA_VISIBLE_DEVICES=4,6, "):
+        seen(3)
+
+
+@pytest.mark.slow
+def test_a_process_on_a_gpu_may_be_killed(two_seen: Any) -> None:
+    scored = predict(visible, table(two_seen, 20_000), input=INPUT, output="place string", batch_rows=100, num_gpus=2)
+    found: list[str] = []
+    job = threading.Thread(target=lambda: found.extend(places(scored, 20_000)))
+    job.start()
+    for _ in range(2):
+        watch.until(lambda: any(each.children() for each in servers()))
+        with suppress(IndexError, psutil.NoSuchProcess):
+            servers()[0].children()[0].kill()
+    job.join()
+    assert found
+
+
+@pytest.mark.slow
+def test_a_model_that_hangs_on_a_gpu_is_one_sentence(two_seen: Any) -> None:
+    frame = table(two_seen, 100).coalesce(1)
+    words = r"has not computed a batch within 3 s: it is in wait at test_predict.py:\d+. Pass a larger"
+    with pytest.raises(Exception, match=words):
+        predict(hangs("batch"), frame, input=INPUT, output="total float", timeout=3.0, num_gpus=1).collect()
+    watch.until(lambda: not servers())
+
+
+def placed_sums() -> Any:
+    """A model that says where it computes."""
+    place = f"{os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}"
+
+    def score(batch: dict[str, Any]) -> Any:
+        threading.Event().wait(0.01)
+        return {"total": batch["x"].sum(1), "place": [place] * len(batch["x"])}
+
+    return score
+
+
+def pids_by_gpu(session: Any) -> dict[str, int]:
+    """The process on each GPU that has computed rows, all of which are right."""
+    output = "total float, place string"
+    rows = predict(placed_sums, table(session), input=INPUT, output=output, num_gpus=1).collect()
+    assert sorted(row.id for row in rows) == list(range(ROWS))
+    assert all(row.total == -row.id for row in rows)
+    places = [each.split() for each in sorted({row.place for row in rows})]
+    assert len({gpu for gpu, _ in places}) == len(places)
+    return {gpu: int(pid) for gpu, pid in places}
+
+
+def alive_in_a_rank(pids: list[int]) -> tuple[str, list[int]]:
+    """The GPUs that this rank sees, and which processes there are, but for zombies, which have no memory."""
+    return os.environ["CUDA_VISIBLE_DEVICES"], [pid for pid in pids if processes.state(pid)]
+
+
+@pytest.mark.slow
+def test_a_run_on_executors_ends_the_model_on_its_gpu(sessions: Sessions, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", "4", "tasks of DataFrames cannot ask for GPUs on PySpark 3.5")
+    settings = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
+    session = sessions.get("local-cluster[1,4,1024]", **settings)
+    before = pids_by_gpu(session)
+    assert sorted(before) == ["0", "1"]
+    predict(sums, table(session), input=INPUT, output="total float").collect()
+    (on_cpus,) = (each.pid for each in servers() if not {*before.values()} & {child.pid for child in each.children()})
+    pids = [*before.values(), on_cpus]
+
+    assert Distributor(1, local_mode=False, use_gpu=False).run(alive_in_a_rank, pids) == ("", pids)
+    gpu, alive = Distributor(1, local_mode=False, use_gpu=True, env={CHECK_GPUS: "0"}).run(alive_in_a_rank, pids)
+    assert alive == [pid for pid in pids if pid != before[gpu]]
+    after = pids_by_gpu(session)
+    assert sorted(after) == ["0", "1"]
+    assert [each for each in "01" if after[each] == before[each]] == [each for each in "01" if each != gpu]
+
+
+@pytest.mark.usefixtures("fake_gpus")
+@pytest.mark.slow
+def test_a_run_on_this_machine_ends_the_model_on_its_gpu(two_seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    before = pids_by_gpu(two_seen)
+    gpu, alive = Distributor(1, local_mode=True, use_gpu=True).run(alive_in_a_rank, [*before.values()])
+    assert (gpu, alive) == ("4", [before["6"]])
+    after = pids_by_gpu(two_seen)
+    assert after["4"] != before["4"] and after["6"] == before["6"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_gpus")
+def test_a_model_in_use_ends_after_its_tasks(
+    two_seen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without executors, Spark does not count GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    begun, go = str(tmp_path / "begun"), str(tmp_path / "go")
+
+    scored = predict(held(begun, go), table(two_seen).coalesce(1), input=INPUT, output="total float", num_gpus=1)
+    found: list[Any] = []
+    job = threading.Thread(target=lambda: found.extend(scored.collect()))
+    job.start()
+    watch.until(lambda: os.path.exists(begun))
+    Distributor(1, local_mode=True, use_gpu=True).run(Path(go).touch)
+    job.join()
+    assert sorted(row.id for row in found) == list(range(ROWS))
+    assert all(row.total == -row.id for row in found)
+    assert "shares the memory of GPU 4 with a model that tasks of predict still use" in caplog.text
+    watch.until(lambda: not servers())
+
+
+ENGINE = """
+import http.server, json
+
+class Sums(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps([sum(row) for row in rows]).encode())
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sums)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def engine() -> Any:
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", ENGINE]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert started.stdout is not None
+    port = int(started.stdout.readline())
+
+    def score(batch: dict[str, Any]) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", "/", json.dumps(batch["x"].tolist()))
+        return torch.tensor(json.load(connection.getresponse()))
+
+    return score
+
+
+def engines() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if ENGINE in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("victim", ["none", "loader", "server"])
+@pytest.mark.slow
+def test_an_engine_that_serves_by_itself_ends_with_its_model(one_jvm: Any, victim: str) -> None:
+    scored = predict(engine, table(one_jvm), input=INPUT, output="total float")
+    assert all(row.total == -row.id for row in scored.collect())
+    assert len(engines()) == 1, "all processes that compute ask one"
+    if victim == "none":
+        assert release() == 1
+    else:
+        loader = engines()[0].parent()
+        assert loader is not None
+        (loader if victim == "loader" else servers()[0]).kill()
+    watch.until(lambda: not engines() and not servers())
+
+
+@pytest.mark.parametrize(
+    ("place", "who"),
+    [
+        ("load", "3 times, the process that loads the model"),
+        ("batch", "3 times, a process of the model that computed the same 10 rows"),
+    ],
+)
+@pytest.mark.slow
+def test_lack_of_memory_is_named(one_jvm: Any, small_memory: Path, place: str, who: str) -> None:
+    group = str(small_memory)
+
+    def devour() -> None:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+        kept = [b"x" * (8 << 20) for _ in range(32)]
+        raise RuntimeError(f"no limit: {len(kept)} pieces of 8 MiB")
+
+    def load() -> Any:
+        return devour() if place == "load" else lambda batch: devour()
+
+    words = rf"{who} was killed by SIGKILL, most likely for lack of memory: .* Pass a smaller batch_rows= or"
+    with pytest.raises(Exception, match=words):
+        predict(load, table(one_jvm, 10).coalesce(1), input=INPUT, output="total float").collect()

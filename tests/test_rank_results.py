@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import watch
 from driver import driven
 from sessions import Make
 
-from distributor import ResultError, StartError, TrainingError
+from distributor import ResultError, StartError, TrainingError, runtime
 from distributor.values import messages
 
 
@@ -189,6 +190,46 @@ def test_an_exception_that_is_never_pickled_keeps_its_text(make_local: Make) -> 
     with pytest.raises(TrainingError, match=r"failed: .*NeverReduced: step 17") as caught:
         make_local(1).run(raise_what_never_ends, "pickle")
     assert caught.value.__cause__ is None
+
+
+class SlowlyPickled(Exception):
+    """An exception that is being pickled when another rank ends, and a while longer."""
+
+    def __reduce__(self) -> Any:
+        folder = Path(self.args[0])
+        (folder / "pickling").touch()
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(int((folder / "1").read_text()), 0)
+                time.sleep(0.01)
+        time.sleep(0.5)
+        return RuntimeError, ("step 17",)
+
+
+def fail_together(folder: str, handled: bool) -> None:
+    """Rank 0 fails first, and rank 1 ends first."""
+    own, pickling = Path(folder, os.environ["RANK"]), Path(folder, "pickling")
+    own.with_suffix(".new").write_text(str(os.getpid()))
+    own.with_suffix(".new").replace(own)
+    while not all(Path(folder, rank).exists() for rank in "01"):
+        time.sleep(0.01)
+    if handled:
+        runtime.should_stop(0)
+    if own.name == "0":
+        raise SlowlyPickled(folder)
+    while not pickling.exists():
+        time.sleep(0.01)
+    raise ValueError
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["SIGTERM", "SIGKILL"])
+def test_a_rank_is_not_stopped_before_it_has_told_its_exception(
+    make_local: Make, handled: bool, tmp_path: Path
+) -> None:
+    """Another one's failure stops it meanwhile: with SIGTERM, or with SIGKILL if ``should_stop`` handles that."""
+    with pytest.raises(TrainingError, match=r"^rank 0 on .* failed: \S*SlowlyPickled: ") as caught:
+        make_local(2).run(fail_together, str(tmp_path), handled)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 class NeverPickled:

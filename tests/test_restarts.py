@@ -102,10 +102,8 @@ def test_ranks_start_again_on_the_same_nodes(
         assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
 
 
-@pytest.mark.slow_on_executors
-@pytest.mark.parametrize(
-    "local_ranks", ["executor", pytest.param("host", marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("local_ranks", ["executor", pytest.param("host", marks=pytest.mark.long)])
 def test_each_node_keeps_states_in_memory(submit: Submit, tmp_path: Path, local_ranks: str) -> None:
     """Whoever else is on the host: each node has what its ranks need."""
     kept = Checkpoints(str(tmp_path), memory=True)
@@ -161,7 +159,7 @@ def save_slowly(folder: str) -> None:
         raise ValueError("no")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.slow
 def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
     run = submit(save_slowly, str(tmp_path), grace_period=5.0)
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)

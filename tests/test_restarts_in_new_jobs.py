@@ -205,6 +205,7 @@ def test_a_companion_is_restarted_only_if_it_was_ready(
     assert [ended.number for ended in run.attempts] == list(range(attempts))
 
 
+@pytest.mark.slow
 def test_files_of_the_lost_job_are_there_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new job finds what earlier nodes have brought to output_dir."""
     monkeypatch.chdir(tmp_path)

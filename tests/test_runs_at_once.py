@@ -34,6 +34,7 @@ def pools_of(session: Any, run: Run) -> set[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_eight_runs_from_threads_have_their_own_values_and_errors(sessions: Sessions, tmp_path: Path) -> None:
     session = sessions.get(MASTERS[-1], **{"spark.scheduler.mode": "FAIR"})
     before = threading.active_count()
@@ -91,7 +92,7 @@ def test_runs_on_one_machine_have_different_gpus(monkeypatch: pytest.MonkeyPatch
     names = {path.name[0] for path in tmp_path.iterdir()}
     waiting = [run for run in (first, second, third) if run.status is Status.WAITING]
     assert len(names) == 2 and len(waiting) == 1
-    assert "waiting for GPUs of other runs" in waiting[0].snapshot().detail
+    watch.until(lambda: "waiting for GPUs of other runs" in waiting[0].snapshot().detail)
     for name in names:
         (tmp_path / f"end-{name}").touch()
     seen = [run.results(watch.DEADLINE)[0] for run in (first, second, third) if run not in waiting]

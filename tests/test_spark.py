@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import trainings
 import watch
 from at_once import at_once
 from proxy import Proxy
-from sessions import Sessions
+from sessions import Sessions, two_gpus
 
 from distributor import (
     ConfigurationError,
@@ -462,7 +461,7 @@ def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
 @pytest.fixture
 def gpu_settings(tmp_path: Path) -> dict[str, str]:
     """Workers whose discovery script reports two GPUs each: Spark hands them out, nobody computes on them."""
-    return settings_of(
+    return two_gpus(
         tmp_path / "discover.sh",
         f"""i=0; until mkdir {tmp_path}/gpu$i 2>/dev/null; do i=$((i+2)); done
         echo "{{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"$i\\", \\"$((i+1))\\"]}}"
@@ -473,18 +472,7 @@ def gpu_settings(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def same_gpus(tmp_path: Path) -> dict[str, str]:
     """Workers of one machine that take the same two GPUs for theirs."""
-    return settings_of(tmp_path / "same.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
-
-
-def settings_of(script: Path, text: str) -> dict[str, str]:
-    script.write_text(f"#!/bin/sh\n{text}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return {
-        "spark.worker.resource.gpu.amount": "2",
-        "spark.worker.resource.gpu.discoveryScript": str(script),
-        "spark.executor.resource.gpu.amount": "2",
-        "spark.executor.resource.gpu.discoveryScript": str(script),
-    }
+    return two_gpus(tmp_path / "same.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
 
 
 def visible() -> tuple[str, str]:

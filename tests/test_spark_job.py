@@ -107,7 +107,7 @@ def test_sparks_pages_name_the_users_call(session: Any) -> None:
     assert scala.getLocalProperty("callSite.short") is None
 
 
-@pytest.mark.parametrize("how", ["diverge", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["diverge", pytest.param("SIGKILL", marks=pytest.mark.long)])
 def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str) -> None:
     assert on_executors(ranks).submit(trainings.all_reduce).results(timeout=watch.DEADLINE)  # all executors are there
     before = executors(session)

@@ -38,6 +38,7 @@ def wait_for_data(path: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow_on_executors
 def test_dump_stacks_shows_what_each_rank_is_doing(make: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     run = make(3).submit(stand, str(go))

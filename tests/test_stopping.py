@@ -87,7 +87,8 @@ def preempt(run: Run, attempt: int = 0) -> None:
     os.kill(int(row.values["pid"]), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.slow_on_executors)])
+@pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.slow)])
+@pytest.mark.slow_on_executors
 def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER, asks)
     await_steps(run)
@@ -99,6 +100,7 @@ def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: P
     assert again == (result[1], None)
 
 
+@pytest.mark.slow
 def test_a_run_may_be_asked_to_stop_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER)
     run.stop(timeout=watch.DEADLINE)
@@ -117,6 +119,7 @@ def test_a_training_that_was_stopped_has_not_finished(make_local: Make, tmp_path
     assert run.result(watch.DEADLINE) == (stopped, stopped + 1)
 
 
+@pytest.mark.slow
 def test_preemptions_without_progress_come_to_an_end(make_local: Make) -> None:
     run = make_local(1, max_restarts=1).submit(preempt_itself)
     with pytest.raises(PreemptionError, match="The last three attempts reached no later step than those before"):
@@ -137,6 +140,7 @@ def preempt_itself() -> None:
         time.sleep(0.5 if step >= 5 else 0.0)
 
 
+@pytest.mark.slow
 def test_preemptions_below_lost_steps_make_progress(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(regain_lost_steps)
     assert run.result(watch.DEADLINE) == run.attempts[3].step

@@ -158,6 +158,7 @@ def passed(folder: str) -> int:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_trials_let_a_run_pass_that_waits_for_slots_of_the_cluster(
     two_executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +345,7 @@ def report_twice(x: int) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_without_a_channel_nothing_is_pruned_and_that_is_said_once(
     two_executors: Any, unreachable: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -481,6 +483,7 @@ def go_on(x: int, folder: str) -> None:
     runtime.report(loss=float(x if loaded is None else state["x"]))
 
 
+@pytest.mark.slow
 def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Make, tmp_path: Path) -> None:
     folder = str(tmp_path)
     code = DRIVER.format(path=[str(Path(__file__).parent), *sys.path], folder=folder)
@@ -513,6 +516,7 @@ sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_for_ever
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_has_a_study_in_a_storage_is_seen_wherever_the_storage_is(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +602,8 @@ def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Pat
         ({"metric": "loss"}, "metric must be a name and 'min' or 'max'"),
         ({"trials": 0}, "trials must be"),
         ({"at_once": 0}, "at_once must be"),
+        ({"sampler": optuna.samplers.TPESampler}, r"sampler must be one of Optuna's, such as .*TPESampler\(\)"),
+        ({"pruner": "median"}, r"pruner must be one of Optuna's, such as .*MedianPruner\(\), not 'median'"),
     ],
 )
 def test_refuses_wrong_arguments(make_local: Make, changed: dict[str, Any], why: str) -> None:

@@ -330,6 +330,7 @@ def test_a_run_goes_on_while_random_frames_come_with_the_token(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 def test_no_valid_message_of_a_node_breaks_the_driver(run_of_nobody: Callable[[], Run]) -> None:
     """Whatever passes the guard is taken without an error, even if it is not what an agent would say."""
     run = run_of_nobody()

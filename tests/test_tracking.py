@@ -41,9 +41,8 @@ def report(steps: int, go: str = "", token: str = "", end: str = "") -> None:
 
 def test_runs_are_remembered(make: Make, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(2, name="digits", max_restarts=1).submit(report, 4, str(tmp_path / "go"), "hush", end="kill")
-    watch.until(lambda: run.progress is not None)
+    watch.until(lambda: re.search(rf"digits  {run.id}  +running .* 4 of 4 +loss 0.25, rate nan", repr(runs())))
     assert runs().active == [run] and list(runs()) == [run]
-    assert re.search(rf"digits  {run.id}  +running .* 4 of 4 +loss 0.25, rate nan", repr(runs()))
     (tmp_path / "go").touch()
     run.result(watch.DEADLINE)
     with pytest.raises(TrainingError):
@@ -89,6 +88,7 @@ def start_driver(code: str, *arguments: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments), *path], stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_a_run_whose_driver_was_killed_is_lost(folder: Path, tmp_path: Path) -> None:
     driver = start_driver(DRIVER, tmp_path / "go")
     watch.until(lambda: any(run.step == 3 for run in runs()))

@@ -67,6 +67,7 @@ READ_ONLY_SHM = """
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 @pytest.mark.parametrize("more", [(), pytest.param(("replicate",), marks=pytest.mark.slow)], ids=["", "replicate"])
+@pytest.mark.slow
 def test_states_that_shared_memory_cannot_take_are_on_disk(more: tuple[str, ...], tmp_path: Path) -> None:
     ended = programs.run(tmp_path, READ_ONLY_SHM, tmp_path / "runs", *more)
     assert ended.stdout == "3\n", ended.stderr

@@ -28,6 +28,7 @@ from distributor import RunCancelledError, Status, TorchDistributor, TrainingErr
 from distributor.values import environment, layout
 
 
+@pytest.mark.slow_on_executors
 def test_a_run_after_the_first_is_forked_by_the_same_process(make: Make) -> None:
     first = set(make(4).submit(started_by).results())
     assert 0 not in first
@@ -306,6 +307,7 @@ def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: sig
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
+@pytest.mark.slow
 def test_a_warm_process_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     """Nobody would end what its agents leave behind when they are killed."""
     unguarded = psutil.Process(make_local(1, env={"GUARDED": "no"}).run(started_by))
@@ -365,6 +367,7 @@ def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a namespace of process IDs")
+@pytest.mark.slow
 def test_the_first_process_of_a_container_leaves_no_warm_folder(tmp_path: Path) -> None:
     """The kernel kills the warm process with it."""
     script, folder = tmp_path / "driver.py", tmp_path / "tmp"
@@ -382,6 +385,7 @@ print(os.getpid(), len(list(pathlib.Path(tempfile.gettempdir()).glob("distributo
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_upgraded_module_takes_a_new_process(make_local: Make, tmp_path: Path) -> None:
     """An upgraded package, say."""
     module = tmp_path / "upgraded.py"

@@ -28,6 +28,8 @@ from distributor.values.job import Job, OutputDir, Target, Widths, WorkingDir
 from distributor.values.launch_path import LaunchPath
 from distributor.values.options import Project, Variables
 
+SAMPLE_EVERY = 10.0  # seconds between two samples of a node's load, as in MLflow
+
 
 def build_job(
     options: Options,
@@ -69,6 +71,10 @@ def build_job(
         checkpoints=None if options.project.checkpoints is None else absolute(options.project.checkpoints),
         collect=collect,
         widths=None if widths.fixed else widths,
+        sample_every=SAMPLE_EVERY
+        if any(getattr(each, "system_metrics", False) for each in options.request.callbacks)
+        else None,
+        tracked="" if any(hasattr(each, "run_for_ranks") for each in options.request.callbacks) else None,
     )
 
 

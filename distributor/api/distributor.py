@@ -171,7 +171,8 @@ class Distributor:
             ranks' reports since the last call, ``checkpoint`` has the ``step`` and the ``path`` of a committed
             checkpoint, and ``attempt`` is one of ``run.attempts``. ``on_close`` follows the ``on_end`` of all
             callbacks, and :func:`sweep` calls ``on_study_end`` with its study. An error in a callback is only logged as
-            a warning. ``run()`` and ``wait()`` return once all have returned, at most a minute after the run's end.
+            a warning. ``run()`` and ``wait()`` return once all have returned, at most a minute after the run's end,
+            or as soon as ``MLflow(register=...)`` has registered a model.
         data: tables for the ranks by name, such as ``{"train": Data(df, pack={"x": ["age", "height"]}, label="y")}``.
             Ranks read them with ``runtime.dataset("train").loader(...)``. Before training, each table is written once
             as Arrow files: beside the checkpoints with ``checkpoints=``, and then kept as long as a checkpoint refers
@@ -334,7 +335,12 @@ class Distributor:
         """Start a run, and return what ``ask`` returns. If interrupted at any moment, end its ranks first."""
         with plain_interrupts():
             try:
-                return ask(run.start(notes))
+                try:
+                    return ask(run.start(notes))
+                except KeyboardInterrupt:
+                    if not run._leave_callbacks():
+                        raise
+                    return ask(run)
             except DistributorError as error:
                 error.__traceback__ = None  # hides the frames of this package
                 raise

@@ -38,7 +38,7 @@ _FROM_NODES = (
     Log,
     *(messages.Importing, messages.Started, messages.Beat, messages.Skipped, messages.StackDump, messages.Warnings),
     *(messages.Reached, messages.RankPreempted, messages.Halted, messages.Failed, messages.Stopped, messages.Finished),
-    *(messages.Keeping, messages.UnfitNode, messages.Dead, messages.Orphaned, messages.Bye),
+    *(messages.SystemMetrics, messages.Keeping, messages.UnfitNode, messages.Dead, messages.Orphaned, messages.Bye),
 )
 
 

@@ -31,12 +31,19 @@ class Draft:
 
 
 class Catalog:
-    """The checkpoints of one place. Only one process at a time may commit there: rank 0 of a run."""
+    """The checkpoints of one place. Only one process at a time may commit there: rank 0 of a run.
 
-    def __init__(self, storage: Storage, checkpoints: Checkpoints, *, sole: bool = False) -> None:
+    Args:
+        only: the folder of the only checkpoint that is read (default: all are).
+    """
+
+    def __init__(
+        self, storage: Storage, checkpoints: Checkpoints, *, sole: bool = False, only: str | None = None
+    ) -> None:
         self._storage = storage
         self._checkpoints = checkpoints
         self._sole = sole  # only this run can commit here: remove others' uncommitted checkpoints, however new
+        self._only = only
         self._known: list[Manifest] | None = None  # committed, the newest first; None until they are read
         self._unread: dict[str, OSError] = {}  # why a folder's manifest, or an index, cannot be read
         self._passed: dict[str, OSError] = {}  # why checkpoints with a manifest could not be loaded
@@ -45,9 +52,9 @@ class Catalog:
 
     def committed(self) -> list[Manifest]:
         """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
-        listed = [name for name, _ in self._storage.folders()]
+        listed = [name for name, _ in self._storage.folders()] if self._only is None else [self._only]
         self._unread = {}
-        indexes = self._read_indexes()
+        indexes = self._read_indexes() if self._only is None else []
         named = indexes[0].folders if indexes else ()
         found: list[Manifest] = []
         for folder in dict.fromkeys([*(name for each in indexes for name in each.folders), *listed]):

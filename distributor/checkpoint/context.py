@@ -52,12 +52,11 @@ class Checkpoint:
 class Session:
     """What a process uses to save and load checkpoints: their place, and access to the other ranks."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, only: str | None = None) -> None:
         self.settings = settings
         self.storage: Storage = open_storage(settings.checkpoints.dir)
-        self.catalog = Catalog(
-            self.storage, settings.checkpoints, sole=settings.fence is not None and settings.fence.is_named
-        )
+        is_sole = settings.fence is not None and settings.fence.is_named
+        self.catalog = Catalog(self.storage, settings.checkpoints, sole=is_sole, only=only)
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
         self.problem = ""  # why the last save has failed, as far as it was warned of; "" if it has not
         self.unfinished: list[str] = []  # on rank 0, folders of saves in which a rank has failed, to be removed
@@ -78,9 +77,9 @@ class Session:
         assert self._exchange is not None
         return self._exchange[1]
 
-    def at(self, settings: Settings) -> Session:
-        """Return a session for another place, with this one's access to the other ranks."""
-        other = Session(settings)
+    def at(self, settings: Settings, only: str | None = None) -> Session:
+        """Return a session for another place, or one checkpoint there, with this one's access to the other ranks."""
+        other = Session(settings, only)
         other._exchange, other._count = self._exchange, self._count
         return other
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from distributor.checkpoint import pickles, places, shards, training_state as states
+from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.context import Checkpoint, Session, current, has_place, in_run
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
 from distributor.checkpoint.memory.states import InMemory, MemoryOffer, choose, is_newer
@@ -24,6 +26,7 @@ from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
+from distributor.machine.storage import open_storage
 from distributor.metrics import rank as reports
 from distributor.text.wording import who
 from distributor.values import codec
@@ -174,6 +177,30 @@ def load_checkpoint(
 
 def load_committed(state: Any, place: str, folder: str) -> None:
     """Load one checkpoint of a place, in a process of no run. OSError: it is gone, or damaged."""
+    loading = _of_place(place, folder)
+    states.check(_WHAT, state)
+    states.restore(state, loading.read(state, weights_only=True))
+
+
+def load_module(module: torch.nn.Module, checkpoints: Checkpoints) -> str:
+    """Load the entry ``model``, or the only module, of the best checkpoint, or the last one; return its path.
+
+    It leaves this process's random states alone. OSError: no checkpoint can be read. ConfigurationError: none fits.
+    """
+    place, passed = checkpoints.dir, dict[str, OSError]()
+    catalog = Catalog(open_storage(place), checkpoints)
+    manifest = catalog.best(passed) or catalog.latest(passed)
+    if manifest is None:
+        raise OSError(f"there is no checkpoint in {place!r}")
+    loading = _of_place(place, manifest.folder)
+    entry = {loading.entry_of(module): module}
+    read = loading.read(entry, weights_only=True)
+    own = {name: value for name, value in read.objects.items() if name in entry}
+    states.restore(entry, TrainingState(read.tensors, own))
+    return f"{place.rstrip('/')}/{manifest.folder}"
+
+
+def _of_place(place: str, folder: str) -> _Loading:
     session = current(_WHAT, needs_place=False)
     session = session.at(replace(session.settings, checkpoints=Checkpoints(place), memory=None))
     manifest = session.catalog.read(folder)
@@ -181,8 +208,7 @@ def load_committed(state: Any, place: str, folder: str) -> None:
         raise OSError(f"checkpoint {folder!r} is no longer in {place!r}")
     loading = _Loading(session, manifest)
     loading.check(manifest.shards)
-    states.check(_WHAT, state)
-    states.restore(state, loading.read(state, weights_only=True))
+    return loading
 
 
 class _Call:
@@ -199,12 +225,15 @@ class _Call:
         """Load from another folder, or by a metric."""
         if folder is None and best is None:
             return
-        settings, place = self.session.settings, self.session.settings.checkpoints.dir
+        settings = self.session.settings
+        found = places.CheckpointPlace(settings.checkpoints.dir)
         if folder is not None:
             name = os.fspath(folder)
-            place = os.fsdecode(self.ask(b"", lambda _: [os.fsencode(places.find(name, settings))], patient=True))
+            answer = self.ask(b"", lambda _: [codec.pack(places.find(name, settings))], patient=True)
+            found = codec.read(places.CheckpointPlace, answer)
         self.best = best is not None
-        self.session = self.session.at(replace(settings, checkpoints=Checkpoints(place, best=best), memory=None))
+        checkpoints = Checkpoints(found.place, best=best)
+        self.session = self.session.at(replace(settings, checkpoints=checkpoints, memory=None), found.only)
 
     def ask(self, own: bytes, answer: Callable[[list[bytes]], list[bytes]], *, patient: bool = False) -> bytes:
         """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
@@ -343,6 +372,10 @@ class _Loading:
         tensors = states.wanted(entries, metadata.state_dict_metadata)
         self._read_tensors(metadata, tensors)
         return TrainingState(tensors, objects)
+
+    def entry_of(self, module: torch.nn.Module) -> str:
+        """Return the name of the entry with a module's tensors: ``model``, or the only one."""
+        return states.entry_of(list(module.state_dict()), self._metadata().state_dict_metadata)
 
     @property
     def _has_own_objects(self) -> bool:

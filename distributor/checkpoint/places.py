@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
+from distributor.checkpoint import records
 from distributor.checkpoint.catalog import Catalog
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import is_url, open_storage
@@ -11,8 +13,16 @@ from distributor.values import lease_record
 from distributor.values.checkpoints import Checkpoints, Settings, absolute
 
 
-def find(folder: str, settings: Settings) -> str:
-    """Return the folder or URL of the checkpoints. Of a named run, it is that of its newest training.
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """Where checkpoints are."""
+
+    place: str  # a folder or URL
+    only: str | None = None  # the folder there of the one that was asked for; None: all will do
+
+
+def find(folder: str, settings: Settings) -> CheckpointPlace:
+    """Return where the checkpoints are. Of a named run, it is the place of its newest training.
 
     ConfigurationError: there are none, or they belong to several runs. It says where this function has looked.
     """
@@ -20,11 +30,14 @@ def find(folder: str, settings: Settings) -> str:
     if "/" not in folder:
         places.append(lease_record.folder_of(_root(settings), folder))
     looked = []
+    above, _, name = places[0].rstrip("/").rpartition("/")
+    if records.origin_of(name) is not None and Catalog(open_storage(above), Checkpoints(above), only=name).committed():
+        return CheckpointPlace(above, name)
     for place in places:
         if (training := _training(place)) is not None:
             place = lease_record.training_folder(place, training)
         if Catalog(open_storage(place), Checkpoints(place)).committed():
-            return place
+            return CheckpointPlace(place)
         looked.append(repr(place))
     instead = named_runs(places[0]) or ": pass the folder or URL that a run had as checkpoints=, or the run's name"
     raise ConfigurationError(f"load_checkpoint: there is no checkpoint in {' or '.join(looked)}{instead}")

@@ -101,12 +101,12 @@ class MeasuredFile:
     """A new file whose digest is computed while it is written. After the ``with`` block, the file is on the disk.
 
     Most data of a large file goes past the kernel's cache, if the file system allows it: finding memory for the cache
-    takes more time from the CPUs than all else here. All data goes through a file in memory, since O_DIRECT needs
+    takes more time from the CPUs than all else here. That data goes through a file in memory, since O_DIRECT needs
     aligned memory, and pwrite(2) copies without the interpreter's lock.
 
     Args:
-        nice: if not 0, a thread computes the digest, with a priority that is lower by this number. It is a thread of
-            its own because training would wait for this priority whenever Python code ran with it.
+        nice: by how much the priority of the thread that computes the digest is lower. It is a thread of its own
+            because training would wait for this priority whenever Python code ran with it.
     """
 
     def __init__(self, path: Path, name: str, nice: int = 0) -> None:
@@ -117,7 +117,7 @@ class MeasuredFile:
         self.error: OSError | None = None  # why data could not be written
         self._found = hashlib.sha256()
         self._thread: threading.Thread | None = None
-        self._to_hash: SimpleQueue[bool] = SimpleQueue()
+        self._to_hash: SimpleQueue[memoryview | None] = SimpleQueue()
         self._hashed: SimpleQueue[bool] = SimpleQueue()
         with ExitStack() as stack:
             self._memory = memory_file("distributor-checkpoint")
@@ -133,7 +133,7 @@ class MeasuredFile:
     def __exit__(self, *_: object) -> None:
         with self._stack:
             if self._thread is not None:
-                self._to_hash.put(False)
+                self._to_hash.put(None)
                 self._thread.join()
             rest = self._piece[: self._filled]
             self._use_cache()  # O_DIRECT takes whole blocks alone
@@ -150,11 +150,16 @@ class MeasuredFile:
         left = memoryview(data).cast("B")
         length = left.nbytes
         while left:
+            if not self._filled and len(left) >= _PIECE and self._written < _CACHED:
+                self._put_piece(left[:_PIECE])
+                left = left[_PIECE:]
+                continue
             count = os.pwrite(self._memory, left[: _PIECE - self._filled], self._filled)
             self._filled += count
             left = left[count:]
             if self._filled == _PIECE:
-                self._put_piece()
+                self._put_piece(self._piece)
+                self._filled = 0
         self._size += length
         return length
 
@@ -167,29 +172,24 @@ class MeasuredFile:
     def close(self) -> None:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
-    def _put_piece(self) -> None:
-        """Write and hash a whole piece; both at a time if a thread hashes."""
+    def _put_piece(self, piece: memoryview) -> None:
+        """Write and hash a whole piece, both at a time."""
         if self._written == _CACHED:
             with suppress(OSError):  # some file systems always use the cache
                 fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
-        if self._nice and self._thread is None:
-            self._thread = threading.Thread(target=self._hash_calmly, name="distributor-digest", daemon=True)
-            self._thread.start()
-        if self._thread is not None:
-            self._to_hash.put(True)
-        try:
-            self._put(self._piece)
-        finally:
-            if self._thread is not None:
-                self._hashed.get()
         if self._thread is None:
-            self._found.update(self._piece)
-        self._filled = 0
+            self._thread = threading.Thread(target=self._hash, name="distributor-digest", daemon=True)
+            self._thread.start()
+        self._to_hash.put(piece)
+        try:
+            self._put(piece)
+        finally:
+            self._hashed.get()
 
-    def _hash_calmly(self) -> None:
+    def _hash(self) -> None:
         os.nice(self._nice)  # on Linux, of this thread alone: setpriority(2)
-        while self._to_hash.get():
-            self._found.update(self._piece)
+        while (piece := self._to_hash.get()) is not None:
+            self._found.update(piece)
             self._hashed.put(True)
 
     def _put(self, piece: memoryview) -> None:

@@ -17,7 +17,7 @@ import io
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -269,6 +269,23 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
         if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             found.update(_for_optimizer(entry, value, names, saved))
     return found
+
+
+def entry_of(names: Sequence[str], saved: Collection[str]) -> str:
+    """Return the entry with a module's tensors of these names: ``model``, or the only one.
+
+    >>> entry_of(["weight", "bias"], ["net.weight", "net.bias", "optimizer.state.net.weight.exp_avg"])
+    'net'
+    """
+    if not names or any(name.startswith("model.") for name in saved):
+        return "model"
+    ends = [name.removesuffix(f".{names[0]}") for name in saved if name.endswith(f".{names[0]}")]
+    found = [entry for entry in ends if all(f"{entry}.{name}" in saved for name in names)]
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"load_checkpoint: the checkpoint has several modules of this kind, {_list(found)}, and none is 'model'"
+        )
+    return found[0] if found else "model"
 
 
 def _check_tensors(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:

@@ -57,11 +57,12 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
         for name, each in data.items():
             if snapshots.is_snapshot(each):
                 folder = each.source if is_url(each.source) else os.path.abspath(each.source)
+                manifest = snapshots.find(folder)
             elif job.checkpoints is not None:
-                folder = kept.enter_context(_kept(job, name, each, job.checkpoints, wanted))
+                folder, manifest = kept.enter_context(_kept(job, name, each, job.checkpoints, wanted))
             else:
-                folder = kept.enter_context(_temporary(job, name, each, wanted))
-            places[name] = Dataset(folder, each.lanes)
+                folder, manifest = kept.enter_context(_temporary(job, name, each, wanted))
+            places[name] = Dataset(folder, each.lanes, manifest.id if manifest is not None else "")
         yield replace(job, data=places)
 
 
@@ -69,7 +70,10 @@ def _write(
     job: Job, name: str, data: Data, folder: str, source: SourceDigest | None, wanted: Callable[[], bool]
 ) -> SnapshotManifest:
     began = time.monotonic()
-    manifest = snapshots.write(data, folder, source, wanted)
+    try:
+        manifest = snapshots.write(data, folder, source, wanted)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"data {name!r}: {error}") from None
     took = duration(time.monotonic() - began)
     whole = sum(part.size for part in manifest.parts)
     notices.inform(f"run {job.label}: data {name!r}: {manifest.rows:,} rows ({size(whole)}) written in {took}")
@@ -77,19 +81,20 @@ def _write(
 
 
 @contextmanager
-def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> Iterator[str]:
+def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> Iterator[tuple[str, SnapshotManifest]]:
     private = folders.make(job.run_id)
     try:
         with folders.claim(private):
             folder = os.path.join(private, name)
-            _write(job, name, data, folder, None, wanted)
-            yield folder
+            yield folder, _write(job, name, data, folder, None, wanted)
     finally:
         folders.remove(private)
 
 
 @contextmanager
-def _kept(job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Callable[[], bool]) -> Iterator[str]:
+def _kept(
+    job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Callable[[], bool]
+) -> Iterator[tuple[str, SnapshotManifest]]:
     beside = open_storage(checkpoints.dir)
     there, saved = _snapshots(beside, checkpoints.dir, name), _saved(checkpoints)
     source = snapshots.source_of(data)
@@ -103,7 +108,7 @@ def _kept(job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Cal
         there.append((folder, _write(job, name, data, folder, source, wanted)))
     _remove_old(beside, there, saved)
     try:
-        yield folder
+        yield there[-1]
     finally:
         if not _saved(checkpoints):
             _remove(beside, folder)

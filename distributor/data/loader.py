@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from distributor.data.manifest import SnapshotManifest
-from distributor.data.reader import EvenWindows, Files, Windows, make_windows, open_files, read_manifest
+from distributor.data.reader import DataError, EvenWindows, Files, Windows, make_windows, open_files, read_manifest
 from distributor.data.row_order import RowOrder, check_batch, lanes_of, unit_rows, window_rows
 from distributor.errors import ConfigurationError
 from distributor.metrics import rank as reports
@@ -44,7 +44,13 @@ class RankDataset:
 
     @classmethod
     def open(cls, dataset: Dataset, rank: int, world_size: int) -> RankDataset:
-        return cls(dataset.folder, read_manifest(dataset.folder), dataset.lanes, rank, world_size)
+        manifest = read_manifest(dataset.folder)
+        if dataset.snapshot not in ("", manifest.id):
+            raise DataError(
+                f"the folder {dataset.folder} has another snapshot on this node ({manifest.id}) than the run began "
+                f"with ({dataset.snapshot}). It must be a folder that all nodes share, and stay as it is during the run"
+            )
+        return cls(dataset.folder, manifest, dataset.lanes, rank, world_size)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -99,6 +105,8 @@ class RankDataset:
                 f"the data has {len(self)} rows, too few for one global batch of {rows} from {self.lanes} lanes: use a "
                 "smaller batch, fewer lanes (Data(..., lanes=N)) or drop_last=False"
             )
+        whole = plan.lanes * plan.steps * plan.per_lane  # of an epoch: then each lane is one window
+        plan = replace(plan, window=min(plan.window, whole))
         return Loader(self, plan, map, map_threads or len(os.sched_getaffinity(0)))
 
 

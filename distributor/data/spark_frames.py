@@ -75,10 +75,10 @@ def write(
     """
     packs = packs_of(recipe.outputs, types)
     session: Any = frame.sparkSession
-    chosen = frame.select(*columns(sources_of(recipe.outputs), types, packs))
+    needed = columns(sources_of(recipe.outputs), types, packs)
     with sessions.arrow_python(session), _cancelled_unless(wanted, session) as ended:
         try:
-            rows = chosen.mapInArrow(task_of(_Task(recipe, folder, packs)), "part binary").collect()
+            rows = mapped(frame, needed, _Task(recipe, folder, packs), "part binary").collect()
         except Exception as error:
             if ended.is_set():
                 raise RunCancelledError("the run was cancelled while its data was written") from None
@@ -118,6 +118,18 @@ def packs_of(outputs: Iterable[FieldRecipe], types: Mapping[str, str], apart: It
     return tuple(found)
 
 
+def mapped(
+    frame: DataFrame, chosen: Iterable[Any], runs: Any, schema: Any, own: Iterable[ModuleType] = (), **options: Any
+) -> DataFrame:
+    """Return what ``runs.run`` makes of the chosen columns, in tasks.
+
+    On the way, columns are numbered: ``mapInArrow`` takes a dot in a name for the field of a struct.
+    """
+    selected = frame.select(*chosen)
+    numbered = selected.toDF(*(f"c{number}" for number in range(len(selected.columns))))
+    return numbered.mapInArrow(task_of(_Named(tuple(selected.columns), runs), own), schema, **options)
+
+
 def task_of(runs: Any, own: Iterable[ModuleType] = ()) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function for ``mapInArrow`` that calls ``runs.run``: nested, so that it is pickled by value.
 
@@ -132,6 +144,19 @@ def task_of(runs: Any, own: Iterable[ModuleType] = ()) -> Callable[[Iterator[Any
         yield from pickle.loads(zlib.decompress(packed)).run(batches)
 
     return task
+
+
+class _Named:
+    """A task whose columns get their names back."""
+
+    def __init__(self, names: tuple[str, ...], runs: Any) -> None:
+        self.names = names
+        self.runs = runs
+
+    def run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        yield from self.runs.run(pa.RecordBatch.from_arrays(batch.columns, self.names) for batch in batches)
 
 
 class _Task:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Course, Goodput
-from distributor.metrics.table import Metrics, Row
+from distributor.metrics.table import Metrics, Row, TrackedRow
 from distributor.text import escapes
 from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import LONGEST, Committed, Progress, Report, Resumed, Spent, Unsaved, Warned
+from distributor.values.reports import (
+    LONGEST,
+    Committed,
+    Progress,
+    Report,
+    Resumed,
+    Spent,
+    TrackedReport,
+    Unsaved,
+    Warned,
+)
 
 _WINDOW = 30.0  # seconds over which steps per second are measured
 
@@ -24,7 +34,17 @@ _RECENT = 1000  # a rank's last reports from which steps per second are computed
 
 _MOST_NAMES = 1000  # metrics of which the latest value is kept
 
-News = Row | Committed | EndedAttempt  # what callbacks receive
+
+@dataclass(frozen=True)
+class NodeSample:
+    """The load of a node at a moment."""
+
+    node_rank: int
+    time: float  # seconds since the epoch
+    values: Mapping[str, float]
+
+
+News = Row | Committed | EndedAttempt | NodeSample  # what callbacks receive
 
 _MOST_NEW = 100_000  # items that wait for callbacks; of more, the oldest are dropped
 
@@ -137,7 +157,8 @@ class Reports:
         kept.add(report, length + 1)
         if report.attempt == self._attempt:
             self._note_newest(rank, report)
-        self._add_news(_row(rank, report))
+        row = _row(rank, report)
+        self._add_news(TrackedRow(*row) if isinstance(report, TrackedReport) else row)
 
     def begin_again(self) -> None:
         """Prepare for the run's next job, whose ranks write new streams. Keep the reports of earlier jobs."""
@@ -173,6 +194,10 @@ class Reports:
     def ended(self) -> tuple[EndedAttempt, ...]:
         with self._lock:
             return tuple(self._ended)
+
+    def add_sample(self, sample: NodeSample) -> None:
+        with self._lock:
+            self._add_news(sample)
 
     def _add_news(self, news: News) -> None:
         if self._new is not None:

@@ -25,6 +25,7 @@ from distributor.values.reports import (
     Report,
     Resumed,
     Spent,
+    TrackedReport,
     Unsaved,
     Warned,
     cut,
@@ -47,7 +48,7 @@ class Writer:
         self._torn = False  # the last line is not complete
         self._left_out: Report | None = None
 
-    def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
+    def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None, *, tracked: bool) -> None:
         """Write a report, except in a fork of the rank. ConfigurationError if it is too long.
 
         Each time the kept reports exceed their room, the driver drops, and the rank leaves out, every second one.
@@ -55,8 +56,8 @@ class Writer:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            now = time.time()
-            report = Report(self._number, self._stage, self._attempt, now, step, total_steps, values)
+            now, kind = time.time(), TrackedReport if tracked else Report
+            report = kind(self._number, self._stage, self._attempt, now, step, total_steps, values)
             self._number += 1
             if report.number & ((1 << self._stage) - 1):
                 self._left_out = report
@@ -138,8 +139,11 @@ def begin(path: Path, world_size: int, attempt: int) -> None:
         _writer._file.descriptor()  # created now, so that the agent need not keep looking for it
 
 
-def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
-    """Check a report, and write it if this process is a rank. ConfigurationError if a name or a value is wrong."""
+def add(values: dict[str, Any], step: Any, total_steps: Any, *, tracked: bool = False) -> None:
+    """Check a report, and write it if this process is a rank. ConfigurationError if a name or a value is wrong.
+
+    ``tracked``: this process has logged the values to the run in MLflow as well.
+    """
     for name, value in values.items():
         if not is_number(value) or type(name) is not str:
             values[_name(name)] = _number(name, value)
@@ -153,7 +157,7 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
     if len(_latest) < _MOST_NAMES or values.keys() <= _latest.keys():
         _latest.update(values)
     if _writer is not None:
-        _writer.add(values, step, total_steps)
+        _writer.add(values, step, total_steps, tracked=tracked)
 
 
 def committed(step: int, path: str) -> None:

@@ -34,6 +34,12 @@ class Row(NamedTuple):
     values: Mapping[str, float]
 
 
+class TrackedRow(Row):
+    """A row whose values the rank has logged to the run in MLflow as well."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Metrics(Sequence[Row]):
     """All reports of a run's ranks up to one moment: a sequence of rows, in order of attempt and time.

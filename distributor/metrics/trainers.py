@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from distributor.machine.imports import on_import
-from distributor.metrics import rank as reports
+from distributor.metrics import autologging, rank as reports
 
 _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 
@@ -99,4 +99,4 @@ def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements
             numbers[str(name)] = float(value)
-    reports.add(numbers, step, total)
+    reports.add(numbers, step, total, tracked=bool(numbers) and autologging.is_joined())

@@ -19,7 +19,7 @@ from typing import Any
 from distributor.channel import control
 from distributor.channel.node import Offsets
 from distributor.launch import assign_ranks
-from distributor.machine import folders, limits, network, processes, versions
+from distributor.machine import folders, limits, model_servers, network, processes, versions
 from distributor.node import launchers, rank_exits, reaper, staging, state_keeper
 from distributor.node.attempt_orders import AttemptOrders
 from distributor.node.driver_link import DriverLink
@@ -27,6 +27,7 @@ from distributor.node.launchers import Launcher, SpawnedLauncher
 from distributor.node.new_files import NewFiles, begin_files
 from distributor.node.node_attempt import Assignment, AttemptEnded, NodeAttempt, Notes
 from distributor.node.result_sender import ResultSender
+from distributor.node.system_metrics import Sampler
 from distributor.node.tailing import Tailing
 from distributor.shipping import package
 from distributor.values import codec, environment, layout, messages
@@ -34,6 +35,8 @@ from distributor.values.job import Job
 from distributor.values.outcome import NodeReport
 from distributor.values.placement import Node, NodeFacts, Placement, Share
 from distributor.values.plan import AgentOrder, Site
+
+_IN_USE = 10.0  # seconds for a model on this node's GPUs to end: tasks that Spark has ended may still compute a batch
 
 _SIGTERM_WINDOW = 0.2  # after the owner's end: processes of a machine that shuts down get SIGTERM in any order
 
@@ -81,6 +84,7 @@ class _Agent:
         self._attempt: NodeAttempt | None = None
         self._logs: Tailing | None = None
         self._files: NewFiles | None = None
+        self._sampler: Sampler | None = None
         warnings = [*warnings, *([order.note] if order.note is not None else [])]
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
@@ -136,7 +140,18 @@ class _Agent:
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
+        if models := model_servers.on_gpus(site.node.gpus, self._order.spark_executor) if site.node.gpus else []:
+            await self._vacate(models, site.node)
         return site, attempt
+
+    async def _vacate(self, models: list[str], node: Node) -> None:
+        """Let the models that ``predict`` keeps on this node's GPUs end before the ranks begin."""
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(None, model_servers.vacate, models, _IN_USE):
+            self._warn(
+                f"shares the memory of GPU {','.join(node.gpus)} with a model that tasks of predict still use: run one "
+                "after the other, or give each GPUs of its own"
+            )
 
     async def _train(self, site: Site, attempt: NodeAttempt) -> tuple[NodeReport, Mapping[int, bytes], bool]:
         """Run attempts as the driver orders.
@@ -144,12 +159,20 @@ class _Agent:
         Return the node's report, the pickled values by rank except large ones, which are in files, and whether it has
         failed.
         """
+        if self._job.sample_every is not None and self._link.is_open:
+            loop = asyncio.get_running_loop()
+            self._sampler = Sampler(
+                self._job.sample_every, lambda values: loop.call_soon_threadsafe(self._send_load, values)
+            )
+            self._sampler.start()
         self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
         while ended.failed and (following := await self._await_next(site, ended)) is not None:
             site = following
             ended = await self._begin(site).run()
         ended.launcher.kill()
+        if self._sampler is not None:
+            self._sampler.stop()
         notes, node = self._notes, site.node
         if self._files is not None:
             await self._files.finish(lambda bringing: self._link.tell(messages.Keeping(bringing)))
@@ -278,6 +301,9 @@ class _Agent:
             self._files.give_up()
         if not self._restarts.on_order(order) and self._attempt is not None:
             self._attempt.on_order(order)
+
+    def _send_load(self, values: Mapping[str, float]) -> None:
+        self._link.send(messages.SystemMetrics(time.time(), values))
 
     def _pids(self) -> Mapping[int, int]:
         return {} if self._attempt is None else self._attempt.alive_pids

@@ -367,7 +367,8 @@ class NodeAttempt:
                     layout.FAST_KILL_SIGNAL if hasty and self._ranks.alive else layout.STOP_SIGNAL
                 )
                 for local_rank, pid in () if hasty else unhandled.items():
-                    fast_kill.kill(local_rank, pid, self._ranks.hurried)
+                    if not self._ranks.tells(local_rank):
+                        fast_kill.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()
             end = self._order.grace_period + _STOP_MARGIN
             self._backstops.append(loop.call_later(end, self._launcher.kill))

@@ -79,7 +79,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     exit = ends.exits.get(local_rank)
     if exit is None or not exit.succeeded:
         by_us = ends.stopped if exit is None else exit.stopped is not None
-        failed = ending is not None and ending.final and ending.outcome.state == "failed"
+        failed = ending is not None and ending.known != "type" and ending.outcome.state == "failed"
         if by_us and not (failed and not _obeys(ending, exit)):  # if the rank has returned, its own report counts
             return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))

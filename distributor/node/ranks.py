@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from distributor.channel.rank_slots import RankSlots
 from distributor.machine import limits, processes
 from distributor.machine.shared_memory import Segments
+from distributor.node import rank_exits
 from distributor.node.launchers import Launcher
 from distributor.stopping.node import NodeStop
 from distributor.values import layout, messages
@@ -53,6 +54,11 @@ class Ranks:
     @property
     def alive_pids(self) -> dict[int, int]:
         return {local_rank: pid for local_rank, pid in self.pids.items() if local_rank not in self.exits}
+
+    def tells(self, local_rank: int) -> bool:
+        """Whether a rank is telling which exception it has raised. It ends soon after."""
+        ending = rank_exits.read(self.slots.descriptor, local_rank)
+        return ending is not None and ending.known != "all"
 
     @property
     def failed(self) -> bool:

@@ -135,6 +135,7 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
             os.environ, {**plan.node_env, **_checkpoint_env(agent, site), **dataset.to_environ(job.data)}
         ),
         require_group=job.training.require_group,
+        tracked=job.tracked,
         gpu_check=_gpu_check(job),
         check=_check(site),
     )

@@ -31,7 +31,7 @@ from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
 from distributor.machine.imports import import_quickly
 from distributor.machine.processes import die_with_parent
-from distributor.metrics import rank as reports, trainers
+from distributor.metrics import autologging, rank as reports, trainers
 from distributor.rank import (
     dataloaders,
     exit_barrier,
@@ -171,6 +171,8 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     spawning.watch(rank)
     dataloaders.keep_workers()
     trainers.watch()
+    if order.tracked is not None:
+        autologging.leave_to_driver(order.tracked, rank)
     import_quickly("torch._dynamo")  # by the first optimizer or DistributedDataParallel: 800 modules
     ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:

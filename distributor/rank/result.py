@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from distributor.channel.rank_slots import Slot
 from distributor.shipping import pickling
@@ -74,17 +75,19 @@ class RankResult:
         """
         moment, kind = _monotonic(), type(error).__name__
         unknown = self._failed(kind, f"{_name(error)} (its text could not be obtained)", _frames(error))
-        self._tell(unknown, moment, final=False)
+        self._tell(unknown, moment, known="type")
         late = f"{_name(error)} (its text was not available after {PATIENCE:g} s)"
         best, text = [self._failed(kind, late, _frames(error))], _frames(error)
-        with deadline(PATIENCE, lambda: self._give_up(best[-1], moment, 1)), suppress(BaseException):
+        late_exit = deadline(PATIENCE, lambda: self._give_up(best[-1], moment, 1))
+        with _held_back(signal.SIGTERM), late_exit, suppress(BaseException):
             text, summary = printed(error), shortened(_summary(error), _MESSAGE)
             outcome = self._failed(kind, summary, shortened(text, _TRACEBACK))
             best.append(outcome)
-            self._tell(outcome, moment)
+            self._tell(outcome, moment, known="text")
             pickled = pickling.dump_exception(error)
             if pickled is not None and len(pickled) <= _PICKLED and outcome.failure is not None:
-                self._tell(replace(outcome, failure=replace(outcome.failure, exception=pickled)), moment)
+                best.append(replace(outcome, failure=replace(outcome.failure, exception=pickled)))
+            self._tell(best[-1], moment)
         return text
 
     def returned(self, value: Any, alone: str | None = None) -> None:
@@ -126,8 +129,10 @@ class RankResult:
         failure = Failure(self._rank, self._local_rank, host, kind, message, text, exit_code=exit_code, time=_wall())
         return Outcome(self._rank, host, "failed", failure, self._called)
 
-    def _tell(self, outcome: Outcome, moment: float, value: bytes | None = None, *, final: bool = True) -> None:
-        self._slot.write(pickle.dumps(Ending(outcome, moment, value, final)))
+    def _tell(
+        self, outcome: Outcome, moment: float, value: bytes | None = None, known: Literal["type", "text", "all"] = "all"
+    ) -> None:
+        self._slot.write(pickle.dumps(Ending(outcome, moment, value, known)))
 
     def _give_up(self, outcome: Outcome, moment: float, code: int) -> None:
         self._tell(outcome, moment)
@@ -201,6 +206,19 @@ def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Handle a signal that comes during the ``with`` block after it."""
+    came: list[int] = []
+    handler = signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one of C code
+        if came:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributor.metrics.driver import News
+from distributor.metrics.driver import News, NodeSample
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.table import Row
 from distributor.text import notices
@@ -30,6 +30,7 @@ class Callbacks:
         self._events: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._warned: set[tuple[int, str]] = set()
+        self._over = threading.Event()  # the thread has ended, or is left running
 
     @property
     def is_running_here(self) -> bool:
@@ -52,28 +53,63 @@ class Callbacks:
         """Call a method, with the run and ``arguments``, on all callbacks that have it."""
         self._events.put((name, arguments))
 
+    def run_for_ranks(self, run: Any, environ: Mapping[str, str], wanted: Callable[[], bool]) -> str:
+        """Return the id of the run in MLflow that rank 0 joins; empty if no callback knows one in time."""
+        for callback in self._callbacks:
+            if hasattr(callback, "run_for_ranks"):
+                try:
+                    return str(callback.run_for_ranks(run, environ, wanted))
+                except Exception as error:
+                    self._warn(callback, "run_for_ranks", error)
+        return ""
+
     def close(self) -> None:
-        """Call ``on_end`` after all pending calls, and wait for at most :data:`PATIENCE` seconds."""
+        """Call ``on_end`` after all pending calls, and wait for at most :data:`PATIENCE` seconds.
+
+        While a callback's ``takes_long`` is true, wait until it has finished, or :meth:`leave` is called.
+        """
         if self._thread is not None:
             self.tell("on_end")
             self._finish(self._thread)
 
     def end_study(self, study: Any) -> None:
-        """Call ``on_study_end`` with a study, and wait for at most :data:`PATIENCE` seconds."""
+        """Call ``on_study_end`` with a study, and wait as :meth:`close` does; Ctrl-C leaves what takes long."""
         if self._callbacks:
             self.tell("on_study_end")
-            self._finish(self._begin(study))
+            try:
+                self._finish(self._begin(study))
+            except KeyboardInterrupt:
+                if not self.leave():
+                    raise
+
+    @property
+    def _long(self) -> list[Any]:
+        return [each for each in self._callbacks if getattr(each, "takes_long", False)]
+
+    def leave(self) -> bool:
+        """Wait no longer for callbacks that take long, and return whether there is one."""
+        if self._thread is None or not self._thread.is_alive() or not (left := self._long):
+            return False
+        for each in left:
+            _log.warning("%s: no longer waits for %r, which goes on while this process lives", self._label, each)
+        self._over.set()
+        return True
 
     def _finish(self, thread: threading.Thread) -> None:
         self.tell("on_close")
         self._events.put(None)
-        thread.join(PATIENCE)
-        if thread.is_alive():
+        if not self._over.wait(PATIENCE) and not (self._long and self._over.wait()):
             _log.warning(
                 "%s: a callback is still running %g s after its end; it is left running", self._label, PATIENCE
             )
 
     def _serve(self, run: Any) -> None:
+        try:
+            self._call_all(run)
+        finally:
+            self._over.set()
+
+    def _call_all(self, run: Any) -> None:
         while True:
             try:
                 event = self._events.get(timeout=_INTERVAL)
@@ -89,6 +125,8 @@ class Callbacks:
         news = self._new()
         if rows := tuple(each for each in news if isinstance(each, Row)):
             self._call(run, "on_metrics", (rows,))
+        if samples := tuple(each for each in news if isinstance(each, NodeSample)):
+            self._call(run, "on_system_metrics", (samples,))
         for each in news:
             if isinstance(each, Committed):
                 self._call(run, "on_checkpoint", (each,))

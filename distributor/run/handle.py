@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class Run:
         margins = Margins() if margins is None else margins
         logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
-        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize, feed)
+        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize, feed, self._join)
         self._callbacks = Callbacks(callbacks, f"run {job.label}", self._supervisor.reports.new)
         self._preparing = Preparing(margins)
         self._callers = _Callers()
@@ -445,6 +446,11 @@ class Run:
         if say_where:
             self._supervisor.say_where()
         self._supervisor.on(events.Cancel(why))
+        self._leave_callbacks()
+
+    def _leave_callbacks(self) -> bool:
+        """Let a run whose result is known end before a callback that takes long; return whether there is one."""
+        return self._life.decided and self._callbacks.leave()
 
     def stop(self, timeout: float | None = None) -> None:
         """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
@@ -543,6 +549,13 @@ class Run:
             finally:
                 self._display.close()
                 self._end()
+
+    def _join(self, job: Job, wanted: Callable[[], bool]) -> Job:
+        """Return the job with the id of the run in MLflow that rank 0 joins, if it has the server of a callback."""
+        if job.tracked is None:
+            return job
+        inherited = os.environ if self._supervisor.submission.scheduler.on_driver else {}
+        return replace(job, tracked=self._callbacks.run_for_ranks(self, {**inherited, **job.env}, wanted))
 
     def _tell_end(self, consequent: Sequence[int]) -> None:
         """Print in one line why the run failed, unless a waiting caller gets the error or the view shows it."""

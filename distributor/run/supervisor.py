@@ -13,7 +13,7 @@ from distributor.channel.tls import make_peer_key
 from distributor.channel.validation import Validation
 from distributor.display.display import Display
 from distributor.errors import NodeLostError, PreemptionError, RunCancelledError
-from distributor.metrics.driver import Reports
+from distributor.metrics.driver import NodeSample, Reports
 from distributor.metrics.ended import add_history
 from distributor.metrics.goodput import Goodput, goodput
 from distributor.outcomes import advice, timings
@@ -47,6 +47,9 @@ _log = notices.logger
 #: Writes a run's data for the length of a ``with`` block, while it is wanted, and adds their places to the job.
 Feed = Callable[[Job, Callable[[], bool]], AbstractContextManager[Job]]
 
+#: Returns the job with what its ranks must know of the run's tracking; waits for it only shortly, while it is wanted.
+Join = Callable[[Job, Callable[[], bool]], Job]
+
 
 class Supervisor:
     """Runs a job to its end, and submits a new job if the run can continue in another one."""
@@ -59,12 +62,14 @@ class Supervisor:
         margins: Margins,
         resize: Resize | None = None,
         feed: Feed | None = None,
+        join: Join | None = None,
     ) -> None:
         self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
         self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
         self._feed = feed
+        self._join = join
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
@@ -108,6 +113,8 @@ class Supervisor:
             with hold(self._job, self._goes_on, self._displace) as held_lease:
                 self._held_lease, self.submission.job = held_lease, _with_peers(held_lease.job)
                 with self._fed(), keep(self._job) as output_sink:
+                    if self._join is not None:
+                        self.submission.job = self._join(self._job, self._goes_on)
                     result = self._run_jobs(submitted, output_sink)
                 held_lease.release(finished=result.error is None and not self.state.stop_vote.halted)
         except BaseException as error:
@@ -428,6 +435,9 @@ class Supervisor:
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
         elif isinstance(message, messages.Halted):
             self.reports.reached(message.attempt, message.step)
+        elif isinstance(message, messages.SystemMetrics) and (placement := self.state.nodes.placement) is not None:
+            node_rank = placement.node_of(node).node_rank
+            self.reports.add_sample(NodeSample(node_rank, message.time, message.values))
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(events.Heard(node, message))

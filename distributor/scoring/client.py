@@ -15,18 +15,19 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
-from distributor.machine import bootstrap, folders, processes
+from distributor.machine import bootstrap, devices, folders, model_servers, processes
+from distributor.machine.shared_memory import memory_file
 from distributor.schedulers.spark.executor import executor_of_this
 from distributor.scoring import wire
 from distributor.scoring.halving import described
-from distributor.values.layout import OWNER, PREFIX
+from distributor.scoring.row_memory import RowMemory
+from distributor.values.layout import OWNER
 
 _MOST_LOST = 3  # processes of the model that may end while they compute the same rows
 _MOST_TRIES = 20  # connections to servers that end or are killed at once
@@ -61,16 +62,18 @@ class ModelOrder:
 
 
 class ModelClient:
-    """One task's connection to the executor's model."""
+    """One task's connection to the executor's model, or to the one on these GPUs."""
 
-    def __init__(self, order: ModelOrder) -> None:
+    def __init__(self, order: ModelOrder, gpus: Sequence[str] = ()) -> None:
         self._order = order
+        self._gpus = gpus
         self._owner = executor_of_this()
-        who = [order.key, processes.start_time(self._owner), sys.executable, os.geteuid()]
+        who = [order.key, processes.start_time(self._owner), sys.executable, os.geteuid(), *gpus]
         digest = hashlib.sha256(json.dumps(who).encode()).hexdigest()[:16]
-        self._folder = f"{_begin(self._owner)}{digest}"
+        self._folder = f"{model_servers.folder_prefix(self._owner)}{digest}"
         self._control: socket.socket | None = None  # to the server
         self._data: socket.socket | None = None  # to the process that computes
+        self._memory = RowMemory()  # with it
         self._here: LocalModel | None = None  # where no server can be reached
 
     def answers(self, requests: Iterable[tuple[T, wire.ScoreRequest]]) -> Iterator[tuple[T, wire.ScoreAnswer]]:
@@ -96,12 +99,14 @@ class ModelClient:
             return
         if self._data is None:
             try:
-                self._data = self._reach()
+                self._data, self._memory = self._reach(), RowMemory()
             except OSError as error:
+                if self._gpus:  # each worker would load a copy into the GPU's memory
+                    raise ModelError(f"no process can keep the model on GPU {','.join(self._gpus)}: {error}") from None
                 self._here = load_here(self._order, error)
                 return
         with suppress(OSError):  # _receive() finds out why
-            wire.send(self._data, request)
+            wire.send(self._data, request, self._memory)
 
     def _receive(self, request: wire.ScoreRequest) -> wire.ScoreAnswer:
         lost = 0
@@ -117,7 +122,7 @@ class ModelClient:
             if lost == _MOST_LOST:
                 who = f"{lost} times, a process of the model that computed the same {request.rows} rows"
                 raise ModelError(_sentence(who, ended))
-            self._send(request)
+            self._send(_alone(request))
 
     def _answer(self) -> wire.ScoreAnswer | None:
         """Wait for an answer; ``None``: the process that computes has ended, or the server."""
@@ -182,32 +187,40 @@ class ModelClient:
         process: subprocess.Popen[bytes] | None = None
         while True:
             folders.make_private(self._folder)
-            with suppress(FileNotFoundError), open(path := os.path.join(self._folder, wire.LOCK), "w") as lock:
+            with suppress(FileNotFoundError), open(path := os.path.join(self._folder, model_servers.LOCK), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                     continue  # of a server that has ended, and has left the name to another
                 with suppress(FileNotFoundError, ConnectionRefusedError):
-                    return connect(self._folder, wire.SCORE)
+                    return model_servers.connect(self._folder, wire.SCORE)
                 if process is not None:
                     break
                 process = self._start(lock)
         return wire.ProcessEnded(wire.how_ended(process.wait()), log=wire.end_of_log(self._folder))
 
     def _start(self, lock: IO[str]) -> subprocess.Popen[bytes]:
+        owner = os.path.join(self._folder, OWNER)
         with suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, OWNER))  # others would remove the folder of an owner that has ended
+            os.unlink(owner)  # others would remove the folder of an owner that has ended
+        os.link(lock.name, owner)  # until the server has one of its own, who has the lock owns the folder
         order, package = self._order, os.path.join(self._folder, wire.PACKAGE)
         paths = json.dumps([each for each in sys.path if each]).encode()  # also those of addPyFile
-        for name, content in ((wire.PACKAGE, order.package), (wire.CALL, order.call), (wire.PATHS, paths)):
+        files = {wire.PACKAGE: order.package, wire.CALL: order.call, wire.PATHS: paths}
+        if self._gpus:
+            files[model_servers.GPUS] = "\n".join(self._gpus).encode()
+        for name, content in files.items():
             with open(os.path.join(self._folder, name), "wb") as file:
                 file.write(content)
-        arguments = [self._folder, self._owner, order.processes or processes.cpu_count(), order.keep, order.timeout]
+        count = 0 if self._gpus else order.processes or processes.cpu_count()
+        arguments = [self._folder, self._owner, count, order.keep, order.timeout]
+        visible = devices.rank_visibility(self._gpus, True) if self._gpus else {}
         with open(os.path.join(self._folder, wire.LOG), "wb") as log:
             return subprocess.Popen(
                 bootstrap.command(package, "model", *map(str, arguments)),
                 stdin=lock,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **visible},
                 start_new_session=True,
             )
 
@@ -216,6 +229,11 @@ class ModelClient:
             if each is not None:
                 each.close()
         self._data = self._control = None
+
+
+def _alone(request: wire.ScoreRequest) -> wire.ScoreRequest:
+    """Return a request that is computed by itself: which task's rows end the process is known then."""
+    return wire.ScoreRequest(**{**vars(request), "is_alone": True})  # not replace(), see wire.send()
 
 
 class LocalModel:
@@ -255,8 +273,7 @@ def load_here(order: ModelOrder, why: OSError) -> LocalModel:
 
 
 def _in_memory(content: bytes) -> int:
-    """Return a file without a place."""
-    descriptor = os.memfd_create("distributor")
+    descriptor = memory_file("distributor")
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
     return descriptor
@@ -264,31 +281,8 @@ def _in_memory(content: bytes) -> int:
 
 def release() -> int:
     """End the models of this task's executor that no other task uses; return how many."""
-    ended = 0
-    for folder in glob.glob(f"{glob.escape(_begin(executor_of_this()))}*"):
-        with suppress(OSError), connect(folder, wire.RELEASE) as control:
-            ended += control.recv(1) == wire.RELEASED
-    return ended
-
-
-def _begin(owner: int) -> str:
-    """Return how the folders of an executor's models begin."""
-    return os.path.join(tempfile.gettempdir(), f"{PREFIX}model-{owner}-")
-
-
-def connect(folder: str, wish: bytes) -> socket.socket:
-    """Connect to a server, and say what for. FileNotFoundError, ConnectionRefusedError: there is none."""
-    connection = socket.socket(socket.AF_UNIX)
-    descriptor = os.open(folder, os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{descriptor}/{wire.SOCKET}")  # a socket's path has at most 107 bytes
-        connection.sendall(wish)
-        return connection
-    except BaseException:
-        connection.close()
-        raise
-    finally:
-        os.close(descriptor)
+    begin = model_servers.folder_prefix(executor_of_this())
+    return sum(map(model_servers.release, glob.glob(f"{glob.escape(begin)}*")))
 
 
 def _sentence(who: str, ended: wire.ProcessEnded) -> str:

@@ -37,10 +37,7 @@ def described(error: BaseException) -> str:
 
 def joined(values: list[Any]) -> Any:
     """Return the rows of several arrays or lists as one."""
-    if (
-        values
-        and all(isinstance(each, np.ndarray) for each in values)
-        and len({each.shape[1:] for each in values}) == 1
-    ):
-        return np.concatenate(values)
+    arrays = all(isinstance(each, np.ndarray) for each in values)
+    if values and arrays and len({each.shape[1:] for each in values}) == 1:
+        return values[0] if len(values) == 1 else np.concatenate(values)
     return [row for each in values for row in each]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
-from distributor.scoring.halving import halved, joined
+from distributor.errors import ResourceError
+from distributor.machine import devices
+from distributor.scoring.halving import described, halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Score = Callable[[dict[str, Any]], Any]
+
+GPU = "cuda"  # the first that the process sees, also AMD's
 
 
 def load_module(build: Callable[[], torch.nn.Module], place: str, folder: str) -> torch.nn.Module:
@@ -23,45 +31,136 @@ def load_module(build: Callable[[], torch.nn.Module], place: str, folder: str) -
     return module
 
 
-def scoring(loaded: Any) -> Score:
-    """Return what computes a batch. TypeError: the loader has returned nothing of this kind."""
+def scoring(loaded: Any, *, on_gpu: bool = False) -> Score:
+    """Return what computes a batch; a module is moved to the GPU, a function has chosen its device.
+
+    TypeError: the loader has returned nothing of this kind. ResourceError: torch sees no GPU.
+    """
     if isinstance(loaded, torch.nn.Module):
-        module = loaded.eval()
-        return lambda batch: module(*batch.values()) if len(batch) == 1 else module(**batch)
+        return _of_module(loaded.eval(), on_gpu)
     if not callable(loaded):
         raise TypeError(f"the loader must return a module or a function of a batch, not {type(loaded).__name__}")
     score: Score = loaded
     return score
 
 
+def _of_module(module: torch.nn.Module, on_gpu: bool) -> Score:
+    if on_gpu and not torch.cuda.is_available():
+        raise ResourceError(
+            f"num_gpus was passed, but torch {torch.__version__} sees no GPU "
+            f"({devices.described(os.environ, devices.list_gpus())}): correct the driver, torch, or the discovery "
+            "script of GPUs on this executor, or leave out num_gpus"
+        )
+    module = module.to(GPU) if on_gpu else module
+    device, half = GPU if on_gpu else "cpu", _half(module)
+
+    def score(batch: dict[str, Any]) -> Any:
+        inputs = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in batch.items()}
+        with torch.autocast(device, half) if half else nullcontext():
+            return module(*inputs.values()) if len(inputs) == 1 else module(**inputs)
+
+    return score
+
+
+def _half(module: torch.nn.Module) -> torch.dtype | None:
+    """Return the type of a module's weights of half precision, to which float32 inputs are then cast."""
+    kinds = {each.dtype for each in module.parameters()} & {torch.bfloat16, torch.float16}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
 def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
-    """Compute the outputs of a request's rows, batch after batch."""
+    """Compute the outputs of a request's rows, batch after batch.
+
+    A batch for which the GPU's memory does not suffice is halved once.
+    """
+    most = 0  # rows of a batch that was halved
     failed: dict[int, str] = {}
     done: list[tuple[Any, ...]] = []
 
     def compute(first: int, last: int) -> tuple[Any, int]:
         rows = request.batch_rows if request.pads else last - first
         batch = {name: _tensor(_padded(values[first:last], rows)) for name, values in request.inputs.items()}
-        return score(batch), last - first
+        try:
+            return score(batch), last - first
+        except torch.cuda.OutOfMemoryError as error:
+            nonlocal most
+            if request.pads or last - first == 1 or last - first < whole:
+                raise _MemoryError(f"the GPU's memory does not suffice for a batch of {rows} rows: {error}") from None
+            most = max(most, last - first)
+            raise
 
     with torch.inference_mode():
         for first in range(0, request.rows, request.batch_rows):
             last = min(first + request.batch_rows, request.rows)
+            whole = last - first
             try:
                 for returned, rows in halved(compute, first, last, failed, all_rows=request.skips):
                     length = request.batch_rows if request.pads else rows
                     done.append(tuple(each[:rows] for each in _checked(returned, request.outputs, length)))
             except _ShapeError as error:
                 return ScoreAnswer(error=str(error))
+            except _MemoryError as error:
+                return ScoreAnswer(error=f"{error}. Pass a smaller batch_rows= (it is {request.batch_rows})")
             if failed and not request.skips:
                 return ScoreAnswer(failed=failed)
-    return ScoreAnswer(
-        tuple(joined([each[position] for each in done]) for position in range(len(request.outputs))), failed
-    )
+    outputs = tuple(joined([each[position] for each in done]) for position in range(len(request.outputs)))
+    return ScoreAnswer(outputs, failed, halved_rows=most)
+
+
+def together(requests: Sequence[ScoreRequest]) -> list[list[int]]:
+    """Return which requests the model computes at once: those whose rows it could get in one batch."""
+    groups: list[list[int]] = []
+    for place, request in enumerate(requests):
+        for group in groups:
+            rows = sum(requests[each].rows for each in group)
+            if _kind(request) == _kind(requests[group[0]]) and rows + request.rows <= request.batch_rows:
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    return groups
+
+
+def _kind(request: ScoreRequest) -> Any:
+    """Return what is the same for requests whose rows can be computed at once; nothing equals it for others."""
+    if request.is_alone or request.pads or not request.rows:
+        return object()
+    inputs = {
+        name: (values.dtype, values.shape[1:]) if isinstance(values, np.ndarray) else None
+        for name, values in request.inputs.items()
+    }
+    return inputs, request.outputs, request.batch_rows, request.skips
+
+
+def answers(score: Score, requests: Sequence[ScoreRequest]) -> list[ScoreAnswer]:
+    """Compute the rows of some requests together; if any fails, by themselves, so that no other task's rows do."""
+    if len(requests) == 1:
+        try:
+            return [answer(score, requests[0])]
+        except Exception as error:  # NumPy cannot take the outputs
+            return [unsent(error)]
+    first, ends = requests[0], list(accumulate(request.rows for request in requests))
+    inputs = {name: joined([request.inputs[name] for request in requests]) for name in first.inputs}
+    (whole,) = answers(score, [replace(first, inputs=inputs, rows=ends[-1])])
+    if whole.error or whole.failed:
+        return [each for request in requests for each in answers(score, [request])]
+    return [
+        replace(whole, outputs=tuple(values[end - request.rows : end] for values in whole.outputs))
+        for request, end in zip(requests, ends)
+    ]
+
+
+def unsent(error: Exception) -> ScoreAnswer:
+    """Return the answer in place of outputs that cannot be sent."""
+    return ScoreAnswer(error=f"the model's outputs cannot be sent: {described(error)}")
 
 
 class _ShapeError(Exception):
     """What the model returned is no output."""
+
+
+class _MemoryError(BaseException):
+    """No row is at fault: :func:`halved` passes it on."""
 
 
 def _padded(values: Any, rows: int) -> Any:

@@ -1,7 +1,7 @@
 """Runs in the processes with the user's code: one loads the model, and forks those that compute with it.
 
 Forks share the pages of the model. Each takes connections of Spark tasks from the server, and answers their requests in
-turn.
+turn. On a GPU, the process that has loaded the model does so itself: CUDA does not survive a fork.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import struct
 import sys
 import time
 import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,14 @@ import torch
 from distributor.machine import processes
 from distributor.scoring import wire
 from distributor.scoring.halving import described
-from distributor.scoring.model import Score, answer, scoring
+from distributor.scoring.model import Score, answers, scoring, together, unsent
 from distributor.scoring.model_server import SLOT, show_stack
+from distributor.scoring.row_memory import RowMemory
 from distributor.shipping import pickling
 
 
-def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count: int) -> None:
-    """Load the model, say so, and fork a process for each connection that comes along the line."""
+def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count: int, *, on_gpu: bool) -> None:
+    """Load the model, say so, and fork a process for each connection that comes along the line; on a GPU, serve."""
     if count > 1:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
     paths = json.loads(Path(folder, wire.PATHS).read_text())
@@ -38,13 +41,16 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
     SLOT.pack_into(slots, SLOT.size * count, time.monotonic(), 0)
     try:
         function, args, kwargs = pickling.load_function(Path(folder, wire.CALL))
-        score = scoring(function(*args, **kwargs))
+        score = scoring(function(*args, **kwargs), on_gpu=on_gpu)
     except BaseException as error:
         wire.send(line, wire.Loaded(described(error)))
         return
     gc.collect()
     gc.freeze()  # keeps pages shared: the collector does not write to them
     wire.send(line, wire.Loaded())
+    if on_gpu:
+        _Worker(line, slots, 0, score).run()
+        return
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 8, 1)
         if not data:
@@ -74,6 +80,19 @@ def _fork_to_server(folder: str, line: socket.socket, server: int, worker: _Work
         os._exit(1)
 
 
+@dataclass
+class _Task:
+    number: int
+    memory: RowMemory = field(default_factory=RowMemory)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    task: int
+    connection: socket.socket
+    request: wire.ScoreRequest
+
+
 class _Worker:
     def __init__(self, line: socket.socket, slots: mmap.mmap, place: int, score: Score) -> None:
         self._line = line
@@ -87,34 +106,39 @@ class _Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(self._line, selectors.EVENT_READ)
             while True:
+                asked: list[_Asked] = []
                 for key, _ in selector.select():
                     connection: Any = key.fileobj
                     if connection is self._line:
                         data, descriptors, _, _ = socket.recv_fds(self._line, 8, 1)
                         if not data:
                             return
-                        new = socket.socket(fileno=descriptors[0])
-                        selector.register(new, selectors.EVENT_READ, *struct.unpack("!Q", data))
+                        task = _Task(*struct.unpack("!Q", data))
+                        selector.register(socket.socket(fileno=descriptors[0]), selectors.EVENT_READ, task)
                         continue
-                    self._task = key.data
-                    self._note(0.0)
+                    self._works_for(key.data.number)
                     try:
-                        self._serve(connection)
+                        request = wire.receive(connection, wire.ScoreRequest, key.data.memory)
+                        asked.append(_Asked(key.data.number, connection, request))
                     except (EOFError, OSError):  # the task has ended
                         selector.unregister(connection)
                         connection.close()
-                    self._task = 0
-                    self._note(0.0)
+                    self._works_for(0)
+                for places in together([each.request for each in asked]):
+                    self._answer([asked[place] for place in places])
 
-    def _serve(self, connection: socket.socket) -> None:
-        request = wire.receive(connection, wire.ScoreRequest)
-        try:
-            wire.send(connection, answer(self._timed, request))
-        except OSError:
-            raise
-        except Exception as error:  # outputs that NumPy or pickle cannot take
-            problem = f"the model's outputs cannot be sent: {described(error)}"
-            wire.send(connection, wire.ScoreAnswer(error=problem))
+    def _answer(self, asked: list[_Asked]) -> None:
+        """Compute the rows of some requests together, and answer each."""
+        self._works_for(asked[0].task if len(asked) == 1 else 0)
+        for each, found in zip(asked, answers(self._timed, [each.request for each in asked])):
+            try:
+                wire.send(each.connection, found)
+            except OSError:  # the task has ended
+                continue
+            except Exception as error:  # no pickle can hold them
+                with suppress(OSError):
+                    wire.send(each.connection, unsent(error))
+        self._works_for(0)
 
     def _timed(self, batch: dict[str, Any]) -> Any:
         self._note(time.monotonic())
@@ -122,6 +146,10 @@ class _Worker:
             return self._score(batch)
         finally:
             self._note(0.0)
+
+    def _works_for(self, task: int) -> None:
+        self._task = task
+        self._note(0.0)
 
     def _note(self, began: float) -> None:
         SLOT.pack_into(self._slots, self._at, began, self._task)

@@ -1,6 +1,7 @@
 """Runs in a process of its own beside an executor, without code of users: keeps a model for the executor's tasks.
 
-Its child, the loader, loads the model once and forks processes that compute, which become this process's children too.
+Its child, the loader, loads the model once and forks processes that compute, which become this process's children too;
+on a GPU, it computes itself.
 Each task has a connection to this process, and gets one to a process that computes. It is told here how that process
 has ended, if it ends, and gets another one. The server ends with its executor, or once no task has used it for a while.
 """
@@ -17,13 +18,13 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from distributor.machine import folders, limits, processes
+from distributor.machine import folders, limits, model_servers, processes
 from distributor.outcomes import stacks
 from distributor.scoring import wire
 from distributor.text.wording import mebibytes
@@ -38,7 +39,10 @@ _open: list[IO[bytes]] = []  # files that faulthandler uses
 
 
 def main(folder: str, owner_pid: str, count: str, keep: str, timeout: str) -> None:
-    """Serve (entry point). Standard input is the folder's lock, which is held until the server listens."""
+    """Serve (entry point), with ``count`` forks of the loader that compute; 0: the loader does itself.
+
+    Standard input is the folder's lock, which is held until the server listens.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     processes.adopt_orphans()
@@ -72,15 +76,17 @@ class _Server:
         self._owner = processes.pidfd_open(owner)
         self._keep = keep
         self._timeout = timeout
-        self._slots = mmap.mmap(-1, SLOT.size * (count + 1))  # the last is the loader's
+        self._forks = count > 0
+        self._workers: list[_Worker | None] = [None] * max(count, 1)
+        self._slots = mmap.mmap(-1, SLOT.size * (len(self._workers) + 1))  # the last is the loader's
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._loader: _Worker
         self._is_loaded = False
         self._is_over = False
         self._clients: dict[int, _Client] = {}
+        self._awaited: list[socket.socket] = []  # which want the end, and see it when this process closes them
         self._number = 0
-        self._workers: list[_Worker | None] = [None] * count
         self._unclaimed: dict[int, int] = {}  # codes of children that have ended before their pids were known
         self._asked: dict[int, tuple[float, float]] = {}  # by pid: the batch, and when its stack was asked for
         self._stuck: dict[int, str] = {}  # by pid: where it was when it was killed
@@ -101,14 +107,13 @@ class _Server:
         self._watch(waker, lambda: self._reap(waker))
         self._watch(self._listener, self._accept)
         while not self._is_over:
-            for key, _ in self._selector.select(_TURN):
-                if key.fileobj in self._selector.get_map():  # another one's turn may have closed it
-                    key.data()
+            for key in ready(self._selector):
+                key.data()
             self._look_at_the_clock()
 
     def end(self) -> None:
         """Leave the folder's name to a successor, and end all processes."""
-        with suppress(FileNotFoundError), folders.locked(os.path.join(self._folder, wire.LOCK)):
+        with suppress(FileNotFoundError), folders.locked(os.path.join(self._folder, model_servers.LOCK)):
             ended = f"{self._folder}-{os.getpid()}"
             os.rename(self._folder, ended)
             self._folder = ended
@@ -132,7 +137,7 @@ class _Server:
         self._listener.bind(f"{path}/new")
         self._listener.listen(128)
         self._listener.setblocking(False)
-        os.rename(f"{path}/new", f"{path}/{wire.SOCKET}")
+        os.rename(f"{path}/new", f"{path}/{model_servers.SOCKET}")
 
     def _start_loader(self) -> None:
         ours, theirs = socket.socketpair()
@@ -150,7 +155,7 @@ class _Server:
                 show_stack(self._folder)
                 from distributor.scoring.model_process import load
 
-                load(self._folder, theirs, server, self._slots, len(self._workers))
+                load(self._folder, theirs, server, self._slots, len(self._workers), on_gpu=not self._forks)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -172,6 +177,8 @@ class _Server:
             )
             return
         self._is_loaded = True
+        if not self._forks:
+            self._workers[0] = self._loader
         for number in list(self._clients):
             self._connect(number)
 
@@ -185,10 +192,14 @@ class _Server:
         wish = b""
         with suppress(OSError):
             wish = control.recv(1)
-        if wish == wire.RELEASE and not self._clients:
+        releases = wish == model_servers.RELEASE and not self._clients
+        if releases:
             with suppress(OSError):
-                control.sendall(wire.RELEASED)
-            self._is_over = True
+                control.sendall(model_servers.RELEASED)
+        if releases or wish == model_servers.VACATE:
+            self._awaited.append(control)
+            self._end_if_awaited()
+            return
         if wish != wire.SCORE:
             control.close()
             return
@@ -205,6 +216,10 @@ class _Server:
         self._selector.unregister(client.control)
         client.control.close()
         self._used = time.monotonic()
+        self._end_if_awaited()
+
+    def _end_if_awaited(self) -> None:
+        self._is_over = self._is_over or bool(self._awaited and not self._clients)
 
     def _connect(self, number: int) -> None:
         """Connect a task to the process that computes for the fewest others."""
@@ -244,10 +259,10 @@ class _Server:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, code = found[0], os.waitstatus_to_exitcode(found[1])
                 places = [place for place, each in enumerate(self._workers) if each is not None and each.pid == pid]
-                if pid == self._loader.pid:
-                    self._lose_loader(code)
-                elif places:
+                if places:
                     self._lose(places[0], code)
+                elif pid == self._loader.pid:
+                    self._lose_loader(code)
                 elif any(each is not None and not each.pid for each in self._workers):
                     self._unclaimed[pid] = code
 
@@ -286,9 +301,13 @@ class _Server:
             wire.send(client.control, ended)
 
     def _lose(self, place: int, code: int) -> None:
-        """A process that computes has ended: tell its tasks, and connect them to others."""
+        """A process that computes has ended: tell its tasks, and connect them to others.
+
+        If it was the loader, there will be none: tasks start another server.
+        """
         worker = self._workers[place]
         assert worker is not None
+        self._is_over = self._is_over or worker is self._loader
         _, culprit = SLOT.unpack_from(self._slots, SLOT.size * place)
         SLOT.pack_into(self._slots, SLOT.size * place, 0.0, 0)
         with suppress(KeyError):
@@ -301,7 +320,7 @@ class _Server:
             client.place = None
             ended = self._end_of(worker.pid, code, was_computing=number == culprit)
             self._tell(client, ended)
-            if not ended.is_final:
+            if not ended.is_final and not self._is_over:
                 self._connect(number)
 
     def _end_of(self, pid: int, code: int, *, was_computing: bool) -> wire.ProcessEnded:
@@ -350,6 +369,13 @@ class _Server:
             for each in [pid, *processes.descendants(pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
+
+
+def ready(selector: selectors.BaseSelector) -> Iterator[selectors.SelectorKey]:
+    """Yield what can be read within a turn, but for what has been unregistered, and may be closed, meanwhile."""
+    for key, _ in selector.select(_TURN):
+        if key in selector.get_map().values():
+            yield key
 
 
 def show_stack(folder: str) -> None:

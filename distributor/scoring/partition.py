@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,9 +14,18 @@ import pyarrow as pa
 from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder, release
 from distributor.scoring.halving import halved, joined
+from distributor.scoring.task_gpus import gpus_of_model
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Map = Callable[[dict[str, Any]], dict[str, Any]]
+
+_HALVED = (
+    "the GPU's memory does not suffice for a batch of %d rows, which was halved, as others of that size are: pass a "
+    "smaller batch_rows= (it is %d)"
+)
+_SENT = 4 << 20  # bytes of inputs at once: they stay in caches
+
+_FIRST = 8  # rows whose size is that of all
 
 _SHOWN = 60  # characters of a value in an error
 
@@ -31,6 +42,8 @@ class ScoringTask:
         map: makes inputs of inputs, in the task.
         deterministic: whether the model gets exactly ``batch_rows`` rows each time.
         error_column: gets the errors of rows; empty where an error ends the job.
+        num_gpus: how many the model has.
+        driver_gpus: addresses of the driver's GPUs, if tasks run in its JVM.
     """
 
     model: ModelOrder
@@ -43,38 +56,50 @@ class ScoringTask:
     error_column: str
     map: Map | None = None
     deterministic: bool = False
+    num_gpus: int = 0
+    driver_gpus: tuple[str, ...] = ()
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield each batch with its outputs: one row for each row."""
-        first = 0
-        for batch, answer in ModelClient(self.model).answers(self._requests(batches)):
+        first, has_warned = 0, False
+        gpus = gpus_of_model(self.num_gpus, _gpus_of_task(), self.driver_gpus, _partition()) if self.num_gpus else ()
+        for batch, answer in ModelClient(self.model, gpus).answers(self._requests(batches)):
+            if answer.halved_rows and not has_warned:
+                has_warned = True
+                logging.getLogger("distributor").warning(_HALVED, answer.halved_rows, self.batch_rows)
             yield self._scored(batch, answer, first)
             first += batch.batch.num_rows
 
     def _requests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Batch, ScoreRequest]]:
-        outputs = tuple(name for name, _ in self.outputs)
-        for batch in (unpacked(each, self.packs) for each in batches):
-            if not batch.num_rows:
-                continue
-            columns = {name: short(batch.column(name)) for name in sources_of(self.inputs)}
-            errors: dict[int, str] = {}
-            for name, column in columns.items():
-                errors = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))} | errors
-            if errors:
-                good = pa.array(_without(errors, batch.num_rows))
-                columns = {name: column.take(good) for name, column in columns.items()}
-            inputs = {each.name: _values(each, [columns[name] for name in each.sources]) for each in self.inputs}
-            if self.map is not None:
-                inputs = self._mapped(self.map, inputs, errors, batch.num_rows)
-            request = ScoreRequest(
-                inputs,
-                batch.num_rows - len(errors),
-                outputs,
-                self.batch_rows,
-                self.on_error == "null",
-                self.deterministic,
-            )
-            yield _Batch(batch, errors), request
+        rows = self.batch_rows
+        for whole in (unpacked(each, self.packs) for each in batches):
+            at = 0
+            while at < whole.num_rows:
+                batch, request = self._request(whole.slice(at, rows))
+                at += batch.batch.num_rows
+                rows = _rows_of_next(request, rows)
+                yield batch, request
+
+    def _request(self, batch: pa.RecordBatch) -> tuple[_Batch, ScoreRequest]:
+        columns = {name: short(batch.column(name)) for name in sources_of(self.inputs)}
+        errors: dict[int, str] = {}
+        for name, column in columns.items():
+            errors = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))} | errors
+        if errors:
+            good = pa.array(_without(errors, batch.num_rows))
+            columns = {name: column.take(good) for name, column in columns.items()}
+        inputs = {each.name: _values(each, [columns[name] for name in each.sources]) for each in self.inputs}
+        if self.map is not None:
+            inputs = self._mapped(self.map, inputs, errors, batch.num_rows)
+        request = ScoreRequest(
+            inputs,
+            batch.num_rows - len(errors),
+            tuple(name for name, _ in self.outputs),
+            self.batch_rows,
+            self.on_error == "null",
+            self.deterministic,
+        )
+        return _Batch(batch, errors), request
 
     def _mapped(self, function: Map, inputs: dict[str, Any], errors: dict[int, str], rows: int) -> dict[str, Any]:
         """Return what ``map=`` makes of inputs, and note the rows with which it fails."""
@@ -134,6 +159,20 @@ class _Batch:
     errors: dict[int, str]  # of the rows that the model does not get
 
 
+def _rows_of_next(request: ScoreRequest, rows: int) -> int:
+    """Return how many rows to send next: batches of the model of about :data:`_SENT` together, by the first rows."""
+    first = min(request.rows, _FIRST)
+    size = sum(_size(values[:first]) for values in request.inputs.values())
+    return request.batch_rows * max(1, _SENT * first // (size * request.batch_rows)) if size else rows
+
+
+def _size(values: Any) -> int:
+    """Return about how many bytes an array, or a list of texts, bytes or arrays has."""
+    if isinstance(values, list):
+        return sum(_size(each) if isinstance(each, np.ndarray) else sys.getsizeof(each) for each in values)
+    return int(values.nbytes)
+
+
 def _checked(made: Any, rows: int) -> dict[str, Any]:
     """Return what ``map=`` has made of rows, as arrays and lists."""
     if not isinstance(made, dict):
@@ -154,6 +193,14 @@ def _partition() -> int:
 
     context: Any = TaskContext.get()
     return -1 if context is None else int(context.partitionId())
+
+
+def _gpus_of_task() -> tuple[str, ...]:
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    resources = {} if context is None else context.resources()
+    return tuple(sorted(resources["gpu"].addresses)) if "gpu" in resources else ()
 
 
 def _values(field: FieldRecipe, parts: list[Any]) -> Any:

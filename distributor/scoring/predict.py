@@ -12,7 +12,7 @@ from distributor.data import spark_frames
 from distributor.data.source import Data, recipe
 from distributor.errors import ConfigurationError
 from distributor.machine.storage import open_storage
-from distributor.schedulers.spark import sessions
+from distributor.schedulers.spark import sessions, slots
 from distributor.shipping import modules, package, pickling
 from distributor.shipping.fingerprint import fingerprint
 from distributor.values.checkpoints import Checkpoints, from_environ
@@ -37,6 +37,7 @@ def predict(
     on_error: Literal["raise", "null"] = "raise",
     error_column: str = "error",
     deterministic: bool = False,
+    num_gpus: int = 0,
     processes_per_node: int | None = None,
     timeout: float = 600.0,
     keep_warm: float = 600.0,
@@ -49,7 +50,7 @@ def predict(
     Args:
         source: a function that loads the model, and returns a module or a function of a batch; or, with ``model``, the
             folder or URL of checkpoints, or the name of a run, whose entry ``model`` is loaded: from the newest
-            checkpoint at the time of this call. All executors must see it.
+            checkpoint at the time of this call. The folder of one checkpoint will do too. All executors must see it.
         df: a DataFrame, classic or Connect.
         model: a function that builds the module, such as its class.
         input: columns by the name of the input. Numbers become a tensor [rows, columns], arrays and ML vectors of
@@ -66,12 +67,15 @@ def predict(
         error_column: the name of that column, with ``on_error="null"``.
         deterministic: whether the model gets exactly ``batch_rows`` rows each time, the last one repeated as needed:
             outputs are then equal bit for bit, however the rows are divided.
+        num_gpus: number of GPUs of a model (default: 0). Each GPU of an executor then has a model, or each ``num_gpus``
+            together, in one process, which sees no other; several tasks feed it. A module is moved to the first of
+            them, and its inputs too; a function of a batch chooses its device, and gets tensors of the CPU.
         processes_per_node: how many processes of an executor compute (default: as many as it may use CPUs).
         timeout: seconds for the load, and for each batch, after which the model counts as hanging, and the job fails.
         keep_warm: seconds for which an executor keeps a model that no task uses.
 
     Raises:
-        ConfigurationError: an argument is wrong, before anything starts.
+        ConfigurationError: an argument is wrong, or tasks cannot have such GPUs, before anything starts.
 
     Example:
         >>> predict("saved/digits", df, model=Net, input={"x": features}, output="score float")  # doctest: +SKIP
@@ -97,6 +101,10 @@ def predict(
             )
     fields = _fields(input, types)
     packs = spark_frames.packs_of(fields, types, apart=kept)
+    if num_gpus and processes_per_node is not None:
+        raise ConfigurationError("predict: a model on GPUs has one process: pass num_gpus or processes_per_node")
+    gpus = check_count("num_gpus", num_gpus, 0)
+    profile, driver_gpus = _gpu_tasks(gpus, df.sparkSession) if gpus else (None, ())
     call, identity = _call(source, model)
     key = hashlib.sha256(package.package_zip() + repr((identity, processes_per_node)).encode()).hexdigest()
     task = ScoringTask(
@@ -117,12 +125,14 @@ def predict(
         error_column=error_column if on_error == "null" else "",
         map=map,
         deterministic=deterministic,
+        num_gpus=gpus,
+        driver_gpus=driver_gpus,
     )
     needed = spark_frames.columns(dict.fromkeys([*kept, *sources_of(fields)]), types, packs)
     sessions.keep_arrow_python(df.sparkSession)
-    return df.select(*needed).mapInArrow(
-        spark_frames.task_of(task, modules.own_modules()), _schema(df, kept, outputs, added)
-    )
+    options = {} if profile is None else {"profile": profile}
+    schema = _schema(df, kept, outputs, added)
+    return spark_frames.mapped(df, needed, task, schema, modules.own_modules(), **options)
 
 
 def release() -> int:
@@ -211,18 +221,38 @@ def _identity(*values: Any) -> str:
 
 
 def _newest(source: str) -> tuple[str, str]:
-    """Return the place of a run's checkpoints, and the folder of the newest there that has all its files."""
+    """Return a place, and the folder there of the checkpoint that is meant, or of the newest that has all its files."""
     from distributor.checkpoint import places
     from distributor.checkpoint.catalog import Catalog
 
     try:
-        place = places.find(source, from_environ(os.environ))
-        newest = Catalog(open_storage(place), Checkpoints(place)).latest({})
+        found = places.find(source, from_environ(os.environ))
+        newest = Catalog(open_storage(found.place), Checkpoints(found.place), only=found.only).latest({})
     except ConfigurationError as error:
         raise ConfigurationError(f"predict: {str(error).removeprefix('load_checkpoint: ')}") from None
     if newest is None:
-        raise ConfigurationError(f"predict: no checkpoint in {place!r} has all its files")
-    return place, newest.folder
+        raise ConfigurationError(f"predict: no checkpoint in {found.place!r} has all its files")
+    return found.place, newest.folder
+
+
+def _gpu_tasks(num_gpus: int, session: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the resource profile of tasks that feed models on GPUs, if they need one, and the driver's GPUs."""
+    from pyspark import __version__
+
+    cluster = slots.cluster_of(session)
+    spark = min(__version__, str(session.version), key=lambda version: int(version.partition(".")[0]))
+    needed = slots.model_profile(num_gpus, cluster, spark)
+    profile = None if needed is None else slots.profile(session, needed)
+    if not cluster.is_local:
+        return profile, ()
+    amount = "spark.driver.resource.gpu.amount"
+    if sessions.is_connect(session) and (drivers := sessions.conf(session, amount)):
+        raise ConfigurationError(
+            f"predict(num_gpus={num_gpus}): the server runs tasks itself, on the GPUs that Spark found for its driver "
+            f"({amount}={drivers}), and Spark Connect does not say which these are: start it without that setting, and "
+            "with CUDA_VISIBLE_DEVICES set to them"
+        )
+    return profile, () if sessions.is_connect(session) else sessions.driver_gpus() or ()
 
 
 def _pickled(function: Callable[..., Any], *args: Any) -> bytes:

@@ -1,4 +1,5 @@
-"""What a Spark task and the processes of a model say to each other: pickles of protocol 5, with arrays beside them.
+"""What a Spark task and the processes of a model say to each other: pickles of protocol 5, with arrays beside them
+or in memory that both share.
 
 All are processes of one user on one machine, and the socket is in a private folder. Standard library only: it travels
 into Spark's workers by value.
@@ -6,28 +7,35 @@ into Spark's workers by value.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from distributor.machine import processes
+from distributor.scoring.row_memory import RowMemory
 
 T = TypeVar("T")
 
-#: What is in the folder of a model's server: the task that starts it writes the files that follow the socket.
-LOCK, SOCKET, LOG, CALL, PATHS, PACKAGE = "lock", "socket", "log", "call", "paths", "package.zip"
+#: What is in the folder of a model's server beside what :mod:`distributor.machine.model_servers` names: the task that
+#: starts it writes these files.
+LOG, CALL, PATHS, PACKAGE = "log", "call", "paths", "package.zip"
+
+_HEAD = "!?QQ"  # whether arrays are in shared memory, length of the pickle, number of arrays
+
+_LARGE = 1 << 16  # bytes of arrays that go through shared memory
 
 _LONGEST_LOG = 2000  # characters of what the model has written that an error quotes
 
-#: What a connection to the server wants; see :mod:`distributor.scoring.model_server`.
-SCORE, RELEASE = b"s", b"r"
+#: What a task's connection to the server wants; see :mod:`distributor.scoring.model_server`.
+SCORE = b"s"
 
-#: What the server says next on it: a connection to a process that computes, a :class:`ProcessEnded`, or that it ends.
-CONNECTED, ENDED, RELEASED = b"c", b"e", b"r"
+#: What the server says next on it: a connection to a process that computes, or a :class:`ProcessEnded`.
+CONNECTED, ENDED = b"c", b"e"
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class ScoreRequest:
     batch_rows: int  # the model gets at most as many at once
     skips: bool  # whether rows that fail are left out, in place of an error
     pads: bool = False  # whether the model gets exactly ``batch_rows`` each time
+    is_alone: bool = False  # whether no other task's rows may be computed with these
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class ScoreAnswer:
     outputs: tuple[Any, ...] = ()  # an array or a list for each output
     failed: dict[int, str] = field(default_factory=dict)  # by row of the request
     error: str = ""  # why there are no outputs at all
+    halved_rows: int = 0  # of the largest batch that was halved, since the GPU's memory did not suffice
 
 
 @dataclass(frozen=True)
@@ -76,22 +86,51 @@ class ProcessEnded:
     log: str = ""  # what it has written
 
 
-def send(connection: socket.socket, message: Any) -> None:
-    """Send a message; OSError if the other end has closed the connection."""
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Keep the memory of an array as it is, also if its axes have another order there, as in pictures."""
+        if isinstance(value, type) or not hasattr(value, "strides") or value.flags.forc:
+            return NotImplemented
+        order = sorted(range(value.ndim), key=lambda axis: -int(value.strides[axis]))
+        inner = value.transpose(order)
+        if not inner.flags.c_contiguous:
+            return NotImplemented
+        return type(value).transpose, (inner, [order.index(axis) for axis in range(value.ndim)])
+
+
+def send(connection: socket.socket, message: Any, memory: RowMemory | None = None) -> None:
+    """Send a message, large arrays in ``memory``; OSError if the other end has closed the connection."""
     buffers: list[pickle.PickleBuffer] = []
-    plain = [getattr(message, each.name) for each in fields(message)]  # a worker cannot import the class
-    parts: list[Any] = [pickle.dumps(plain, 5, buffer_callback=buffers.append), *(each.raw() for each in buffers)]
-    lengths = [memoryview(part).nbytes for part in parts]
-    connection.sendall(struct.pack(f"!{len(lengths) + 1}Q", len(lengths), *lengths))
-    for part in parts:
+    # Plain values: a worker cannot import the class, in which fields() finds none if PySpark 3.5 has pickled it.
+    plain = [*vars(message).values()]
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=buffers.append).dump(plain)
+    pickled = stream.getbuffer()
+    parts: list[Any] = [each.raw() for each in buffers]
+    lengths = [part.nbytes for part in parts]
+    shared = memory is not None and sum(lengths) >= _LARGE
+    opened = memory.write(parts) if memory is not None and shared else []
+    try:
+        head = struct.pack(f"{_HEAD}{len(lengths)}Q", shared, len(pickled), len(lengths), *lengths)
+        socket.send_fds(connection, [head], opened)
+    finally:
+        for each in opened:
+            os.close(each)
+    for part in [pickled, *([] if shared else parts)]:
         connection.sendall(part)
 
 
-def receive(connection: socket.socket, kind: type[T]) -> T:
+def receive(connection: socket.socket, kind: type[T], memory: RowMemory | None = None) -> T:
     """Return the next message. EOFError: the other end has closed the connection."""
-    (count,) = struct.unpack("!Q", _read(connection, 8))
+    head, opened, _, _ = socket.recv_fds(connection, struct.calcsize(_HEAD), 1)
+    for each in opened:
+        with open(each, "rb") as file:
+            if memory is not None:
+                memory.open(file.fileno())
+    shared, length, count = struct.unpack(_HEAD, head + _read(connection, struct.calcsize(_HEAD) - len(head)))
     lengths = struct.unpack(f"!{count}Q", _read(connection, 8 * count))
-    pickled, *buffers = [_read(connection, length) for length in lengths]
+    pickled = _read(connection, length)
+    buffers = memory.read(lengths) if memory is not None and shared else [_read(connection, each) for each in lengths]
     return kind(*pickle.loads(pickled, buffers=buffers))
 
 

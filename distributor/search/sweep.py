@@ -97,7 +97,7 @@ def sweep(
 
     Raises:
         ConfigurationError: an argument is wrong, or Optuna is not installed.
-        StartError: another driver has the study.
+        StartError: another driver has the study, or a trial could not start while no other ran.
         TrainingError: too many trials failed; this is the first one's error.
 
     Example:
@@ -107,7 +107,7 @@ def sweep(
         {'lr': 0.0123}
     """
     try:
-        import optuna  # noqa: F401
+        import optuna
     except ImportError:
         raise ConfigurationError(
             "sweep needs optuna, which is not installed: pip install 'distributor[sweep]'"
@@ -122,6 +122,14 @@ def sweep(
         raise ConfigurationError(
             f"metric must be a name and 'min' or 'max', such as ('val/loss', 'min'), not {metric!r}"
         )
+    for option, value, kind, such in (
+        ("sampler", sampler, optuna.samplers.BaseSampler, "TPESampler()"),
+        ("pruner", pruner, optuna.pruners.BasePruner, "MedianPruner()"),
+    ):
+        if not (value is None or isinstance(value, kind)):
+            raise ConfigurationError(
+                f"{option} must be one of Optuna's, such as optuna.{option}s.{such}, not {value!r}"
+            )
     at_once = None if at_once is None else check_count("at_once", at_once)
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
     name = None if name is None else check_title("name", name)
@@ -465,6 +473,8 @@ class _OneAtATime:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.callback, name)
+        if not callable(method):
+            return method
 
         def locked(*arguments: Any) -> None:
             with self.lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,18 @@ def default_folder() -> Path:
 class Runs(Sequence[Run | RunRecord]):
     """Runs: the handles of this process's active ones, the oldest first, then what is remembered, the newest first.
 
-    ``print`` shows them as a table.
+    ``print`` shows them as a table, a slice of them too.
 
     Attributes:
         active: the handles of the active runs alone.
     """
 
-    def __init__(self, active: Sequence[Run], records: Sequence[RunRecord]) -> None:
-        self.active = list(active)
-        self._all: list[Run | RunRecord] = [*active, *records]
+    def __init__(self, runs: Iterable[Run | RunRecord]) -> None:
+        self._all = list(runs)
+        self.active = [run for run in self._all if not isinstance(run, RunRecord)]
 
     def __getitem__(self, index: Any) -> Any:
-        return self._all[index]
+        return Runs(self._all[index]) if isinstance(index, slice) else self._all[index]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -73,7 +73,8 @@ def runs() -> Runs:
     """
     active = active_runs()
     known = {run.id for run in active}
-    return Runs(active, [record for record in History(default_folder()).read() if record.id not in known])
+    remembered = History(default_folder()).read()
+    return Runs([*active, *(record for record in remembered if record.id not in known)])
 
 
 class History:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributor.errors import ConfigurationError
-from distributor.metrics.table import Row
+from distributor.metrics.driver import NodeSample
+from distributor.metrics.rank import DATA_WAIT
+from distributor.metrics.table import Row, TrackedRow
 from distributor.run.handle import Run
 from distributor.text import notices
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
 from distributor.tracking.mlflow_sender import Sender, Server, SpoolDelivery
 from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
+from distributor.values.checkpoints import Checkpoints, check_checkpoints
+from distributor.values.checks import check_flag
 from distributor.values.job import Status
 
+if TYPE_CHECKING:
+    import torch
+
+_START_PATIENCE = 5.0  # seconds that a run waits at its start for its id, if rank 0 can join it
+
 _PATIENCE = 50.0  # seconds that a run waits at its end for what is unsent
+
+_LOOK = 0.02  # seconds between two checks for the id
 
 _STATUS = {Status.SUCCEEDED: "FINISHED", Status.CANCELLED: "KILLED"}
 
@@ -29,31 +41,58 @@ class MLflow:
     """A callback that brings a run to an MLflow server: arguments, metrics, versions, placement, checkpoints by path.
 
     Only the driver talks to the server, in a thread of its own; executors need no credentials. What is unsent lies on
-    the driver's disk, so that a server that is down or slow delays nothing but the end, by at most a minute. The next
-    ``MLflow`` for this server on this machine sends it first.
+    the driver's disk, so that a server that is down or slow delays nothing but the end, by at most a minute. What this
+    callback leaves when its process ends, the next ``MLflow`` for this server on this machine sends first.
 
     A run is one run in MLflow, however often its ranks start again, and so is a training with ``name=`` and
     ``checkpoints=`` across drivers. Each metric has the values of the lowest rank that reports it. The first value of a
     name and step stays, since MLflow cannot replace it. An argument that a later run has changed is a tag,
     ``changed.epochs``. A study of :func:`sweep` is the parent of its trials.
 
+    In ranks, ``mlflow.autolog()`` and a Trainer's ``report_to="mlflow"`` make no other run. If ranks have this server,
+    by ``MLFLOW_TRACKING_URI``, and it answers soon, rank 0 logs to this run, and the driver leaves to it what a Trainer
+    logs. Otherwise they do nothing, since what Trainers log is reported. Runs that the code has started itself, with
+    ``mlflow.start_run``, or that ``MLFLOW_RUN_ID`` names for rank 0, stay.
+
     Args:
         experiment: the name of the experiment, which is created if needed (default: MLflow's).
         tracking_uri: the server, such as ``"http://host:5000"``, ``"sqlite:///mlflow.db"`` or ``"databricks"``
             (default: as MLflow has it, such as from ``MLFLOW_TRACKING_URI``).
+        system_metrics: whether the load of each node is tracked, every 10 s, as ``system/<node rank>/<name>`` with
+            MLflow's names, such as ``system/0/cpu_utilization_percentage`` (default: no). GPUs are those that
+            nvidia-smi shows on the node's host. A node that cannot reach the driver sends none.
+        register: the name of a registered model, which gets a version after each run that succeeds, and after a sweep
+            one of its best trial (default: none). The run waits for this without a limit; Ctrl-C ends the wait.
+        model: a function without arguments that returns the module. The driver calls it, and loads the entry ``model``,
+            or the only module, of the best checkpoint; of the last one without ``Checkpoints(best=...)``.
+        example: an input of the module: an array or tensor, or a tuple of these. The model is then registered with a
+            signature, as pt2 (``torch.export``). Without an example, or if it does not export, it is pickled.
 
     Raises:
-        ConfigurationError: mlflow is not installed.
+        ConfigurationError: mlflow is not installed, or ``register`` and ``model`` are not a name and a function.
 
     Example:
         >>> Distributor(4, name="digits", callbacks=[MLflow(experiment="/digits")]).run(train)  # doctest: +SKIP
     """
 
-    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        experiment: str | None = None,
+        tracking_uri: str | None = None,
+        *,
+        system_metrics: bool = False,
+        register: str | None = None,
+        model: Callable[[], torch.nn.Module] | None = None,
+        example: Any = None,
+    ) -> None:
         if find_spec("mlflow") is None:
             raise ConfigurationError(
                 "MLflow needs mlflow, which is not installed: pip install 'distributor[mlflow]', or mlflow itself"
             )
+        _check_registering(register, model, example)
+        self._register, self._model, self._example = register, model, example
+        self.system_metrics = check_flag("MLflow: system_metrics", system_metrics)
+        self._registering: set[str] = set()  # ids of runs and studies
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._uri = tracking_uri
         self._where = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "the default place"
@@ -61,6 +100,8 @@ class MLflow:
         self._folder = default_folder() / ".mlflow" / digest
         self._sender = Sender(self._folder, self._connect, self._where)
         self._runs: dict[str, _Tracked] = {}  # by the id of the run
+        self._adding = threading.Lock()
+        self._awaited: SpoolDelivery | None = None  # the last one whose id a run's start has waited for
 
     def __repr__(self) -> str:
         return f"MLflow({self._experiment!r}, {self._where!r})"
@@ -71,6 +112,44 @@ class MLflow:
         client = MlflowClient(self._uri)
         return client, Server(client, self._where, self._experiment)
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether a run waits for this callback without a limit."""
+        return bool(self._registering)
+
+    def register_model(self, checkpoints: str | Checkpoints, run_id: str) -> str:
+        """Register the model of the best or last checkpoint, as a run does after its success; return its version.
+
+        Args:
+            checkpoints: the folder or URL with the checkpoints, or ``Checkpoints(dir, best=...)``.
+            run_id: MLflow's id of the run that has made them, in which the model is logged.
+
+        Raises:
+            ConfigurationError: the callback has no ``register=``, or the module does not fit the checkpoint.
+            OSError: there is no checkpoint that can be read here.
+        """
+        from distributor.tracking.mlflow_model import Registration
+
+        if self._register is None or self._model is None:
+            raise ConfigurationError("register_model needs MLflow(register=..., model=...)")
+        checked = check_checkpoints("checkpoints", checkpoints)
+        client, _ = self._connect()
+        return Registration(self._register, self._model, self._example).register(client, run_id, checked)
+
+    def run_for_ranks(self, run: Run, environ: Mapping[str, str], wanted: Callable[[], bool]) -> str:
+        """Return MLflow's id of a run if ranks with these variables have this server; empty if it does not come soon.
+
+        A server that has not answered once delays no other start until it does.
+        """
+        if environ.get("MLFLOW_TRACKING_URI") != self._where:
+            return ""
+        patience = _START_PATIENCE if self._awaited is None or self._awaited.run else 0.0
+        delivery = self._awaited = self._tracked(run).delivery
+        deadline = time.monotonic() + patience
+        while delivery.run is None and time.monotonic() < deadline and wanted():
+            time.sleep(_LOOK)
+        return delivery.run or ""
+
     def on_start(self, run: Run) -> None:
         if run._job.identity is None:  # otherwise, only its lease tells which training it continues
             self._tracked(run)
@@ -79,7 +158,12 @@ class MLflow:
         tracked = self._tracked(run)
         tracked.describe(run)
         tracked.report(tracked.lowest.choose(rows))
-        self._sender.wake()
+
+    def on_system_metrics(self, run: Run, samples: Sequence[NodeSample]) -> None:
+        tracked = self._tracked(run)
+        for each in samples:
+            values = {f"system/{each.node_rank}/{name}": value for name, value in each.values.items()}
+            tracked.delivery.spool.append(Values(None, each.time, values))
 
     def on_checkpoint(self, run: Run, checkpoint: Any) -> None:
         path, step = checkpoint.path, str(checkpoint.step)
@@ -90,6 +174,7 @@ class MLflow:
 
     def on_end(self, run: Run) -> None:
         tracked = self._tracked(run)
+        tracked.checkpoints = run._current.checkpoints
         tracked.describe(run)
         tracked.report(tracked.lowest.choose((), last=True))
         error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
@@ -110,14 +195,34 @@ class MLflow:
         self._runs[study.id] = _Tracked(self._sender.add(spool))
 
     def on_close(self, ended: Any) -> None:
-        """Wait until what is unsent has been sent; trials leave it to the end of their study."""
+        """Wait until what is unsent has been sent, and register; trials leave it to the end of their study."""
         if isinstance(ended, Run):
             if ended.trial is not None:
                 return
             finished = [self._runs.pop(ended.id)] if ended.id in self._runs else []
+            best = finished[0] if finished and ended.status is Status.SUCCEEDED else None
         else:
+            best = None if ended.best is None or ended.interrupted else self._runs.get(ended.best.run_id)
+            if self._register is not None and best is None and ended.best is not None and not ended.interrupted:
+                notices.logger.warning(
+                    "MLflow: no model is registered as %s, since the best trial, %s, ran in an earlier driver: call "
+                    "register_model() of this callback with its folder of checkpoints and its run in MLflow",
+                    self._register,
+                    ended.best.number,
+                )
             finished = list(self._runs.values())
             self._runs.clear()
+        if self._register is None or best is None:
+            self._deliver(finished)
+            return
+        self._registering.add(ended.id)
+        try:
+            self._deliver(finished)
+            self._try_register(best)
+        finally:
+            self._registering.discard(ended.id)
+
+    def _deliver(self, finished: Sequence[_Tracked]) -> None:
         late = self._sender.wait([each.delivery for each in finished], _PATIENCE)
         if late:
             paths = ", ".join(str(each.spool.path) for each in late)
@@ -129,25 +234,77 @@ class MLflow:
                 paths,
             )
 
-    def _tracked(self, run: Run) -> _Tracked:
-        if run.id not in self._runs:
-            trial = run.trial
-            begin = RunBegun(
-                run.id if trial is None else f"{trial.study_id}/{trial.number}",
-                run.training_folder if trial is None else None,
-                (run.name or run.id) if trial is None else f"{trial.study}/{trial.number}",
-                run.submitted,
-                os.getcwd(),
-                run.snapshot().title,
-                None if trial is None else trial.study,
-                None if trial is None else trial.study_id,
+    def _try_register(self, tracked: _Tracked) -> None:
+        """Register the model of a run that has ended; if that fails, say so, with the call that does it later."""
+        run, checkpoints = tracked.delivery.run, tracked.checkpoints
+        if checkpoints is None:
+            notices.logger.warning(
+                "MLflow: no model is registered as %s, since the run has no checkpoints=", self._register
             )
-            spool = Spool.create(self._folder, begin)
-            spool.append(Params({name: str(value) for name, value in run.arguments.items()}))
-            tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
-            spool.append(Tags({**tags, "distributor.run": run.id}))
-            self._runs[run.id] = _Tracked(self._sender.add(spool))
-        return self._runs[run.id]
+            return
+        try:
+            if run is None or not tracked.delivery.done.is_set() or not tracked.delivery.is_awaited:
+                raise OSError(f"MLflow at {self._where} has not taken all reports of the run yet")
+            version = self.register_model(checkpoints, run)
+        except Exception as error:  # of the user's function, of storage, of the server
+            build = getattr(self._model, "__name__", "build")
+            best = "" if checkpoints.best is None else f", best={checkpoints.best!r}"
+            notices.logger.warning(
+                "MLflow: the model of %s is not registered as %s: %s: %s. To register it later, where the checkpoints "
+                "can be read: MLflow(%r, %r, register=%r, model=%s).register_model(Checkpoints(%r%s), %r)",
+                checkpoints.dir,
+                self._register,
+                type(error).__name__,
+                str(error).partition("\n")[0],
+                self._experiment,
+                self._uri,
+                self._register,
+                build,
+                checkpoints.dir,
+                best,
+                run or "the run's id",
+            )
+        else:
+            notices.logger.info("MLflow: registered version %s of %s", version, self._register)
+
+    def _tracked(self, run: Run) -> _Tracked:
+        with self._adding:
+            if run.id not in self._runs:
+                self._runs[run.id] = self._add(run)
+            return self._runs[run.id]
+
+    def _add(self, run: Run) -> _Tracked:
+        trial = run.trial
+        begin = RunBegun(
+            run.id if trial is None else f"{trial.study_id}/{trial.number}",
+            run.training_folder if trial is None else None,
+            (run.name or run.id) if trial is None else f"{trial.study}/{trial.number}",
+            run.submitted,
+            os.getcwd(),
+            run.snapshot().title,
+            None if trial is None else trial.study,
+            None if trial is None else trial.study_id,
+        )
+        spool = Spool.create(self._folder, begin)
+        spool.append(Params({name: str(value) for name, value in run.arguments.items()}))
+        tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
+        spool.append(Tags({**tags, "distributor.run": run.id}))
+        return _Tracked(self._sender.add(spool))
+
+
+def _check_registering(register: Any, model: Any, example: Any) -> None:
+    if register is None:
+        if model is not None or example is not None:
+            raise ConfigurationError("MLflow: model= and example= need register=, the name of the registered model")
+        return
+    if not isinstance(register, str) or not register.strip():
+        raise ConfigurationError(f"MLflow: register must be the name of a registered model, not {register!r}")
+    if model is None:
+        raise ConfigurationError(f"MLflow: register={register!r} needs model=, a function that returns the module")
+    if not callable(model) or (callable(getattr(model, "state_dict", None)) and not isinstance(model, type)):
+        raise ConfigurationError(
+            f"MLflow: model must be a function without arguments that returns the module, not a {type(model).__name__}"
+        )
 
 
 @dataclass
@@ -157,14 +314,20 @@ class _Tracked:
     delivery: SpoolDelivery
     lowest: LowestRank = field(default_factory=LowestRank)
     placement: str | None = None
+    checkpoints: Checkpoints | None = None  # once it has ended
 
     def tag(self, tags: Mapping[str, str]) -> None:
         self.delivery.spool.append(Tags(tags))
 
     def report(self, rows: Sequence[Row]) -> None:
+        """Note rows, but leave to rank 0 what it has logged itself."""
         for row in rows:
-            values = {name: value if abs(value) < float("inf") else str(value) for name, value in row.values.items()}
-            self.delivery.spool.append(Values(row.step, row.time, values))
+            sent = row.values
+            if isinstance(row, TrackedRow):
+                sent = {name: sent[name] for name in sent if name == DATA_WAIT}
+            values = {name: value if abs(value) < float("inf") else str(value) for name, value in sent.items()}
+            if values:
+                self.delivery.spool.append(Values(row.step, row.time, values))
 
     def describe(self, run: Run) -> None:
         """Note where the ranks run, if it has changed."""

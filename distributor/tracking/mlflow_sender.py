@@ -14,6 +14,7 @@ from typing import Any
 
 from distributor.machine.storage import open_storage
 from distributor.text import notices
+from distributor.tracking.mlflow_files import log_files
 from distributor.tracking.names import Names
 from distributor.tracking.spool import Entry, LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values import codec
@@ -24,7 +25,7 @@ KEY = "distributor.key"  # the tag by which a run is found again
 
 _KEPT = "tracking.json"  # beside the checkpoints
 
-_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
+_PAUSE, _LONGEST_PAUSE = 2.0, 15.0  # seconds between two requests: the server computes for each; longer after errors
 
 _MOST_METRICS, _MOST_OTHERS = 800, 90  # in one request; MLflow takes 1,000, and 100 of the others
 
@@ -126,9 +127,9 @@ class SpoolDelivery:
     def __init__(self, spool: Spool, *, is_left: bool = False) -> None:
         self.spool = spool
         self.done = threading.Event()
-        self.given_up = False
+        self.is_awaited = not is_left
         self.is_left = is_left  # by another driver: without an end, this driver was killed
-        self._run: str | None = None
+        self.run: str | None = None  # MLflow's id
         self._known = False  # whether the server may have metrics that this driver has not sent
         self._params: dict[str, str] = {}
         self._steps: dict[str, set[int]] = {}
@@ -141,11 +142,11 @@ class SpoolDelivery:
         entries, end = self.spool.read()
         if not entries and not self.is_left:
             return False
-        if self._run is None and not (self.spool.is_whole and not entries):
+        if self.run is None and not (self.spool.is_whole and not entries):
             begin = codec.read(RunBegun, self.spool.begin)
-            self._run, self._known = server.run_of(begin)
+            self.run, self._known = server.run_of(begin)
             if self._known:
-                self._params = dict(client.get_run(self._run).data.params)
+                self._params = dict(client.get_run(self.run).data.params)
         if not entries:
             self._finish(client, RunEnded("KILLED", time.time()))
             return False
@@ -157,8 +158,6 @@ class SpoolDelivery:
             raise
         finally:
             self._unsure.clear()
-        if self.given_up:
-            return False
         if isinstance(entries[-1], RunEnded):
             self._finish(client, entries[-1])
             return False
@@ -166,9 +165,9 @@ class SpoolDelivery:
         return True
 
     def _finish(self, client: Any, end: RunEnded) -> None:
-        if self._run is not None:
+        if self.run is not None:
             with self._refusals("its end"):
-                client.set_terminated(self._run, end.status, int(1000 * end.ended))
+                client.set_terminated(self.run, end.status, int(1000 * end.ended))
         self.spool.remove()
         self.done.set()
 
@@ -195,7 +194,7 @@ class SpoolDelivery:
                     others += [RunTag(name[:_LONGEST_NAME], text[:_LONGEST_TAG]) for name, text in entry.tags.items()]
                 case LogFiles():
                     try:
-                        client.log_artifacts(self._run, entry.files, "logs")
+                        log_files(client, str(self.run), entry.files, "logs")
                     except Exception as error:  # of the store for files, which may need another package
                         self._say(entry.files, f"does not take the files of {entry.files}: {error}")
         for items, most in ((others, _MOST_OTHERS), (metrics, _MOST_METRICS)):
@@ -210,7 +209,7 @@ class SpoolDelivery:
         kinds = [[item for item in items if isinstance(item, kind)] for kind in (Metric, Param, RunTag)]
         with self._refusals("what follows", _GONE):
             try:
-                client.log_batch(self._run, *kinds, synchronous=True)
+                client.log_batch(self.run, *kinds, synchronous=True)
             except MlflowException as error:
                 if error.error_code not in _REFUSED:
                     raise
@@ -224,7 +223,7 @@ class SpoolDelivery:
     def _new_step(self, client: Any, name: str, step: int | None) -> int | None:
         """Return the step under which a value is sent; ``None`` if there is a value already."""
         if name not in self._steps:
-            history = client.get_metric_history(self._run, name) if self._known else ()
+            history = client.get_metric_history(self.run, name) if self._known else ()
             self._steps[name] = {each.step for each in history}
         steps = self._steps[name]
         step = max(steps, default=-1) + 1 if step is None else step
@@ -257,9 +256,8 @@ class SpoolDelivery:
                 raise
             self._say(what, f"refuses {what}: {error.message}")
 
-    def give_up(self) -> None:
+    def leave(self) -> None:
         """Leave what is unsent to the next callback for the server."""
-        self.given_up = True
         self.spool.release()
         self.done.set()
 
@@ -273,6 +271,8 @@ class Sender:
         self._where = where
         self._deliveries: list[SpoolDelivery] = []
         self._changed = threading.Condition()
+        self._woken = False
+        self._awaited = 0  # calls of wait(), in which nothing pauses while there is something to send
         self._thread: threading.Thread | None = None
         self._client: tuple[Any, Server] | None = None
         self._adopted = False
@@ -283,28 +283,34 @@ class Sender:
         delivery = SpoolDelivery(spool)
         with self._changed:
             self._deliveries.append(delivery)
+            self._adopted = False
+            self._woken = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="distributor-mlflow", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return delivery
 
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def wait(self, deliveries: Sequence[SpoolDelivery], timeout: float) -> list[SpoolDelivery]:
-        """Wait until spools have been sent; after ``timeout`` seconds, give up, and return those that have not."""
+        """Wait until spools have been sent, for ``timeout`` seconds at most, and return those that have not.
+
+        These are left to the next callback when a request fails, not before: a request under way may still succeed.
+        """
         deadline = time.monotonic() + timeout
-        self.wake()
+        self._await(1)
         for delivery in deliveries:
             delivery.done.wait(max(0.0, deadline - time.monotonic()))
         late = [delivery for delivery in deliveries if not delivery.done.is_set()]
         for delivery in late:
-            delivery.give_up()
-        self._adopted = self._adopted and not late
-        self.wake()
+            delivery.is_awaited = False
+        self._await(-1)
         return late
+
+    def _await(self, change: int) -> None:
+        with self._changed:
+            self._awaited += change
+            self._woken = True
+            self._changed.notify_all()
 
     def _serve(self) -> None:
         pause = _PAUSE
@@ -320,13 +326,14 @@ class Sender:
             except Exception as error:  # of the network, of the server, of its database
                 self._tell(error)
                 pause, busy = min(2 * pause, _LONGEST_PAUSE), False
-                if all(each.is_left for each in self._deliveries):  # later callbacks try again
+                if not any(each.is_awaited for each in self._deliveries):
                     for delivery in self._deliveries:
-                        delivery.give_up()
+                        delivery.leave()
                     continue
-            if not busy:
+            if not (busy and self._awaited):
                 with self._changed:
-                    self._changed.wait(pause)
+                    self._changed.wait_for(lambda: self._woken, pause)
+                    self._woken = False
 
     def _tell(self, error: Exception) -> None:
         if not self._failed:
@@ -350,8 +357,7 @@ class Sender:
                     if not delivery.is_left:
                         break
             except Exception as error:
-                if not delivery.given_up:  # otherwise, its file is closed
-                    errors.append(error)
+                errors.append(error)
         if errors:
             raise errors[0]
         return busy

@@ -170,9 +170,8 @@ def show(records: Sequence[Any]) -> str:
         when = time.strftime("%m-%d %H:%M", time.localtime(record.submitted))
         step = "" if record.step is None else f"{record.step}{_of(record.total_steps)}"
         metrics = _pairs(dict(list(record.latest_metrics.items())[:3]))
-        rows.append(
-            [record.name or record.title, record.id, record.status, when, duration(record.seconds), step, metrics]
-        )
+        name = record.name or record.title if record.trial is None else f"{record.study}/{record.trial}"
+        rows.append([name, record.id, record.status, when, duration(record.seconds), step, metrics])
     return table(["name", "id", "status", "when", "time", "step", "metrics"], rows)
 
 

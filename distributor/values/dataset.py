@@ -20,6 +20,7 @@ class Dataset:
 
     folder: str  # an absolute path that all nodes see, or a URL
     lanes: int
+    snapshot: str = ""  # its manifest's id; empty if any will do
 
 
 @dataclass(frozen=True)

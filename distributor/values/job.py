@@ -96,7 +96,7 @@ class TaskProfile:
     """Number of CPUs and GPUs of each Spark task of a run, if they differ from the settings of the Spark session."""
 
     cpus: int
-    gpus: int = 0
+    gpus: float = 0  # below 1: the share of one
 
 
 class Widths(NamedTuple):
@@ -147,6 +147,9 @@ class Job:
         excused: number of earlier attempts that do not count as failed, because ranks were preempted, or were stopped
             so that the run could go on with more ranks. ``recovery.max_restarts`` already includes one additional
             restart for each of them.
+        sample_every: seconds between two samples of each node's load; ``None`` if nobody asks for them.
+        tracked: MLflow's id of the run if a callback of the driver tracks it there, for the autologging of rank 0;
+            empty if no rank is to join it, and ``None`` if no callback tracks it.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if this is not the first job of
             the run.
     """
@@ -179,6 +182,8 @@ class Job:
     widths: Widths | None = None
     avoided: tuple[str, ...] = ()
     excused: int = 0
+    sample_every: float | None = None
+    tracked: str | None = None
     attempt: int = 0
 
     @property

@@ -12,6 +12,7 @@ This module is pickled by value for Spark's workers: it imports only what they h
 import dataclasses
 import reprlib
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -209,6 +210,14 @@ class Warnings(Message):
 
     host: Name
     texts: tuple[str, ...]
+
+
+@_message
+class SystemMetrics(Message):
+    """The load of a node, by MLflow's names."""
+
+    time: float  # seconds since the epoch
+    values: Annotated[Mapping[Name, float], Length(512)]
 
 
 @_message

@@ -63,7 +63,7 @@ class Ending:
     outcome: Outcome
     moment: float  # of time.monotonic(), which all processes of the host share
     value: bytes | None = field(default=None, repr=False)  # pickled, if small: a larger one is in a file
-    final: bool = True  # False: first report on an exception, before its text is computed
+    known: Literal["type", "text", "all"] = "all"  # of an exception: first its type, then its text, then its pickle too
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class NodeOrder:
     spare_fd: int | None = None  # on which a spare, a fork of the launcher, waits for the next attempt's order
     slots_fd: int = -1  # memory in which ranks report how they ended: channel/rank_slots.py
     require_group: bool | None = None
+    tracked: str | None = None  # as in Job
     gpu_check: Call | None = None  # first call of each rank: raises if it does not see its GPUs
     check: Call | None = None  # next call: raises if the run cannot begin
 
@@ -142,5 +143,6 @@ class AgentOrder:
     in_place: bool = False  # the owner's current directory is the driver's: ranks' files may stay there
     times: dict[str, float] = field(default_factory=dict)  # before the agent started, in seconds since the epoch
     note: str | None = None  # a warning for the user
+    spark_executor: int | None = None  # its pid; None in local mode
     parts: dict[str, bytes] = field(default_factory=dict, repr=False)  # of the job, sent separately
     secret: str = field(default="", repr=False)  # proves that this is the node: channel/proof.py; unknown to ranks

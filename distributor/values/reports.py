@@ -57,6 +57,11 @@ class Report:
 
 
 @dataclass(frozen=True)
+class TrackedReport(Report):
+    """A report of what a Trainer has logged to the run in MLflow as well."""
+
+
+@dataclass(frozen=True)
 class Committed:
     """Rank 0's report that a checkpoint has been committed."""
 
@@ -120,6 +125,7 @@ Line = Report | Committed | Resumed | Unsaved | Spent | Warned
 
 #: By the first element of a line; lines of reports begin with a number.
 _KINDS: dict[str, type[Line]] = {
+    "tracked": TrackedReport,
     "checkpoint": Committed,
     "resumed": Resumed,
     "unsaved": Unsaved,
@@ -167,7 +173,7 @@ def parse(line: bytes) -> Line | None:
     try:
         values = json.loads(line)
         kind = _KINDS[values.pop(0)] if isinstance(values[0], str) else Report
-        if kind is Report:  # all reports have the same few names
+        if issubclass(kind, Report):  # all reports have the same few names
             values[-1] = {sys.intern(name): number for name, number in values[-1].items()}
         record: Line = codec.build(kind, dict(zip(kind.__dataclass_fields__, values, strict=True)))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):

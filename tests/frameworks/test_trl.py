@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import watch
 from sessions import Make
 
+from distributor import Data
 from distributor.launch import DeepSpeed
 
 pytest.importorskip("transformers")
@@ -330,3 +332,41 @@ def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
     (folder,) = {folder for _, folder in loaded_by_ranks}
     assert folder.startswith(caches)
     assert len(list(Path(folder).glob("*.arrow"))) == 1
+
+
+def of_frame(rows: int) -> list[float]:
+    """The rows that one rank's model is given in an epoch, by a Trainer whose loader is the run's."""
+
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from distributor import runtime
+
+    seen: list[float] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: Any) -> Any:
+            seen.extend(x.flatten().tolist())
+            return {"loss": (self.layer(x) ** 2).mean()}
+
+    class OfFrame(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return runtime.dataset("train").loader(batch_size=4, shuffle=True)
+
+    quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    trainer = OfFrame(Model(), TrainingArguments("out", num_train_epochs=1, **quiet))
+    assert trainer.train().global_step == rows // 8
+    return seen
+
+
+def test_a_frames_rows_are_not_split_again(make_local: Make) -> None:
+    frame = pandas.DataFrame({"x": [float(row) for row in range(64)]})
+    data = {"train": Data(frame, lanes=2, pack={"x": ["x"]}, dtypes={"x": "float32"})}
+    run = make_local(2, data=data).submit(of_frame, 64)
+    results = run.results(watch.DEADLINE)
+    assert sorted(row for seen in results for row in seen) == list(range(64))
+    assert [len(seen) for seen in results] == [32, 32]

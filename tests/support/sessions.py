@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -73,3 +74,15 @@ class Sessions:
         if self._session is not None:
             self._session.stop()
         self._session = self._key = None
+
+
+def two_gpus(script: Path, text: str) -> dict[str, str]:
+    """Settings of a cluster whose workers have the two GPUs that a discovery script reports."""
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return {
+        "spark.worker.resource.gpu.amount": "2",
+        "spark.worker.resource.gpu.discoveryScript": str(script),
+        "spark.executor.resource.gpu.amount": "2",
+        "spark.executor.resource.gpu.discoveryScript": str(script),
+    }

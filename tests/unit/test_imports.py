@@ -153,7 +153,7 @@ ROOMS = {
     "checkpoint": {"rank.group", "metrics.rank", "machine", "channel"},
     "data": {"checkpoint.catalog", "metrics.rank", "schedulers", "shipping", "machine"},
     "scoring": {"data", "checkpoint", "outcomes.stacks", "schedulers", "shipping", "machine"},
-    "tracking": {"run", "metrics", "machine"},
+    "tracking": {"checkpoint", "run", "metrics", "machine"},
     "api": {"run", "schedulers", "display", "data", "tracking", "launch", "shipping", "machine"},
     "search": {"api", "display", "run", "tracking", "metrics", "machine"},
 }
@@ -231,6 +231,7 @@ def test_a_room_says_where_it_runs(room):
                 "launch/deepspeed/extensions.py",
                 "runtime.py",
                 "tracking/tensorboard.py",
+                "tracking/mlflow_model.py",
             },
         ),
         ("accelerate", {"launch/accelerate/variables.py"}),
@@ -256,7 +257,16 @@ def test_a_room_says_where_it_runs(room):
         ),
         ("pandas", {"metrics/table.py"}),
         ("matplotlib", {"metrics/plot.py", "metrics/table.py", "run/handle.py", "search/study.py"}),
-        ("mlflow", {"tracking/mlflow.py", "tracking/mlflow_sender.py"}),
+        (
+            "mlflow",
+            {
+                "metrics/autologging.py",
+                "tracking/mlflow.py",
+                "tracking/mlflow_files.py",
+                "tracking/mlflow_model.py",
+                "tracking/mlflow_sender.py",
+            },
+        ),
         ("optuna", {f"search/{name}.py" for name in ("kept", "space", "study", "sweep")}),
         ("fsspec", {"machine/storage.py"}),
         ("rich", {"display/terminal.py"}),
@@ -274,7 +284,7 @@ def test_no_other_package_is_needed():
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
-    known |= {"mlflow"}  # for its callback, on the driver
+    known |= {"mlflow"}  # for its callback, on the driver, and in ranks where users log to it
     known |= {"optuna"}  # for sweep, on the driver
     known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
     known |= {"numpy"}  # for its random state, if a checkpoint has one

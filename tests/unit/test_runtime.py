@@ -31,6 +31,24 @@ def test_outside_of_a_run_there_is_one_rank() -> None:
     assert len(entered) == 2
 
 
+def test_a_rank_that_waits_says_that_the_connection_has_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    def lost(*_: object) -> None:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(runtime, "_connected", lost)
+    with pytest.raises(
+        RuntimeError, match=r"rank0_first: the connection to the other ranks has broken.*by peer"
+    ) as told:
+        with runtime.rank0_first():
+            pytest.fail("the block was entered")
+    assert type(told.value) is RuntimeError
+
+
 @pytest.mark.parametrize("name", VARIABLES)
 def test_torchruns_variables_decide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "7")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from distributor.channel import requests as exchange
 from distributor.channel.server import ChannelServer
@@ -25,6 +25,7 @@ from distributor.schedulers.spark.placing import Placing, crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import Life, conf, context_for_tasks, life_of, named, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
+from distributor.schedulers.spark.spark_versions import cancel_jobs, session_tags
 from distributor.shipping import package as shipping
 from distributor.text import escapes, notices
 from distributor.text.wording import count
@@ -203,7 +204,7 @@ class ClassicSession:
         # In a thread of its own, since the channel's must not wait for Spark.
         fail = threading.Thread(target=self._fail_job, args=(server,), name="distributor-fail", daemon=True)
         reports.on_complete = fail.start
-        for tag in (self._tag, *_session_tags(self._session)):  # they apply to this thread's jobs
+        for tag in (self._tag, *session_tags(self._session)):  # they apply to this thread's jobs
             context.addJobTag(tag)
         context.setJobDescription(
             f"distributor {job.label}: {job.title} on {count(job.resources.num_processes, 'rank')}"
@@ -229,10 +230,7 @@ class ClassicSession:
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(server.failed_reports.rows), server.stop_reason)}"
         with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
-            try:
-                scala.cancelJobsWithTag(self._tag, reason)
-            except Exception:  # Spark 3.5 has no parameter for the reason
-                scala.cancelJobsWithTag(self._tag)
+            cancel_jobs(scala, self._tag, reason)
 
 
 def broadcast(session: SparkSession, file: IO[bytes]) -> Broadcast[Any]:
@@ -265,14 +263,6 @@ def _held_up(slots: Slots, job: Job) -> StatusDetail | None:
         there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
         return StatusDetail(f"waiting for {count(job.num_tasks, 'task slot')}", f": {there}{why}")
     return None
-
-
-def _session_tags(session: SparkSession) -> list[str]:
-    """Return the tag by which ``spark.interruptAll()`` finds a session's jobs. Spark 3.5 has none."""
-    try:
-        return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
-    except Exception:
-        return []
 
 
 def _why(collected: Collected, stopped_for: str) -> str:

@@ -24,6 +24,7 @@ from distributor.schedulers.spark.placing import crowded, refuse
 from distributor.schedulers.spark.rows import CROWDED, Task, sort
 from distributor.schedulers.spark.sessions import conf, set_connect_python
 from distributor.schedulers.spark.slots import Slots, cluster_of, profile
+from distributor.schedulers.spark.spark_versions import binary_values, progress_to
 from distributor.shipping import package as shipping
 from distributor.text.wording import size
 from distributor.values.job import Job, StatusDetail
@@ -221,19 +222,13 @@ class ConnectSession:
         self._query = query = StageProgress(job.num_tasks)
         session.addTag(self._tag)
         try:
-            if hasattr(session, "registerProgressHandler"):
-                session.registerProgressHandler(query)
             set_connect_python(self._session)
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
             options: dict[str, Any] = {}
             if job.task_profile is not None:
                 options["profile"] = profile(self._session, job.task_profile)
-            result = rows.mapInArrow(in_arrow, "piece binary", barrier=True, **options)
-            if hasattr(result, "toArrow"):
-                return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
-            return [bytes(row[0]) for row in result.collect()]
+            with progress_to(session, query):
+                return binary_values(rows.mapInArrow(in_arrow, "piece binary", barrier=True, **options), "piece")
         finally:
-            with suppress(Exception):  # the user may have cleared all tags and handlers
+            with suppress(Exception):  # the user may have cleared all tags
                 session.removeTag(self._tag)
-                if hasattr(session, "registerProgressHandler"):
-                    session.removeProgressHandler(query)

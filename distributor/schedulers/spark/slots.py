@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.schedulers.spark.sessions import conf, elements, has_executors, is_connect, master_of
+from distributor.schedulers.spark.spark_versions import why_no_frame_profiles, why_no_profiles
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources
@@ -32,6 +33,8 @@ _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 #: Spark's defaults for an executor's memory outside its JVM heap: this share of the heap, but at least this size.
 _OVERHEAD_SHARE = 0.1
 _OVERHEAD_LEAST = "384m"
+
+_TASKS_OF_A_GPU = 4  # that feed a model there, if the settings do not say how many cores executors have
 
 #: Resource profiles by session, reused because Spark keeps each profile for as long as the application lives.
 _profiles: WeakKeyDictionary[SparkSession, dict[TaskProfile, Any]] = WeakKeyDictionary()
@@ -80,7 +83,7 @@ def cluster_of(session: SparkSession) -> Cluster:
         executor_cores=None if cores is None else int(cores),
         executor_gpus=int(float(conf(session, _EXECUTOR_GPUS) or 0)),
         memory_beside_heap=memory,
-        no_profiles=_why_no_profiles(session, master),
+        no_profiles=why_no_profiles(session.version, master, connect=is_connect(session)),
     )
 
 
@@ -104,20 +107,6 @@ def executors(session: SparkSession) -> Iterator[Executor]:
         busy = int(tasks.get()) if tasks.isDefined() else 0
         # Spark lists the driver too. On a cluster, it has 0 cores, so no task fits there.
         yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)
-
-
-def _why_no_profiles(session: SparkSession, master: str) -> str | None:
-    """Return why stages cannot have their own numbers of CPUs and GPUs; ``None`` if they can."""
-    version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
-    if is_connect(session) and version < (4,):
-        return "stage-level scheduling on Spark Connect needs Spark 4.0 or later"
-    if master.startswith(("spark://", "local-cluster")):
-        return None if version >= (3, 4) else f"stage-level scheduling with master {master} needs Spark 3.4 or later"
-    if master.startswith(("yarn", "k8s://")):
-        return (
-            None if version >= (3, 5, 1) else f"stage-level scheduling with master {master} needs Spark 3.5.1 or later"
-        )
-    return f"Spark has no stage-level scheduling with master {master}"
 
 
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
@@ -192,6 +181,29 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
             "each task hosts as many ranks as it has GPUs"
         )
     return int(amount), int(amount)
+
+
+def model_profile(num_gpus: int, cluster: Cluster, spark: str) -> TaskProfile | None:
+    """Return what a task requests that feeds a model on GPUs; ``None``: the session's settings suffice.
+
+    All tasks that an executor has cores for share its GPUs. ConfigurationError: tasks cannot have such GPUs.
+    """
+    gpus = _float(cluster.task_gpus)
+    if not num_gpus or cluster.is_local or gpus == num_gpus or (num_gpus == 1 and 0 < gpus < 1):
+        return None
+    has = cluster.executor_gpus
+    too_few = f"{_EXECUTOR_GPUS} gives each executor {has}" if has < num_gpus else None
+    if reason := why_no_frame_profiles(spark) or too_few or cluster.no_profiles:
+        raise ConfigurationError(
+            f"predict(num_gpus={num_gpus}): the settings give each task {cluster.task_gpus} GPUs, and {reason}: start "
+            f"a session with {_EXECUTOR_GPUS} (at least {num_gpus}), a discovery script, and "
+            f"{_TASK_GPUS}={0.25 if num_gpus == 1 else num_gpus}"
+        )
+    models = cluster.executor_gpus // num_gpus
+    tasks = _TASKS_OF_A_GPU
+    if cluster.executor_cores is not None:
+        tasks = max(1, cluster.executor_cores // cluster.task_cpus // models)
+    return TaskProfile(cluster.task_cpus, 1 / tasks if num_gpus == 1 else num_gpus)
 
 
 def node_limit(resources: Resources, cluster: Cluster) -> int | None:
@@ -334,15 +346,29 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
     """Return Spark's resource profile for the CPUs and GPUs of a task, made once in a session."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-    if is_connect(session):  # PySpark uses the thread's active session, as late as when the profile is first used
-        type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
     made = _profiles.setdefault(session, {})
     if task not in made:
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:
             requests = requests.resource(GPU, task.gpus)
         made.setdefault(task, ResourceProfileBuilder().require(requests).build)
+    if is_connect(session):
+        _register(session, made[task])
     return made[task]
+
+
+def _register(session: Any, built: Any) -> None:
+    """Let the server of a Connect session know a profile.
+
+    PySpark would do so at its first use, perhaps in another thread, and in the session that is active there.
+    """
+    active = type(session)._active_session
+    before = getattr(active, "session", None)
+    active.session = session
+    try:
+        _ = built.id
+    finally:
+        active.session = before
 
 
 def _memory_beside_heap(session: SparkSession) -> int:

@@ -189,16 +189,23 @@ def _lead(
         root = _write_package(shipment, node.folder)
         if shipment["call"] is not None:
             _bring_call(shipment["call"], os.path.join(node.folder, CALL))
+        spark_executor = executor_of_this()
         agent = node.start(
             root,
             {"store": listener},
-            owner=executor_of_this(),
+            owner=spark_executor,
             warmth=shipment["warmth"],
             task_cpus=mine.cpus,
             importing=_Importing(shipment["endpoint"], mine.executor, nodes),
         )
         listener.close()
-        further = {**known, "times": times, "note": agent.note, "secret": secret}
+        further = {
+            **known,
+            "times": times,
+            "note": agent.note,
+            "secret": secret,
+            "spark_executor": spark_executor,
+        }
         result = node.converse(_order(shipment, mine.executor, node.folder, root, **further))
         if result is None:
             _tell_end(shipment["endpoint"], mine.executor, secret, messages.Dead())

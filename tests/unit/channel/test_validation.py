@@ -82,6 +82,7 @@ def hello_of(*nodes: Node, name: str = "a") -> Hello:
         messages.UnfitNode("host-b", "No such file or directory in /tmp"),
         messages.Importing("b", 2, "torch"),
         messages.Warnings("host-b", ("is slow",)),
+        messages.SystemMetrics(5.0, {"cpu_utilization_percentage": 12.5}),
         messages.Started(attempt=0),
         messages.Dead(),
         messages.Orphaned(lives=True),

@@ -14,7 +14,7 @@ import torch
 from distributor import ConfigurationError, runtime
 from distributor.checkpoint import context
 from distributor.checkpoint.catalog import Catalog, Draft
-from distributor.checkpoint.places import find
+from distributor.checkpoint.places import CheckpointPlace, find
 from distributor.checkpoint.records import Shard, folder_name
 from distributor.machine.storage import open_storage
 from distributor.metrics import rank as reports
@@ -66,13 +66,17 @@ def test_a_place_is_a_folder_a_url_or_a_run_of_the_same_place(root: str, tmp_pat
     record = lease_record.taken(None, Holder("3f", "h", "", 1, ""))
     open_storage(f"{root}/plain").write(lease_record.FILES[0], seal(record))
     newest = named_run(where, "gpt 2", trainings=2)
-    assert find(f"{root}/plain", settings("other")) == f"{where}/plain"
-    assert find(f"{root}/gpt%202", settings("other")) == newest
-    assert find("gpt 2", settings(root)) == newest
-    assert find("gpt 2", settings(f"{where}/mine/1", fence=f"{where}/mine")) == newest  # a named run has that place
+    assert find(f"{root}/plain", settings("other")) == CheckpointPlace(f"{where}/plain")
+    assert find(f"{root}/gpt%202", settings("other")) == CheckpointPlace(newest)
+    assert find("gpt 2", settings(root)) == CheckpointPlace(newest)
+    assert find("gpt 2", settings(f"{where}/mine/1", fence=f"{where}/mine")) == CheckpointPlace(
+        newest
+    )  # a named run has that place
     unnamed = FencingToken(where, "3f", is_named=False)
-    assert find("gpt 2", replace(settings(where), fence=unnamed)) == newest
+    assert find("gpt 2", replace(settings(where), fence=unnamed)) == CheckpointPlace(newest)
     assert newest.endswith("/2")
+    one = folder_name(1, "3f-0", 1)
+    assert find(f"{root}/plain/{one}/", settings("other")) == CheckpointPlace(f"{where}/plain", one)
 
 
 def test_where_nothing_is_found_the_error_says_where_it_looked(tmp_path: Path) -> None:
@@ -81,6 +85,7 @@ def test_where_nothing_is_found_the_error_says_where_it_looked(tmp_path: Path) -
         "gone": (f"{tmp_path}/gone", f"{tmp_path}/runs/gone"),
         "empty": (f"{tmp_path}/empty", f"{tmp_path}/runs/empty/1"),
         "a/b": (f"{tmp_path}/a/b",),
+        "runs/empty/1/step-1-3f-0-1": (f"{tmp_path}/runs/empty/1/step-1-3f-0-1",),
     }.items():
         with pytest.raises(ConfigurationError) as caught:
             find(folder, settings("runs"))
@@ -111,6 +116,8 @@ def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
     state = {"step": 0}
     assert runtime.load_checkpoint(state, folder=tmp_path / "mine") == state["step"] == 3
     assert runtime.load_checkpoint(state, folder=tmp_path / "mine", best=("loss", "min")) == state["step"] == 2
+    first = next((tmp_path / "mine").glob("step-1-*"))
+    assert runtime.load_checkpoint(state, folder=first) == state["step"] == 1
     with pytest.raises(ConfigurationError, match="no checkpoint with the metric 'accuracy' in '.*mine'"):
         runtime.load_checkpoint(state, folder=tmp_path / "mine", best=("accuracy", "max"))
     monkeypatch.setenv(PLACE, str(tmp_path / "mine"))

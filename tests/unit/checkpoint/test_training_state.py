@@ -242,18 +242,20 @@ def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture
     assert pickles.loads(pickles.dumps(about)).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("nice", [0, 1])
+@pytest.mark.parametrize("length", [1_500_000, 9_000_000])  # less and more than is written at a time
 @pytest.mark.parametrize("folder", [None, "/dev/shm"])  # only through the kernel's cache in the second
-def test_a_file_is_measured_while_it_is_written(folder: str | None, nice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_measured_while_it_is_written(
+    folder: str | None, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "_CACHED", shards._PIECE)
     before = os.nice(0)
     data = random.randbytes(3 * shards._PIECE + 5)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for end in (0, 3, shards._PIECE, len(data)):
             path = Path(place, str(end))
-            with MeasuredFile(path, "x", nice) as file:
-                for start in range(0, end, 1_500_000):
-                    piece = memoryview(data)[start : min(start + 1_500_000, end)]
+            with MeasuredFile(path, "x", nice=1) as file:
+                for start in range(0, end, length):
+                    piece = memoryview(data)[start : min(start + length, end)]
                     assert file.write(piece) == len(piece)
                 assert file.tell() == end
             assert path.read_bytes() == data[:end]

@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import os
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -227,6 +228,13 @@ def deliver_any_table(data, tmp_path_factory):
     assert sorted(seen) == list(range(rows))
 
 
+def test_a_small_table_has_small_windows(there):
+    """The order of a window's rows is computed for as many as it may have."""
+    table = loader(there)
+    assert len(table) == ROWS // 48
+    assert table.state_dict()["window"] == ROWS // 48 * 48
+
+
 def file_of(dataset):
     (path,) = [os.path.join(at, name) for at, _, names in os.walk(dataset.folder) for name in names if ".arrow" in name]
     return path
@@ -259,6 +267,14 @@ def test_a_snapshot_that_was_removed_is_named(tmp_path):
         list(table.loader(global_batch_size=12))
     with pytest.raises(DataError, match="cannot be read on this node: No such file"):
         RankDataset.open(Dataset(str(tmp_path / "none"), 12), 0, 1)
+
+
+def test_another_snapshot_in_the_folder_of_a_node_is_refused(there, tmp_path):
+    same, other = write(tmp_path / "same"), write(tmp_path / "other", pa.table(columns(999)))
+    began = RankDataset.open(there, 0, 1).manifest.id
+    assert len(RankDataset.open(replace(same, snapshot=began), 0, 1)) == ROWS
+    with pytest.raises(DataError, match=rf"other has another snapshot .* \({began}\)\. It must be"):
+        RankDataset.open(replace(other, snapshot=began), 0, 1)
 
 
 def test_tensors_come_on_the_device(there):

@@ -9,10 +9,10 @@ import pytest
 
 from distributor.errors import ConfigurationError
 from distributor.metrics.driver import Reports
-from distributor.metrics.table import Metrics, Row
+from distributor.metrics.table import Metrics, Row, TrackedRow
 from distributor.values import reports as form
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import Committed, Progress, Report, Resumed, Unsaved, Warned, pack
+from distributor.values.reports import Committed, Progress, Report, Resumed, TrackedReport, Unsaved, Warned, pack
 
 
 def made(number: int, stage: int = 0, attempt: int = 0, **values: float) -> bytes:
@@ -24,6 +24,15 @@ def taken(*pieces: Log, world_size: int = 2, attempts: int = 1) -> Reports:
     for piece in pieces:
         reports.take(piece)
     return reports
+
+
+def test_callbacks_learn_which_rows_a_rank_has_logged_itself() -> None:
+    reports = Reports(1, 1)
+    reports.new()
+    own = pack(TrackedReport(0, 0, 0, 100.0, 1, None, {"loss": 1.0}))
+    reports.take(Log(0, REPORTS, 0, own + made(1, loss=0.5)))
+    assert [type(row) for row in reports.new()] == [TrackedRow, Row]
+    assert [(type(row), row.values) for row in reports.metrics] == [(Row, {"loss": 1.0}), (Row, {"loss": 0.5})]
 
 
 def test_each_byte_counts_once_however_it_comes() -> None:

@@ -23,7 +23,7 @@ def test_lightning_reports_steps_even_if_the_code_logs_nothing(
     monkeypatch.setattr(call, "_call_callback_hooks", call._call_callback_hooks)  # undone at the end
     monkeypatch.setattr(trainers, "_INTERVAL", interval)
     reported: list[Any] = []
-    monkeypatch.setattr(reports, "add", lambda values, step, total: reported.append((step, total)))
+    monkeypatch.setattr(reports, "add", lambda values, step, total, tracked: reported.append((step, total)))
     trainers._watch_steps(call)
 
     class Silent(lightning.LightningModule):  # type: ignore[misc]

@@ -194,7 +194,7 @@ def test_when_a_rank_failed(moment: float, stopped: float | None, time: float, a
 
 def test_a_rank_that_is_stopped_before_it_can_say_why_it_failed_is_stopped() -> None:
     """It may only have noticed that another rank had gone."""
-    cut = Ending(FAILED, 5.0, final=False)
+    cut = Ending(FAILED, 5.0, known="type")
     assert rank_exits.outcome_of(order(), 1, cut, ended(-15, by_us=6.0)) == Outcome(3, "host-b", "stopped")
     assert rank_exits.outcome_of(order(), 1, cut, ended(-9)).state == "failed"
 

@@ -2,13 +2,15 @@
 
 import logging
 import os
+import subprocess
 
 import numpy as np
 import pytest
 
+from distributor.machine.folders import remove_stale
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
 from distributor.scoring.predict import _pickled
-from distributor.scoring.wire import ScoreRequest
+from distributor.scoring.wire import ProcessEnded, ScoreAnswer, ScoreRequest
 from distributor.shipping.package import package_zip
 
 
@@ -55,3 +57,26 @@ def test_a_model_that_the_worker_cannot_load_is_an_error():
             list(client.answers([("first", request(3))]))
     finally:
         os.rmdir(client._folder)
+
+
+def test_rows_that_come_back_from_a_process_that_ended_are_computed_alone(monkeypatch):
+    """Else it would not be known whose rows of a batch had ended it, nor when to give up."""
+    client = ModelClient(ModelOrder(key="k4", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0))
+    sent, found = [], iter([None, ScoreAnswer()])
+    monkeypatch.setattr(client, "_send", sent.append)
+    monkeypatch.setattr(client, "_answer", lambda: next(found))
+    monkeypatch.setattr(client, "_ended", lambda: ProcessEnded("was killed by SIGKILL", was_computing=False))
+    assert [name for name, _ in client.answers([("first", request(3))])] == ["first"]
+    assert [(each.rows, each.is_alone) for each in sent] == [(3, False), (3, True)]
+
+
+def test_the_folder_of_a_server_that_never_began_is_removed(monkeypatch):
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["true"], **options))
+    order = ModelOrder(key="k3", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0)
+    client = ModelClient(order)
+    with pytest.raises(ModelError, match="exit"):
+        list(client.answers([("first", request(3))]))
+    assert os.listdir(client._folder)
+    remove_stale()
+    assert not os.path.exists(client._folder)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from distributor.errors import ResourceError
+from distributor.scoring import model
 from distributor.scoring.model import answer, scoring
 from distributor.scoring.wire import ScoreRequest
 
 
-def ask(score, rows=10, batch_rows=4, outputs=("y",), skips=False):
-    return answer(score, ScoreRequest({"x": np.arange(rows, dtype="float32")}, rows, outputs, batch_rows, skips))
+def ask(score, rows=10, batch_rows=4, outputs=("y",), skips=False, pads=False):
+    return answer(score, ScoreRequest({"x": np.arange(rows, dtype="float32")}, rows, outputs, batch_rows, skips, pads))
 
 
 def test_batches_have_a_bounded_size_and_come_back_together():
@@ -68,3 +70,102 @@ def test_a_module_gets_its_input_and_is_in_evaluation_mode():
     assert scoring(module)({"x": torch.ones(3)}).tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="not int"):
         scoring(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_module_of_half_precision_takes_columns_of_float32(dtype):
+    module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).to(dtype)
+    found = ask(lambda batch: scoring(module)({"x": batch["x"][:, None]}))
+    with torch.inference_mode():
+        expected = module(torch.arange(10.0)[:, None].to(dtype))
+    assert found.outputs[0].tolist() == expected.tolist()
+
+
+def scarce(room, sizes):
+    """A model for which a GPU has memory for ``room`` rows."""
+
+    def score(batch):
+        sizes.append(len(batch["x"]))
+        if len(batch["x"]) > room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return batch["x"] * 2
+
+    return score
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_batch_too_large_for_the_gpus_memory_is_halved(skips):
+    found = ask(scarce(2, sizes := []), skips=skips)
+    assert found.outputs[0].tolist() == [2.0 * i for i in range(10)]
+    assert (found.failed, found.halved_rows, sizes) == ({}, 4, [4, 2, 2, 4, 2, 2, 2])
+    assert ask(scarce(4, [])).halved_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "options", "rows", "calls"),
+    [(1, {}, 2, 2), (1, {"skips": True}, 2, 2), (0, {"batch_rows": 1}, 1, 1), (2, {"pads": True}, 4, 1)],
+)
+def test_a_batch_is_halved_once_and_no_row_is_at_fault(room, options, rows, calls):
+    found = ask(scarce(room, sizes := []), **options)
+    assert f"memory does not suffice for a batch of {rows} rows: CUDA out of memory. Pass a smaller" in found.error
+    assert (found.failed, len(sizes)) == ({}, calls)
+
+
+def test_a_module_needs_a_gpu_that_torch_sees(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ResourceError, match=r"torch \S+ sees no GPU \(CUDA_VISIBLE_DEVICES=7, "):
+        scoring(torch.nn.Identity(), on_gpu=True)
+    assert scoring(len, on_gpu=True) is len
+
+
+def test_a_module_and_its_inputs_are_moved(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(model, "GPU", "meta")
+    module = torch.nn.Linear(2, 1)
+    assert scoring(module, on_gpu=True)({"x": torch.ones(3, 2)}).device.type == "meta"
+    assert module.weight.device.type == "meta"
+
+
+def request(values, batch_rows=10, **options):
+    options = {"outputs": ("y",), "skips": False} | options
+    return ScoreRequest({"x": np.array(values, "float32")}, len(values), batch_rows=batch_rows, **options)
+
+
+@pytest.mark.parametrize(
+    ("requests", "groups"),
+    [
+        pytest.param([request([1]), request([2]), request([3])], [[0, 1, 2]], id="alike"),
+        pytest.param([request([1] * 6), request([2] * 6), request([3] * 4)], [[0, 2], [1]], id="rows-of-one-batch"),
+        pytest.param([request([1]), request([2], is_alone=True), request([3])], [[0, 2], [1]], id="alone"),
+        pytest.param([request([1], pads=True), request([2], pads=True)], [[0], [1]], id="deterministic"),
+        pytest.param([request([1]), request([[1, 2]]), request([3])], [[0, 2], [1]], id="other-shapes"),
+        pytest.param([request([1]), request([1], skips=True)], [[0], [1]], id="other-errors"),
+        pytest.param([], [], id="none"),
+    ],
+)
+def test_requests_that_fit_into_a_batch_are_computed_together(requests, groups):
+    assert model.together(requests) == groups
+
+
+def test_each_request_gets_its_own_rows_of_a_batch():
+    sizes = []
+
+    def score(batch):
+        sizes.append(len(batch["x"]))
+        return batch["x"] * 2
+
+    found = model.answers(score, [request([1, 2]), request([3]), request([4, 5])])
+    assert [each.outputs[0].tolist() for each in found] == [[2, 4], [6], [8, 10]]
+    assert sizes == [5]
+
+
+def test_no_other_requests_rows_fail_with_one():
+    def score(batch):
+        if (batch["x"] == 3).any():
+            raise ValueError("three")
+        return batch["x"]
+
+    found = model.answers(score, [request([1, 2]), request([3]), request([4])])
+    assert [[*each.failed] for each in found] == [[], [0], []]
+    assert [each.outputs[0].tolist() for each in found if each.outputs] == [[1, 2], [4]]

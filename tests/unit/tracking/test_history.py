@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distributor.tracking import history
-from distributor.tracking.history import History, default_folder
+from distributor.tracking.history import History, Runs, default_folder
 from distributor.tracking.record import Driver, RunRecord
 
 RECORD = RunRecord("a", None, "train", Driver.here(), "running", 1.0)
@@ -42,6 +42,12 @@ def test_the_newest_come_first_and_what_is_no_record_is_left_out(tmp_path: Path)
     (tmp_path / "other.json").write_text('{"id": "c"}')
     (tmp_path / "large.json").write_bytes(b" " * (1 << 20))
     assert [record.id for record in kept.read()] == ["b", "a"]
+
+
+def test_a_slice_is_a_table_too() -> None:
+    some = Runs(replace(RECORD, id=id) for id in "abc")[1:]
+    assert [run.id for run in some] == ["b", "c"] and some.active == []
+    assert "train" in repr(some) and "<pre>" in some._repr_html_()
 
 
 def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

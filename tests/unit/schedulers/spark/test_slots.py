@@ -5,11 +5,12 @@ import threading
 import pytest
 from at_once import at_once
 from jobs import make_job
+from pyspark.resource import ResourceProfile
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import slots
-from distributor.schedulers.spark.slots import Cluster, Slots, node_limit, shape
+from distributor.schedulers.spark.slots import Cluster, Slots, model_profile, node_limit, shape
 from distributor.values.job import Function, TaskProfile
 from distributor.values.options import Resources
 
@@ -141,6 +142,40 @@ def test_impossible_requests_for_tasks_are_refused(resources, there, error, word
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "there", "expected"),
+    [
+        pytest.param(0, cluster(task_gpus="1"), None, id="cpus"),
+        pytest.param(1, cluster(task_gpus="0.25", executor_gpus=1), None, id="tasks-share"),
+        pytest.param(2, cluster(task_gpus="2", executor_gpus=2), None, id="tasks-have-two"),
+        pytest.param(1, cluster(master="local[4]"), None, id="tasks-of-the-driver"),
+        pytest.param(1, cluster(executor_gpus=1), TaskProfile(1, 0.25), id="all-cores"),
+        pytest.param(1, cluster(executor_gpus=2, task_cpus=2), TaskProfile(2, 1), id="all-cores-of-two-cpus"),
+        pytest.param(1, cluster(executor_gpus=8, executor_cores=4), TaskProfile(1, 1), id="more-gpus-than-cores"),
+        pytest.param(1, cluster(executor_gpus=1, executor_cores=None), TaskProfile(1, 0.25), id="cores-are-unknown"),
+        pytest.param(2, cluster(task_gpus="0.5", executor_gpus=4), TaskProfile(1, 2), id="two-gpus"),
+    ],
+)
+def test_what_tasks_request_that_feed_models(num_gpus, there, expected):
+    assert model_profile(num_gpus, there, "4.0.0") == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "there", "spark", "words"),
+    [
+        (1, cluster(executor_gpus=1), "3.5.6", "before Spark 4.0 (this is 3.5.6): start a session with"),
+        (1, cluster(executor_gpus=1), "3.5.6", "spark.task.resource.gpu.amount=0.25"),
+        (1, cluster(), "4.0.0", "spark.executor.resource.gpu.amount gives each executor 0"),
+        (2, cluster(executor_gpus=1), "4.0.0", "spark.task.resource.gpu.amount=2"),
+        (1, cluster(executor_gpus=1, no_profiles="there are none"), "4.0.0", "0 GPUs, and there are none: start"),
+    ],
+)
+def test_a_model_on_gpus_names_the_settings_that_are_missing(num_gpus, there, spark, words):
+    with pytest.raises(ConfigurationError) as caught:
+        model_profile(num_gpus, there, spark)
+    assert words in str(caught.value)
+
+
 def test_too_little_memory_for_one_rank_is_refused():
     with pytest.raises(ResourceError, match=r"memory_per_process=8,192 MiB, but each executor has 1,024 MiB "):
         node_limit(asked(memory_per_process=8 * GIB), cluster(memory_beside_heap=GIB))
@@ -237,22 +272,22 @@ def test_room_on_other_hosts_does_not_count_the_jobs_own_tasks(monkeypatch: pyte
 
 
 def test_first_runs_at_the_same_moment_share_a_profile(monkeypatch):
-    """Spark Connect gives it a number later, through the session that is then active in the thread."""
+    """Spark Connect gives it a number through the session that is active in the thread: it stays another one."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    active = threading.local()
+    asked = []
 
     class SparkSession:
         __module__ = "pyspark.sql.connect.session"
+        _active_session = threading.local()
 
-        @classmethod
-        def _set_default_and_active_session(cls, session):
-            active.session = session
-
+    monkeypatch.setattr(ResourceProfile, "id", property(lambda _: asked.append(SparkSession._active_session.session)))
     session = SparkSession()
 
     def use():
-        return slots.profile(session, TaskProfile(2)), active.session
+        SparkSession._active_session.session = "another"
+        return slots.profile(session, TaskProfile(2)), SparkSession._active_session.session
 
     made = at_once(*[use] * 8)
     assert {each for each, _ in made} == {slots.profile(session, TaskProfile(2))}
-    assert {each for _, each in made} == {session}
+    assert {each for _, each in made} == {"another"}
+    assert set(asked) == {session}
