@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +74,15 @@ def nothing_stays() -> Any:
         remove_stale()
         return not servers() and not folders()
 
-    watch.until(gone)
+    try:
+        watch.until(gone)
+    except AssertionError:
+        left = [*servers(), *((folder, os.listdir(folder)) for folder in folders())]
+        for server in servers():  # the next tests are not at fault
+            server.kill()
+        for folder in folders():
+            shutil.rmtree(folder)
+        raise AssertionError(f"left behind: {left}") from None
 
 
 def sums() -> Any:
@@ -590,7 +599,7 @@ def test_a_cell_that_is_run_again_loads_nothing(one_jvm: Any, tmp_path: Path) ->
     assert again(CELL.replace("* FACTOR", "* FACTOR * 2"), 3) == {0.0, -6.0}
     assert len(list(tmp_path.iterdir())) == 3
     assert release() == 3
-    assert servers() == []
+    watch.until(lambda: not servers())  # their processes end after they have said so
 
 
 def test_release_spares_a_model_that_a_job_uses(one_jvm: Any, tmp_path: Path) -> None:

@@ -84,15 +84,23 @@ def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
 def _remove_listed(names: Path) -> None:
     with suppress(OSError):
         for path in names.read_bytes().split(b"\n"):
-            shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):
-                os.unlink(path)
+            _remove_path(path)
+
+
+def _remove_path(path: str | bytes) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
     """Remove a private folder, and the files and folders elsewhere that :func:`note_elsewhere` recorded in it."""
     remove_elsewhere(folder)
     _remove_listed(Path(folder, ELSEWHERE_TO_THE_END))
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            if entry != OWNER:  # it goes last: remove_stale() ends what is interrupted here
+                _remove_path(os.path.join(folder, entry))
     shutil.rmtree(folder, ignore_errors=True)
 
 

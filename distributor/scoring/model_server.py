@@ -15,7 +15,6 @@ import selectors
 import signal
 import socket
 import struct
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -44,10 +43,10 @@ def main(folder: str, owner_pid: str, count: str, keep: str, timeout: str) -> No
     Standard input is the folder's lock, which is held until the server listens.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     processes.adopt_orphans()
     with folders.claim(folder):  # others remove it if this process is killed
         server = _Server(folder, int(owner_pid), int(count), float(keep), float(timeout))
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())  # a second one interrupts no end()
         try:
             server.run()
         finally:
@@ -103,7 +102,7 @@ class _Server:
         self._start_loader()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         folders.remove_stale()
-        self._watch(self._owner, self._stop)
+        self._watch(self._owner, self.stop)
         self._watch(waker, lambda: self._reap(waker))
         self._watch(self._listener, self._accept)
         while not self._is_over:
@@ -129,7 +128,7 @@ class _Server:
     def _watch(self, source: int | socket.socket, act: Callable[[], object]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._is_over = True
 
     def _listen(self) -> None:

@@ -33,6 +33,27 @@ def test_a_folder_goes_once_its_owner_has(tmp_path):
         assert not os.path.exists(stale)
 
 
+@pytest.mark.parametrize("survivors", range(1, 5))
+def test_a_removal_that_was_interrupted_is_ended_by_the_next(monkeypatch, survivors):
+    folder = folders.make("stale")
+    folders.claim(folder).close()
+    for name in ("a", "owned", "z"):
+        open(os.path.join(folder, name), "w").close()
+
+    def interrupted(path, *arguments, **options):
+        if len(os.listdir(folder)) == survivors:
+            raise SystemExit
+        unlink(path, *arguments, **options)
+
+    unlink = os.unlink
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(os, "unlink", interrupted)
+        folders.remove_stale()
+    assert len(os.listdir(folder)) == survivors
+    folders.remove_stale()
+    assert not os.path.exists(folder)
+
+
 def test_paths_noted_in_a_folder_are_removed_with_it(tmp_path):
     kept, one, two = (tmp_path / name for name in ("kept", "one", "two"))
     for path in (kept, one, two):

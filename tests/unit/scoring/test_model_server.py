@@ -1,11 +1,21 @@
 """What the model's server says of a process that has ended."""
 
+import glob
+import os
 import selectors
+import signal
 import socket
+import tempfile
 
+import numpy as np
+import psutil
 import pytest
 
+from distributor.scoring.client import ModelClient, ModelOrder
 from distributor.scoring.model_server import how_killed, ready
+from distributor.scoring.predict import _pickled
+from distributor.scoring.wire import ScoreRequest
+from distributor.shipping.package import package_zip
 
 
 @pytest.mark.parametrize(
@@ -40,3 +50,23 @@ def test_what_another_turn_has_closed_gets_none():
                 selector.unregister(ours)
                 ours.close()
         assert turns == 1
+
+
+def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
+    before = psutil.Process().children()
+    order = ModelOrder(
+        key="ends",
+        package=package_zip(),
+        call=_pickled(lambda: lambda batch: batch["x"]),
+        processes=2,
+        keep=60,
+        timeout=60,
+    )
+    client = ModelClient(order)
+    request = ScoreRequest({"x": np.ones(3)}, 3, ("y",), 3, False)
+    assert len(list(client.answers([("first", request)]))) == 1
+    (server,) = (each for each in psutil.Process().children() if each not in before)
+    while server.status() != psutil.STATUS_ZOMBIE:
+        server.send_signal(signal.SIGTERM)
+    os.waitpid(server.pid, 0)
+    assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
