@@ -506,6 +506,30 @@ def test_the_next_driver_adopts_the_trials_of_one_that_was_killed(make_local: Ma
         sweep(make_local(1, checkpoints=folder), go_on, space, **{**options, "metric": ("loss", "max")})
 
 
+def report_once(folder: str) -> None:
+    """Reports its only step in the first of its runs."""
+    from distributor import runtime
+
+    if runtime.load_checkpoint({"x": 0}) is None:
+        runtime.report(step=1, loss=0.5)
+        runtime.save_checkpoint({"x": 1}, step=1, wait=True)
+
+
+def test_a_trial_that_had_ended_before_its_driver_was_killed_has_its_value(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributor, options = make_local(1, checkpoints=tmp_path), {"trials": 1, "at_once": 1, "name": "search"}
+
+    def killed(self: Any, trial: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr("distributor.search.sweep._Search._tell", killed)
+        sweep(distributor, report_once, {"folder": [""]}, metric=GOAL, **options)
+    study = sweep(distributor, report_once, {"folder": [""]}, metric=GOAL, **options)
+    assert [(trial.outcome, trial.value) for trial in study.table] == [("complete", 0.5)]
+
+
 IN_STORAGE = """
 import sys
 sys.path[:0] = {path!r}
@@ -560,6 +584,36 @@ def test_ctrl_c_cancels_all_trials_and_returns_the_study(make_local: Make, tmp_p
     assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
     assert runs().active == []
     assert all(trial.state.is_finished() for trial in study.optuna.get_trials())
+
+
+def wait_or_report(folder: str) -> None:
+    """Wait for ever at first, as a trial that has saved once; later, go on from there."""
+    from distributor import runtime
+
+    state = {"x": 0}
+    if runtime.load_checkpoint(state) is None:
+        runtime.save_checkpoint({"x": 1}, step=1, wait=True)
+        wait_for_ever(folder)
+    runtime.report(loss=float(state["x"]))
+
+
+def test_trials_that_ctrl_c_has_cancelled_go_on_in_the_next_call(make_local: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "begun"
+    folder.mkdir()
+
+    def interrupt() -> None:
+        watch.until(lambda: len(os.listdir(folder)) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    distributor = make_local(1, grace_period=1, checkpoints=tmp_path)
+    options: Any = {"metric": GOAL, "trials": 2, "at_once": 2, "name": "search"}
+    study = sweep(distributor, wait_or_report, {"folder": [str(folder)]}, **options)
+    thread.join()
+    assert [trial.outcome for trial in study.table] == ["cancelled"] * 2
+    again = sweep(distributor, wait_or_report, {"folder": [str(folder)]}, **options)
+    assert [(trial.outcome, trial.value) for trial in again.table] == [("complete", 1.0)] * 2
 
 
 def ignore_sigterm(folder: str) -> None:

@@ -58,7 +58,8 @@ class Callbacks:
         for callback in self._callbacks:
             if hasattr(callback, "run_for_ranks"):
                 try:
-                    return str(callback.run_for_ranks(run, environ, wanted))
+                    if found := callback.run_for_ranks(run, environ, wanted):
+                        return str(found)
                 except Exception as error:
                     self._warn(callback, "run_for_ranks", error)
         return ""

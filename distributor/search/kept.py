@@ -39,6 +39,7 @@ class Kept:
     name: str
     folder: str | None
     given: optuna.storages.BaseStorage | None = None
+    resumes: bool = True  # the next driver of its name goes on with it
 
     @classmethod
     def of(
@@ -46,7 +47,7 @@ class Kept:
     ) -> Kept:
         """Choose the place of a study; without a name, make up a new one."""
         if name is None:
-            return cls(f"sweep-{secrets.token_hex(3)}", None, storage)
+            return cls(f"sweep-{secrets.token_hex(3)}", None, storage, resumes=False)
         if storage is not None:
             return cls(name, None, storage)
         if checkpoints is not None and not is_url(checkpoints.dir):

@@ -146,7 +146,7 @@ class _Active:
     run: Run
     pruned: bool = False
     rank: float = math.inf  # the lowest that has reported the metric
-    steps: set[int] = field(default_factory=set)  # those that Optuna knows
+    known: dict[int, float] = field(default_factory=dict)  # the values that Optuna knows, by step
 
 
 class _Search:
@@ -240,12 +240,12 @@ class _Search:
         return bool(self._adopted) or (self._begun < self._wanted and not self._stopped.is_set())
 
     def _start(self) -> None:
-        steps: set[int] = set()
+        known: dict[int, float] = {}
         if self._adopted:
             import optuna
 
             frozen = self._adopted.pop(0)
-            trial, steps = optuna.trial.Trial(self._optuna, frozen._trial_id), set(frozen.intermediate_values)
+            trial, known = optuna.trial.Trial(self._optuna, frozen._trial_id), dict(frozen.intermediate_values)
         else:
             trial = self._optuna.ask(self._space)
             self._begun += 1
@@ -263,8 +263,8 @@ class _Search:
             trial=TrialInfo(trial.number, params, self.study.name, self.study.id),
         )
         run = distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
+        self._active[trial.number] = _Active(trial, run, known=known)
         trial.set_user_attr(RUN_ID, run.id)
-        self._active[trial.number] = _Active(trial, run, steps=steps)
         threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
 
     def _await(self, number: int, run: Run) -> None:
@@ -286,7 +286,7 @@ class _Search:
             self._report(active, rows)
             return
         trial = self._ended(active)
-        if self._prunes and active.steps and not active.run._reports_live and not self._warned:
+        if self._prunes and active.known and not active.run._reports_live and not self._warned:
             self._warned = True
             notices.logger.warning(
                 "%s: nodes cannot reach the driver, so reports come only when a trial has ended, and nothing is pruned",
@@ -301,14 +301,15 @@ class _Search:
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
         """Feed the pruner with the reports of the lowest rank, each step once."""
         for row in rows:
-            if active.pruned or not self._prunes or self._metric[0] not in row.values or row.rank > active.rank:
+            notes = self._prunes or self._kept.resumes
+            if active.pruned or not notes or self._metric[0] not in row.values or row.rank > active.rank:
                 continue
             active.rank = row.rank
-            if row.step is None or row.step in active.steps:
+            if row.step is None or row.step in active.known:
                 continue
-            active.steps.add(row.step)
-            active.trial.report(row.values[self._metric[0]], row.step)
-            if active.run._reports_live and active.trial.should_prune() and not active.run.wait(0):
+            active.known[row.step] = value = row.values[self._metric[0]]
+            active.trial.report(value, row.step)
+            if self._prunes and active.run._reports_live and active.trial.should_prune() and not active.run.wait(0):
                 active.pruned = True
                 active.run.stop(timeout=self._distributor._options.deadlines.grace_period)
 
@@ -320,6 +321,8 @@ class _Search:
         except DistributorError as failure:
             error = failure
         value = run.latest_metrics.get(name)
+        if value is None and active.known:  # an earlier driver has seen it end, but was killed before it told Optuna
+            value = active.known[max(active.known)]
         made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
         if active.pruned and (run._halted if error is None else isinstance(error, (RunCancelledError, StopError))):
             return replace(made, outcome="pruned")
@@ -361,7 +364,8 @@ class _Search:
                 active.run.wait()
                 if not self._lost:  # otherwise, the study is another driver's
                     self.study.add(trial := self._ended(active))
-                    self._tell(trial)
+                    if trial.outcome != "cancelled" or not self._kept.resumes:
+                        self._tell(trial)
                     self._live.ended(trial, active.run)
             self._active.clear()
         except KeyboardInterrupt:
@@ -369,10 +373,9 @@ class _Search:
                 active.run.kill()
             raise
         finally:
-            left = [] if self._lost else self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,))
-            waiting = {each.number for each in self._adopted}  # the next driver adopts them
-            for frozen in (each for each in left if each.number not in waiting):
-                self._optuna.tell(frozen.number, state=self._states.FAIL)
+            if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended
+                for frozen in self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
+                    self._optuna.tell(frozen.number, state=self._states.FAIL)
 
 
 def too_many(failed: Sequence[bool]) -> bool:
@@ -476,8 +479,8 @@ class _OneAtATime:
         if not callable(method):
             return method
 
-        def locked(*arguments: Any) -> None:
+        def locked(*arguments: Any) -> Any:
             with self.lock:
-                method(*arguments)
+                return method(*arguments)
 
         return locked
