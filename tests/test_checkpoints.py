@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -21,13 +22,24 @@ from typing import Any
 import checkpointed
 import pytest
 import stores
+import torch
 import victims
 import watch
 from sessions import Make, Sessions
 
 import distributor
-from distributor import Checkpoints, Distributor, NodeLostError, Run, StartError, TorchDistributor, TrainingError
+from distributor import (
+    Checkpoints,
+    Distributor,
+    NodeLostError,
+    Run,
+    StartError,
+    TorchDistributor,
+    TrainingError,
+    runtime,
+)
 from distributor.channel.server import ChannelServer
+from distributor.checkpoint import loading
 from distributor.launch import DeepSpeed
 
 STEPS = 6
@@ -277,6 +289,19 @@ def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[.
     begun, weights, _ = distributor.run(checkpointed.train_digits, STEPS, killed)
     assert begun is not None
     assert weights == undisturbed(False)
+
+
+def save_a_layer() -> None:
+    runtime.save_checkpoint({"model": torch.nn.Linear(1, 1)}, 1, wait=True)
+
+
+def test_what_was_downloaded_for_one_load_outside_a_run_is_removed(make_local: Make, tmp_path: Path) -> None:
+    place = f"file://{tmp_path / 'runs'}"
+    make_local(1, checkpoints=place).run(save_a_layer)
+    before = set(os.listdir(tempfile.gettempdir()))
+    path = loading.load_module(torch.nn.Linear(1, 1), Checkpoints(place))
+    loading.load_committed({"model": torch.nn.Linear(1, 1)}, place, os.path.basename(path))
+    assert set(os.listdir(tempfile.gettempdir())) <= before
 
 
 @pytest.mark.long

@@ -111,6 +111,11 @@ class Session:
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
 
+    def clear_staging(self) -> None:
+        if self._staging is not None:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._staging = None
+
     def folder_here(self, folder: str) -> Path:
         """Return where the files of a checkpoint are on this machine; those from a URL, once they are downloaded."""
         if self.storage.root is not None:

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -177,9 +178,9 @@ def load_checkpoint(
 
 def load_committed(state: Any, place: str, folder: str) -> None:
     """Load one checkpoint of a place, in a process of no run. OSError: it is gone, or damaged."""
-    loading = _of_place(place, folder)
     states.check(_WHAT, state)
-    states.restore(state, loading.read(state, weights_only=True))
+    with _of_place(place, folder) as loading:
+        states.restore(state, loading.read(state, weights_only=True))
 
 
 def load_module(module: torch.nn.Module, checkpoints: Checkpoints) -> str:
@@ -192,23 +193,28 @@ def load_module(module: torch.nn.Module, checkpoints: Checkpoints) -> str:
     manifest = catalog.best(passed) or catalog.latest(passed)
     if manifest is None:
         raise OSError(f"there is no checkpoint in {place!r}")
-    loading = _of_place(place, manifest.folder)
-    entry = {loading.entry_of(module): module}
-    read = loading.read(entry, weights_only=True)
-    own = {name: value for name, value in read.objects.items() if name in entry}
-    states.restore(entry, TrainingState(read.tensors, own))
+    with _of_place(place, manifest.folder) as loading:
+        entry = {loading.entry_of(module): module}
+        read = loading.read(entry, weights_only=True)
+        own = {name: value for name, value in read.objects.items() if name in entry}
+        states.restore(entry, TrainingState(read.tensors, own))
     return f"{place.rstrip('/')}/{manifest.folder}"
 
 
-def _of_place(place: str, folder: str) -> _Loading:
+@contextmanager
+def _of_place(place: str, folder: str) -> Iterator[_Loading]:
+    """Load a checkpoint of any place; what has been downloaded of it is removed at the end."""
     session = current(_WHAT, needs_place=False)
     session = session.at(replace(session.settings, checkpoints=Checkpoints(place), memory=None))
     manifest = session.catalog.read(folder)
     if manifest is None:
         raise OSError(f"checkpoint {folder!r} is no longer in {place!r}")
-    loading = _Loading(session, manifest)
-    loading.check(manifest.shards)
-    return loading
+    try:
+        loading = _Loading(session, manifest)
+        loading.check(manifest.shards)
+        yield loading
+    finally:
+        session.clear_staging()
 
 
 class _Call:
