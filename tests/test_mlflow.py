@@ -281,6 +281,100 @@ def test_a_study_is_the_parent_of_its_trials(make_local: Make, server: str) -> N
         assert len(history(server, run, "loss")) == 3
 
 
+def test_the_end_of_a_study_leaves_other_runs_to_themselves(make_local: Make, server: str, tmp_path: Path) -> None:
+    tracker = MLflow("/shared", server)
+    other = make_local(1, callbacks=[tracker]).submit(wait_for, str(tmp_path / "go"))
+    watch.until(lambda: bool(runs := found(server, "/shared")) and len(history(server, runs[0], "loss")) == 1)
+    space: Any = {"x": uniform(0, 1)}
+    sweep(make_local(1, callbacks=[tracker]), report, space, metric=("loss", "min"), trials=1, name="search")
+    (tmp_path / "go").touch()
+    other.result(watch.DEADLINE)
+    of_other = [run for run in found(server, "/shared") if run.data.tags.get("distributor.run") == other.id]
+    assert [run.info.status for run in of_other] == ["FINISHED"]
+    assert not list((tmp_path / "runs" / ".mlflow").rglob("*.spool"))
+
+
+def autolog_trial(x: float) -> None:
+    autolog(1)
+
+
+@pytest.mark.usefixtures("_patient")
+def test_rank_0_logs_to_the_run_of_its_trial(make_local: Make, server: str) -> None:
+    distributor = make_local(1, env={"MLFLOW_TRACKING_URI": server}, callbacks=[MLflow("/joining", server)])
+    sweep(distributor, autolog_trial, {"x": uniform(0, 1)}, metric=("loss", "min"), trials=2, name="search", at_once=2)
+    children = [run for run in found(server, "/joining") if "mlflow.parentRunId" in run.data.tags]
+    assert sorted(run.info.run_name for run in children) == ["search/0", "search/1"]
+    assert all(run.data.params["fit_intercept"] == "True" for run in children)
+
+
+def test_what_an_earlier_driver_left_for_no_place_delays_nobody(
+    make_local: Make, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = MLflow("/left", server)
+    begin = RunBegun("a", "nowhere://bucket/kept", "a", 0.0, "/", "train")
+    spools.Spool.create(tracker._folder, begin).release()
+    (left,) = tracker._folder.glob("*.spool")
+    run = make_local(1, callbacks=[tracker]).submit(report)
+    run.result(watch.DEADLINE)
+    (ours,) = found(server, "/left")
+    assert ours.info.status == "FINISHED" and len(history(server, ours, "loss")) == 3
+    assert left.exists()
+    assert f"{left}, of an earlier driver, is not sent: " in caplog.text
+    assert "does not answer" not in caplog.text and "did not take" not in caplog.text
+
+
+def report_without_step() -> None:
+    runtime.report(final=0.5)
+
+
+def test_a_value_without_a_step_is_sent_once_although_the_end_is_refused_at_first(
+    make_local: Make, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = mlflow.MlflowClient.set_terminated, list[str]()
+
+    def set_terminated(self: Any, run: str, *arguments: Any) -> None:
+        if not refused:
+            refused.append(run)
+            raise OSError("no route")
+        real(self, run, *arguments)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "set_terminated", set_terminated)
+    make_local(1, callbacks=[MLflow("/once", server)]).run(report_without_step)
+    (run,) = found(server, "/once")
+    assert refused == [run.info.run_id] and run.info.status == "FINISHED"
+    assert history(server, run, "final") == [(0, 0.5)]
+
+
+def test_a_password_is_shown_and_kept_nowhere(
+    make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracker = MLflow("/user", server.replace("://", "://me:hush@"))
+    make_local(1, callbacks=[tracker], name="digits", checkpoints=tmp_path / "kept").run(report)
+    assert found(server, "/user")[0].info.status == "FINISHED"
+    monkeypatch.setattr(module, "_PATIENCE", 0.5)
+    down = MLflow("/user", f"http://me:hush@127.0.0.1:{free_port()}")
+    make_local(1, callbacks=[down]).run(report)
+    watch.until(lambda: "does not answer" in caplog.text)
+    assert "did not take all reports" in caplog.text
+    assert "hush" not in caplog.text + repr(tracker) + repr(down)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_same"),
+    [("sqlite:///mlflow.db", False), (None, False), ("sqlite:////tmp/a.db", True), ("http://host:5000", True)],
+)
+def test_what_is_left_goes_to_the_same_place_whatever_the_current_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None, is_same: bool
+) -> None:
+    one = MLflow("/here", uri)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (MLflow("/here", uri)._folder == one._folder) is is_same
+
+
 def test_metrics_above_the_bound_are_thinned(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,6 +150,26 @@ def test_tensorboard_reads_one_line_across_restarts_and_resumes(make: Make, tmp_
     assert scalars(folder, "loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0), (5, 10.0), (6, 10.0), (7, 10.0)]
 
 
+def report_before_the_loop(first: int, last: int) -> None:
+    from distributor import runtime
+
+    runtime.report(parameters=float(first))
+    for step in range(first, last):
+        runtime.report(step=step, loss=float(step))
+
+
+def test_a_report_without_a_step_replaces_nothing(make_local: Make, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    options: Any = {"name": "digits", "checkpoints": tmp_path / "kept", "callbacks": [TensorBoard(tmp_path / "logs")]}
+    make_local(1, **options).run(report_before_the_loop, 1, 4)
+    make_local(1, **options).run(report_before_the_loop, 3, 6)
+    folder = tmp_path / "logs" / "digits"
+    assert scalars(folder, "loss") == [(step, float(step)) for step in range(1, 6)]
+    make_local(1, **options).run(report_before_the_loop, 6, 6)  # it reports no step at all
+    assert scalars(folder, "loss") == [(step, float(step)) for step in range(1, 6)]
+    assert [value for _, value in scalars(folder, "parameters")] == [1.0, 3.0, 6.0]
+
+
 def test_tensorboard_has_a_folder_for_each_trial(make_local: Make, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     distributor = make_local(1, callbacks=[TensorBoard(tmp_path)])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from distributor.text.wording import USER_IN_URL
 from distributor.values.job import Function, Target
 
 Plain = str | int | float | bool | None
@@ -23,8 +24,6 @@ _SECRET |= {"apikey", "authorization"}
 _SECRET_KEYS = {"api", "access", "private", "secret", "account", "encryption", "signing", "ssh"}  # before "key"
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-
-_USER_IN_URL = re.compile(r"://[^/\s@]+@")
 
 
 def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Plain]:
@@ -56,7 +55,7 @@ def is_secret(name: str, value: object) -> bool:
     return (
         not _SECRET.isdisjoint(words)
         or any(first in _SECRET_KEYS and second in ("key", "keys") for first, second in pairs)
-        or _USER_IN_URL.search(value) is not None
+        or USER_IN_URL.search(value) is not None
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
+USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+@")
+
 
 def ranges(ranks: Iterable[int]) -> str:
     """Return ranks as a short list of ranges.
@@ -64,6 +66,15 @@ def without_token(text: str) -> str:
     'sc://host:15002/;use_ssl=true;token=***;user_id=me'
     """
     return re.sub(r"(?i)\b(token=)[^;'\"\s]*", r"\1***", text)
+
+
+def without_user(text: str) -> str:
+    """Return a text without the users and passwords that its URLs may have.
+
+    >>> without_user("no answer from postgresql://me:pw@db:5432/mlflow")
+    'no answer from postgresql://db:5432/mlflow'
+    """
+    return USER_IN_URL.sub("", text)
 
 
 def address(host: str, port: int | str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from distributor.metrics.rank import DATA_WAIT
 from distributor.metrics.table import Row, TrackedRow
 from distributor.run.handle import Run
 from distributor.text import notices
+from distributor.text.wording import without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
 from distributor.tracking.mlflow_sender import Sender, Server, SpoolDelivery
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 _START_PATIENCE = 5.0  # seconds that a run waits at its start for its id, if rank 0 can join it
 
 _PATIENCE = 50.0  # seconds that a run waits at its end for what is unsent
+
+#: Places that are the same from each current folder; ``sqlite:///mlflow.db`` is not.
+_IS_ANYWHERE = re.compile(r"[\w+.-]+://[^/]|sqlite:////|file:///|/|databricks")
 
 _LOOK = 0.02  # seconds between two checks for the id
 
@@ -95,8 +100,10 @@ class MLflow:
         self._registering: set[str] = set()  # ids of runs and studies
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._uri = tracking_uri
-        self._where = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "the default place"
-        digest = hashlib.sha256(f"{self._where} {self._experiment}".encode()).hexdigest()[:16]
+        self._server = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._where = without_user(self._server or "the default place")
+        here = "" if _IS_ANYWHERE.match(self._where) else os.getcwd()
+        digest = hashlib.sha256(f"{self._where} {self._experiment} {here}".encode()).hexdigest()[:16]
         self._folder = default_folder() / ".mlflow" / digest
         self._sender = Sender(self._folder, self._connect, self._where)
         self._runs: dict[str, _Tracked] = {}  # by the id of the run
@@ -141,7 +148,7 @@ class MLflow:
 
         A server that has not answered once delays no other start until it does.
         """
-        if environ.get("MLFLOW_TRACKING_URI") != self._where:
+        if self._server is None or environ.get("MLFLOW_TRACKING_URI") != self._server:
             return ""
         patience = _START_PATIENCE if self._awaited is None or self._awaited.run else 0.0
         delivery = self._awaited = self._tracked(run).delivery
@@ -192,7 +199,7 @@ class MLflow:
             spool.append(Params({f"best.{name}": str(value) for name, value in best.params.items()}))
             spool.append(Values(None, time.time(), {study.metric[0]: best.value}))
         spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
-        self._runs[study.id] = _Tracked(self._sender.add(spool))
+        self._runs[study.id] = _Tracked(self._sender.add(spool), study.id)
 
     def on_close(self, ended: Any) -> None:
         """Wait until what is unsent has been sent, and register; trials leave it to the end of their study."""
@@ -210,8 +217,7 @@ class MLflow:
                     self._register,
                     ended.best.number,
                 )
-            finished = list(self._runs.values())
-            self._runs.clear()
+            finished = [self._runs.pop(run) for run, each in list(self._runs.items()) if each.study == ended.id]
         if self._register is None or best is None:
             self._deliver(finished)
             return
@@ -255,9 +261,9 @@ class MLflow:
                 checkpoints.dir,
                 self._register,
                 type(error).__name__,
-                str(error).partition("\n")[0],
+                without_user(str(error).partition("\n")[0]),
                 self._experiment,
-                self._uri,
+                self._uri and self._where,
                 self._register,
                 build,
                 checkpoints.dir,
@@ -289,7 +295,7 @@ class MLflow:
         spool.append(Params({name: str(value) for name, value in run.arguments.items()}))
         tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
         spool.append(Tags({**tags, "distributor.run": run.id}))
-        return _Tracked(self._sender.add(spool))
+        return _Tracked(self._sender.add(spool), begin.study_key)
 
 
 def _check_registering(register: Any, model: Any, example: Any) -> None:
@@ -312,6 +318,7 @@ class _Tracked:
     """A run and what of it has been noted."""
 
     delivery: SpoolDelivery
+    study: str | None  # its id, also of a study itself
     lowest: LowestRank = field(default_factory=LowestRank)
     placement: str | None = None
     checkpoints: Checkpoints | None = None  # once it has ended

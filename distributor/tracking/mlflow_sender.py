@@ -14,6 +14,7 @@ from typing import Any
 
 from distributor.machine.storage import open_storage
 from distributor.text import notices
+from distributor.text.wording import without_user
 from distributor.tracking.mlflow_files import log_files
 from distributor.tracking.names import Names
 from distributor.tracking.spool import Entry, LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
@@ -132,8 +133,8 @@ class SpoolDelivery:
         self.run: str | None = None  # MLflow's id
         self._known = False  # whether the server may have metrics that this driver has not sent
         self._params: dict[str, str] = {}
-        self._steps: dict[str, set[int]] = {}
-        self._unsure: list[tuple[str, int]] = []  # those of what is being sent
+        self._steps: dict[str, _Steps] = {}
+        self._unsure: list[tuple[_Steps, int, int]] = []  # of what is being sent: a step, and the last one before it
         self._names = Names()
         self._said: set[str] = set()
 
@@ -153,8 +154,8 @@ class SpoolDelivery:
         try:
             self._send(client, entries)
         except BaseException:
-            for name, step in self._unsure:
-                self._steps[name].discard(step)
+            for steps, step, last in reversed(self._unsure):
+                steps.give_back(step, last)
             raise
         finally:
             self._unsure.clear()
@@ -224,14 +225,12 @@ class SpoolDelivery:
         """Return the step under which a value is sent; ``None`` if there is a value already."""
         if name not in self._steps:
             history = client.get_metric_history(self.run, name) if self._known else ()
-            self._steps[name] = {each.step for each in history}
+            self._steps[name] = _Steps({each.step for each in history})
         steps = self._steps[name]
-        step = max(steps, default=-1) + 1 if step is None else step
-        if step in steps:
-            return None
-        steps.add(step)
-        self._unsure.append((name, step))
-        return step
+        last = steps.last
+        if (taken := steps.take(step)) is not None:
+            self._unsure.append((steps, taken, last))
+        return taken
 
     def _rename(self, name: str) -> str:
         clean = self._names(name)
@@ -260,6 +259,36 @@ class SpoolDelivery:
         """Leave what is unsent to the next callback for the server."""
         self.spool.release()
         self.done.set()
+
+
+class _Steps:
+    """The steps of a name that have a value. Values without a step get the next one, and are not kept one by one."""
+
+    def __init__(self, taken: set[int]) -> None:
+        self._taken = taken
+        self.last = max(taken, default=-1)
+
+    def take(self, step: int | None) -> int | None:
+        """Return the step of a new value; ``None`` if there is one already.
+
+        >>> steps = _Steps({1})
+        >>> [steps.take(step) for step in (0, 1, None, 2, 3)]
+        [0, None, 2, None, 3]
+        """
+        if step is not None and not self._taken:
+            self._taken = set(range(self.last + 1))
+        taken = self.last + 1 if step is None else step
+        if taken in self._taken:
+            return None
+        if self._taken or step is not None:
+            self._taken.add(taken)
+        self.last = max(self.last, taken)
+        return taken
+
+    def give_back(self, step: int, last: int) -> None:
+        """Undo the latest :meth:`take`, before which ``last`` was the last step."""
+        self._taken.discard(step)
+        self.last = last
 
 
 class Sender:
@@ -338,7 +367,7 @@ class Sender:
     def _tell(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            why = str(error).partition("\n")[0][:300]
+            why = _first_line(error)
             _log.warning("MLflow at %s does not answer; reports wait in %s: %s", self._where, self._folder, why)
 
     def _send(self) -> bool:
@@ -349,18 +378,26 @@ class Sender:
             with self._changed:
                 self._deliveries = [*left, *self._deliveries]
             self._adopted = True
-        busy, errors = False, []
-        for delivery in list(self._deliveries):
+        busy, failed = False, []
+        deliveries = list(self._deliveries)
+        for delivery in deliveries:
             try:
                 while not delivery.done.is_set() and delivery.send(client, server):
                     busy = True
                     if not delivery.is_left:
                         break
             except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                failed.append((delivery, error))
+        if any(not delivery.is_left for delivery, _ in failed) or len(failed) == len(deliveries) > 0:
+            raise failed[0][1]
+        for delivery, why in failed:  # only what others have left: the server answers
+            delivery.leave()
+            _log.warning("MLflow: %s, of an earlier driver, is not sent: %s", delivery.spool.path, _first_line(why))
         return busy
+
+
+def _first_line(error: Exception) -> str:
+    return without_user(str(error).partition("\n")[0][:300])
 
 
 def revision_of(folder: str) -> str | None:

@@ -6,10 +6,11 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from distributor.text import notices
 from distributor.text.wording import size
@@ -87,9 +88,10 @@ class Spool:
     _reports: int = 0
     _thinned: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _mode: str = "a+b"
 
     def __post_init__(self) -> None:
-        self._file = open(self.path, "a+b", buffering=0)
+        self._file: Any = open(self.path, self._mode, buffering=0)
 
     @classmethod
     def create(cls, folder: Path, begin: RunBegun) -> Spool:
@@ -104,26 +106,36 @@ class Spool:
         return spool
 
     @classmethod
-    def left_in(cls, folder: Path) -> Iterator[Spool]:
+    def left_in(cls, folder: Path) -> list[Spool]:
         """Take the files of drivers that have ended, or given up, the oldest first."""
-        for path in sorted(folder.glob("*.spool"), key=os.path.getmtime):
-            with suppress(OSError):
-                spool = cls(path)
+        found: list[tuple[float, Spool]] = []
+        for path in folder.glob("*.spool"):
+            with suppress(OSError):  # its driver has just removed it
+                spool = cls(path, _mode="r+b")
                 try:
                     fcntl.flock(spool._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    spool.release()
-                    continue
-                spool._restore()
-                yield spool
+                    if os.path.samestat(os.fstat(spool._file.fileno()), path.stat()) and spool._restore():
+                        found.append((path.stat().st_mtime, spool))
+                        continue
+                except OSError:  # it is another driver's
+                    pass
+                spool.release()
+        return [spool for _, spool in sorted(found, key=lambda each: each[0])]
 
-    def _restore(self) -> None:
-        self._file.seek(0)
+    def _restore(self) -> bool:
+        """Return whether the file can be read; a crash of the machine may have emptied it. If not, put it aside."""
         self.begin = self._file.readline()
+        try:
+            codec.read(RunBegun, self.begin)
+        except (ValueError, TypeError):
+            aside = self.path.rename(self.path.with_suffix(".unreadable"))
+            notices.logger.warning("MLflow: %s, which an earlier driver has left, cannot be read", aside)
+            return False
         with suppress(OSError, ValueError):
             self.sent = int(self._acknowledged.read_text())
         if self.sent > self.size:
             self.sent = 0
+        return True
 
     @property
     def is_whole(self) -> bool:
@@ -163,14 +175,21 @@ class Spool:
             )
 
     def read(self) -> tuple[list[Entry], int]:
-        """Return the next entries to send, and where they end."""
+        """Return the next entries to send, and where they end. The end of the run comes by itself.
+
+        What comes with it would be sent again if the server did not take it.
+        """
         data = os.pread(self._file.fileno(), _CHUNK, self.sent)
-        whole = data[: data.rfind(b"\n") + 1]
         entries: list[Entry] = []
-        for line in whole.splitlines():
+        end = self.sent
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             with suppress(ValueError):  # a line that a full disk has cut
-                entries.append(codec.read(Entry, line))  # type: ignore[arg-type]
-        return entries, self.sent + len(whole)
+                entry: Entry = codec.read(Entry, line)  # type: ignore[arg-type]
+                if entries and isinstance(entry, RunEnded):
+                    break
+                entries.append(entry)
+            end += len(line)
+        return entries, end
 
     def acknowledge(self, end: int) -> None:
         """Note that all entries before ``end`` have been sent."""

@@ -68,25 +68,44 @@ class _Writer:
     attempt: int = -1
     step: int = 0  # the last one
     file: Any = None
+    held: list[Row] = field(default_factory=list)  # those before the first step of an attempt that goes on
 
     def write(self, rows: Sequence[Row], *, last: bool = False) -> None:
         for row in self.lowest.choose(rows, last=last):
-            if row.attempt > self.attempt:
-                self._begin(row)
-            self.step = self.step if row.step is None else row.step
-            for name, value in row.values.items():
-                self.file.add_scalar(name, value, self.step, walltime=row.time)
+            if row.attempt > self.attempt and row.step is None and self._goes_on:
+                self.held.append(row)
+                continue
+            self._add(row)
+        if last and self.held:
+            self._begin(self.held[0].attempt, None)
+            self._add_held()
         if self.file is not None:
             self.file.flush()
 
-    def _begin(self, row: Row) -> None:
+    @property
+    def _goes_on(self) -> bool:
+        return os.path.isdir(self.folder) and bool(os.listdir(self.folder))
+
+    def _add(self, row: Row) -> None:
+        self.step = self.step if row.step is None else row.step
+        if row.attempt > self.attempt:
+            self._begin(row.attempt, row.step)
+            self._add_held()
+        for name, value in row.values.items():
+            self.file.add_scalar(name, value, self.step, walltime=row.time)
+
+    def _add_held(self) -> None:
+        held, self.held = self.held, []
+        for row in held:
+            self._add(row)
+
+    def _begin(self, attempt: int, step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._close()
-        again = os.path.isdir(self.folder) and bool(os.listdir(self.folder))
-        self.attempt = row.attempt
-        self.step = row.step or 0
-        self.file = SummaryWriter(self.folder, purge_step=self.step if again else None)
+        again = self._goes_on
+        self.attempt = attempt
+        self.file = SummaryWriter(self.folder, purge_step=step if again else None)
         if not again:
             self.file.add_text("arguments", "\n".join(f"    {name}: {value}" for name, value in self.arguments.items()))
 

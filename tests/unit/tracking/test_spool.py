@@ -1,0 +1,65 @@
+"""What is to be sent, as a driver that was killed has left it."""
+
+import pytest
+
+from distributor.tracking.spool import RunBegun, RunEnded, Spool, Values
+
+BEGIN = RunBegun("a", None, "a", 0.0, "/", "train")
+
+
+@pytest.fixture
+def left(tmp_path):
+    """A file of three reports, and of the end of its run."""
+    spool = Spool.create(tmp_path, BEGIN)
+    for step in range(3):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    spool.append(RunEnded("FINISHED", 1.0))
+    spool.release()
+    return spool.path
+
+
+def sent(spool):
+    steps = []
+    while entries := spool.read()[0]:
+        assert len(entries) == 1 or not isinstance(entries[-1], RunEnded)
+        steps += [getattr(each, "step", "end") for each in entries if not isinstance(each, RunBegun)]
+        spool.acknowledge(spool.read()[1])
+    return steps
+
+
+def test_the_end_of_a_run_is_sent_by_itself(tmp_path, left):
+    (spool,) = Spool.left_in(tmp_path)
+    assert sent(spool) == [0, 1, 2, "end"]
+
+
+def test_what_a_full_disk_has_cut_is_left_out(tmp_path, left):
+    left.write_bytes(left.read_bytes()[:-5])
+    (spool,) = Spool.left_in(tmp_path)
+    assert sent(spool) == [0, 1, 2] and not spool.is_whole
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 4096, b"[1, 2]\n", b"no end"], ids=["empty", "zeros", "other", "torn"]
+)
+def test_what_cannot_be_read_is_put_aside(tmp_path, left, content, caplog):
+    left.write_bytes(content)
+    assert Spool.left_in(tmp_path) == []
+    aside = left.with_suffix(".unreadable")
+    assert aside.read_bytes() == content
+    assert f"{aside}, which an earlier driver has left, cannot be read" in caplog.text
+    assert Spool.left_in(tmp_path) == []
+
+
+def test_what_another_driver_has_or_removes_is_its_own(tmp_path, left, monkeypatch):
+    (first,) = Spool.left_in(tmp_path)
+    assert Spool.left_in(tmp_path) == []
+    real = Spool.__post_init__
+
+    def opened(self):
+        real(self)
+        if not first._file.closed:
+            first.remove()  # between the opening and the locking by another driver
+
+    monkeypatch.setattr(Spool, "__post_init__", opened)
+    assert Spool.left_in(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
