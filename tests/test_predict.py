@@ -414,6 +414,42 @@ def test_a_model_that_hangs_or_exits_is_one_sentence(one_jvm: Any, place: str, w
 
 
 @pytest.mark.slow
+def test_a_larger_timeout_is_that_of_the_model_that_is_kept(one_jvm: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def load() -> Any:
+        Path(folder, str(os.getpid())).touch()
+
+        def score(batch: dict[str, Any]) -> Any:
+            threading.Event().wait(4)
+            return batch["x"].sum(1)
+
+        return score
+
+    def count(timeout: float) -> int:
+        frame = table(one_jvm, 10).coalesce(1)
+        return len(predict(load, frame, input=INPUT, output="total float", timeout=timeout).collect())
+
+    with pytest.raises(Exception, match="has not computed a batch within 1 s"):
+        count(1)
+    assert count(60) == 10
+    assert len(os.listdir(folder)) == 1
+
+
+def test_a_prediction_of_a_prediction_may_have_the_same_process(one_jvm: Any) -> None:
+    """Both are in one stage: the rows of the second are the answers to the first, which are large."""
+
+    def load() -> Any:
+        return lambda batch: batch["x"].sum(1, keepdim=True).expand(-1, 512) + 1
+
+    options: Any = {"processes_per_node": 1, "batch_rows": 1024}
+    first = predict(load, table(one_jvm, 50_000), input={"x": ["id"]}, output="e array<float>", keep=["id"], **options)
+    second = predict(load, first, input={"x": "e"}, output="f array<float>", keep=["id"], **options)
+    found = second.select("id", functions.col("f")[0].alias("f"), functions.size("f").alias("size")).where("id < 9")
+    assert sorted(map(tuple, found.collect())) == [(i, 512.0 * (i + 1) + 1, 512) for i in range(9)]
+
+
+@pytest.mark.slow
 def test_a_batch_that_hangs_ends_no_other_task(one_jvm: Any) -> None:
     frame = table(one_jvm, 40_000)
     scored = [

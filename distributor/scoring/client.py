@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 import types
@@ -105,8 +106,11 @@ class ModelClient:
                     raise ModelError(f"no process can keep the model on GPU {','.join(self._gpus)}: {error}") from None
                 self._here = load_here(self._order, error)
                 return
-        with suppress(OSError):  # _receive() finds out why
-            wire.send(self._data, request, self._memory)
+        try:
+            with suppress(ConnectionError):  # _receive() finds out why
+                wire.send(self._data, request, self._memory)
+        except OSError as error:
+            raise ModelError(f"{request.rows} rows cannot be sent to the model: {error}") from None
 
     def _receive(self, request: wire.ScoreRequest) -> wire.ScoreAnswer:
         lost = 0
@@ -192,7 +196,8 @@ class ModelClient:
                 if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                     continue  # of a server that has ended, and has left the name to another
                 with suppress(FileNotFoundError, ConnectionRefusedError):
-                    return model_servers.connect(self._folder, wire.SCORE)
+                    limits = struct.pack(wire.LIMITS, self._order.timeout, self._order.keep)
+                    return model_servers.connect(self._folder, wire.SCORE + limits)
                 if process is not None:
                     break
                 process = self._start(lock)

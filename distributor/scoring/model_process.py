@@ -16,7 +16,6 @@ import struct
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,8 @@ from distributor.shipping import pickling
 
 def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count: int, *, on_gpu: bool) -> None:
     """Load the model, say so, and fork a process for each connection that comes along the line; on a GPU, serve."""
-    if count > 1:
+    threads = torch.get_num_threads() if count == 1 else 1
+    if not on_gpu:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
     paths = json.loads(Path(folder, wire.PATHS).read_text())
     sys.path[1:1] = [each for each in paths if each not in sys.path]
@@ -59,6 +59,7 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
             between = os.fork()
             if not between:
                 line.close()
+                torch.set_num_threads(threads)
                 place: int = struct.unpack("!Q", data)[0]
                 _fork_to_server(folder, own, server, _Worker(own, slots, place, score))
             os.waitpid(between, 0)
@@ -83,13 +84,14 @@ def _fork_to_server(folder: str, line: socket.socket, server: int, worker: _Work
 @dataclass
 class _Task:
     number: int
+    connection: socket.socket
     memory: RowMemory = field(default_factory=RowMemory)
+    outgoing: wire.Outgoing | None = None  # an answer, the end of which the connection has not taken yet
 
 
 @dataclass(frozen=True)
 class _Asked:
-    task: int
-    connection: socket.socket
+    task: _Task
     request: wire.ScoreRequest
 
 
@@ -100,45 +102,72 @@ class _Worker:
         self._at = SLOT.size * place
         self._score = score
         self._task = 0  # whose rows are computed
+        self._selector: selectors.BaseSelector
 
     def run(self) -> None:
         """Answer the requests of connections until the server has ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._line, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._line, selectors.EVENT_READ)
             while True:
                 asked: list[_Asked] = []
-                for key, _ in selector.select():
+                for key, _ in self._selector.select():
                     connection: Any = key.fileobj
                     if connection is self._line:
                         data, descriptors, _, _ = socket.recv_fds(self._line, 8, 1)
                         if not data:
                             return
-                        task = _Task(*struct.unpack("!Q", data))
-                        selector.register(socket.socket(fileno=descriptors[0]), selectors.EVENT_READ, task)
-                        continue
-                    self._works_for(key.data.number)
-                    try:
-                        request = wire.receive(connection, wire.ScoreRequest, key.data.memory)
-                        asked.append(_Asked(key.data.number, connection, request))
-                    except (EOFError, OSError):  # the task has ended
-                        selector.unregister(connection)
-                        connection.close()
-                    self._works_for(0)
+                        (number,) = struct.unpack("!Q", data)
+                        task = _Task(number, socket.socket(fileno=descriptors[0]))
+                        self._selector.register(task.connection, selectors.EVENT_READ, task)
+                    elif key.data.outgoing is not None:
+                        self._send(key.data)
+                    elif (request := self._receive(key.data)) is not None:
+                        asked.append(_Asked(key.data, request))
                 for places in together([each.request for each in asked]):
                     self._answer([asked[place] for place in places])
 
+    def _receive(self, task: _Task) -> wire.ScoreRequest | None:
+        self._works_for(task.number)
+        try:
+            return wire.receive(task.connection, wire.ScoreRequest, task.memory)
+        except (EOFError, ConnectionError):
+            self._leave(task)
+            return None
+        finally:
+            self._works_for(0)
+
+    def _leave(self, task: _Task) -> None:
+        """A task has ended."""
+        self._selector.unregister(task.connection)
+        task.connection.close()
+
     def _answer(self, asked: list[_Asked]) -> None:
         """Compute the rows of some requests together, and answer each."""
-        self._works_for(asked[0].task if len(asked) == 1 else 0)
+        self._works_for(asked[0].task.number if len(asked) == 1 else 0)
         for each, found in zip(asked, answers(self._timed, [each.request for each in asked])):
             try:
-                wire.send(each.connection, found)
-            except OSError:  # the task has ended
-                continue
+                each.task.outgoing = wire.Outgoing(found)
             except Exception as error:  # no pickle can hold them
-                with suppress(OSError):
-                    wire.send(each.connection, unsent(error))
+                each.task.outgoing = wire.Outgoing(unsent(error))
+            self._send(each.task)
         self._works_for(0)
+
+    def _send(self, task: _Task) -> None:
+        """Send what a task's connection takes, and await that it takes the rest; only then, the task sends again.
+
+        Nobody waits here for a task: its rows may come from another prediction, which this process computes too.
+        """
+        assert task.outgoing is not None
+        try:
+            is_sent = task.outgoing.send(task.connection)
+        except ConnectionError:
+            self._leave(task)
+            return
+        if is_sent:
+            task.outgoing = None
+        awaited = selectors.EVENT_READ if is_sent else selectors.EVENT_WRITE
+        if self._selector.get_key(task.connection).events != awaited:
+            self._selector.modify(task.connection, awaited, task)
 
     def _timed(self, batch: dict[str, Any]) -> Any:
         self._note(time.monotonic())

@@ -58,6 +58,7 @@ class _Client:
     """A task."""
 
     control: socket.socket
+    timeout: float = 0.0  # seconds
     place: int | None = None  # of the process that computes for it
 
 
@@ -74,7 +75,7 @@ class _Server:
         self._folder = folder
         self._owner = processes.pidfd_open(owner)
         self._keep = keep
-        self._timeout = timeout
+        self._first_timeout = timeout
         self._forks = count > 0
         self._workers: list[_Worker | None] = [None] * max(count, 1)
         self._slots = mmap.mmap(-1, SLOT.size * (len(self._workers) + 1))  # the last is the loader's
@@ -190,7 +191,7 @@ class _Server:
         self._selector.unregister(control)
         wish = b""
         with suppress(OSError):
-            wish = control.recv(1)
+            wish = control.recv(1 + struct.calcsize(wire.LIMITS))
         releases = wish == model_servers.RELEASE and not self._clients
         if releases:
             with suppress(OSError):
@@ -199,12 +200,13 @@ class _Server:
             self._awaited.append(control)
             self._end_if_awaited()
             return
-        if wish != wire.SCORE:
+        if not wish.startswith(wire.SCORE):
             control.close()
             return
         self._number += 1
         number = self._number
-        self._clients[number] = _Client(control)
+        timeout, self._keep = struct.unpack(wire.LIMITS, wish[1:])
+        self._clients[number] = _Client(control, timeout)
         self._watch(control, lambda: self._leave(number))
         if self._is_loaded:
             self._connect(number)
@@ -337,6 +339,11 @@ class _Server:
     def _how(self, code: int) -> str:
         ooms, self._ooms = self._ooms, processes.oom_kills()
         return how_killed(code, self._ooms > ooms)
+
+    @property
+    def _timeout(self) -> float:
+        """The largest of the tasks, which may be of calls with others."""
+        return max([client.timeout for client in self._clients.values()], default=self._first_timeout)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

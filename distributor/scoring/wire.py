@@ -7,6 +7,7 @@ into Spark's workers by value.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -31,8 +32,10 @@ _LARGE = 1 << 16  # bytes of arrays that go through shared memory
 
 _LONGEST_LOG = 2000  # characters of what the model has written that an error quotes
 
-#: What a task's connection to the server wants; see :mod:`distributor.scoring.model_server`.
+#: What a task's connection to the server wants, before its :data:`LIMITS`; see :mod:`distributor.scoring.model_server`.
 SCORE = b"s"
+
+LIMITS = "!dd"  # seconds for the load and for each batch, and for which an unused model is kept
 
 #: What the server says next on it: a connection to a process that computes, or a :class:`ProcessEnded`.
 CONNECTED, ENDED = b"c", b"e"
@@ -99,20 +102,12 @@ class _Pickler(pickle.Pickler):
 
 
 def send(connection: socket.socket, message: Any, memory: RowMemory | None = None) -> None:
-    """Send a message, large arrays in ``memory``; OSError if the other end has closed the connection."""
-    buffers: list[pickle.PickleBuffer] = []
-    # Plain values: a worker cannot import the class, in which fields() finds none if PySpark 3.5 has pickled it.
-    plain = [*vars(message).values()]
-    stream = io.BytesIO()
-    _Pickler(stream, 5, buffer_callback=buffers.append).dump(plain)
-    pickled = stream.getbuffer()
-    parts: list[Any] = [each.raw() for each in buffers]
-    lengths = [part.nbytes for part in parts]
-    shared = memory is not None and sum(lengths) >= _LARGE
+    """Send a message, large arrays in ``memory``; ConnectionError if the other end has closed the connection."""
+    pickled, parts = _pickled(message)
+    shared = memory is not None and sum(part.nbytes for part in parts) >= _LARGE
     opened = memory.write(parts) if memory is not None and shared else []
     try:
-        head = struct.pack(f"{_HEAD}{len(lengths)}Q", shared, len(pickled), len(lengths), *lengths)
-        socket.send_fds(connection, [head], opened)
+        socket.send_fds(connection, [_head(shared, pickled, parts)], opened)
     finally:
         for each in opened:
             os.close(each)
@@ -120,9 +115,50 @@ def send(connection: socket.socket, message: Any, memory: RowMemory | None = Non
         connection.sendall(part)
 
 
+class Outgoing:
+    """A message to a connection that may be full: its other end may wait for others before it reads."""
+
+    def __init__(self, message: Any) -> None:
+        pickled, parts = _pickled(message)
+        self._parts = [memoryview(_head(False, pickled, parts)), pickled, *parts]
+        self._is_copied = False
+
+    def send(self, connection: socket.socket) -> bool:
+        """Send what the connection takes, and return whether that was all. What is left may be changed meanwhile."""
+        while self._parts:
+            try:
+                sent = connection.send(self._parts[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not self._is_copied:
+                    self._parts = [memoryview(bytes(part)) for part in self._parts]
+                    self._is_copied = True
+                return False
+            self._parts[0] = self._parts[0][sent:]
+            if not self._parts[0]:
+                del self._parts[0]
+        return True
+
+
+def _pickled(message: Any) -> tuple[memoryview, list[memoryview]]:
+    """Return the pickle of a message, and its arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    # Plain values: a worker cannot import the class, in which fields() finds none if PySpark 3.5 has pickled it.
+    plain = [*vars(message).values()]
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=buffers.append).dump(plain)
+    return stream.getbuffer(), [each.raw() for each in buffers]
+
+
+def _head(shared: bool, pickled: memoryview, parts: list[memoryview]) -> bytes:
+    lengths = [part.nbytes for part in parts]
+    return struct.pack(f"{_HEAD}{len(lengths)}Q", shared, len(pickled), len(lengths), *lengths)
+
+
 def receive(connection: socket.socket, kind: type[T], memory: RowMemory | None = None) -> T:
-    """Return the next message. EOFError: the other end has closed the connection."""
-    head, opened, _, _ = socket.recv_fds(connection, struct.calcsize(_HEAD), 1)
+    """Return the next message. EOFError, ConnectionError: the other end has closed the connection."""
+    head, opened, flags, _ = socket.recv_fds(connection, struct.calcsize(_HEAD), 1)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     for each in opened:
         with open(each, "rb") as file:
             if memory is not None:

@@ -1,5 +1,6 @@
 """A Spark task's end, where no server can be reached."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from distributor.machine.folders import remove_stale
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
 from distributor.scoring.predict import _pickled
+from distributor.scoring.row_memory import RowMemory
 from distributor.scoring.wire import ProcessEnded, ScoreAnswer, ScoreRequest
 from distributor.shipping.package import package_zip
 
@@ -45,6 +47,21 @@ def test_the_worker_loads_the_model_itself_and_warns_once(caplog):
         assert "this worker loads it for itself" in text
     finally:
         os.rmdir(client._folder)
+
+
+def test_rows_for_which_there_is_no_memory_are_an_error(monkeypatch):
+    def load():
+        return lambda batch: batch["x"]
+
+    def full(self, parts):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    order = ModelOrder(key="k4", package=package_zip(), call=_pickled(load), processes=1, keep=1.0, timeout=60.0)
+    client = ModelClient(order)
+    big = ScoreRequest({"x": np.zeros(1 << 16)}, 1 << 16, ("y",), 1 << 16, False)
+    monkeypatch.setattr(RowMemory, "write", full)
+    with pytest.raises(ModelError, match="65536 rows cannot be sent to the model: .*Cannot allocate memory"):
+        list(client.answers([("first", big)]))
 
 
 def test_a_model_that_the_worker_cannot_load_is_an_error():

@@ -4,12 +4,66 @@ import mmap
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from distributor.scoring import wire
 from distributor.scoring.model_process import _Worker
 from distributor.scoring.model_server import SLOT
+
+
+@contextmanager
+def working(score: Any) -> Iterator[Any]:
+    """What connects a task by its number to a process that computes."""
+    line, server = socket.socketpair()
+    run = _Worker(line, mmap.mmap(-1, SLOT.size), 0, score).run
+    worker = threading.Thread(target=run, daemon=True)  # also if the test fails
+    worker.start()
+    tasks = []
+
+    def connect(number: int) -> socket.socket:
+        task, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(server, [struct.pack("!Q", number)], [theirs.fileno()])
+        tasks.append(task)
+        return task
+
+    with line, server:
+        yield connect
+        server.shutdown(socket.SHUT_WR)
+        worker.join()
+    for task in tasks:
+        task.close()
+
+
+def test_a_task_that_does_not_read_holds_up_no_other() -> None:
+    answer = np.zeros((10, 1 << 17), "float32")  # the model uses its memory again
+
+    def score(batch: Any) -> Any:
+        answer[:] = batch["x"][0].item()
+        return answer
+
+    def send(task: socket.socket, value: float) -> None:
+        wire.send(task, wire.ScoreRequest({"x": np.full(10, value, "float32")}, 10, ("y",), 10, False))
+
+    def received(task: socket.socket) -> tuple[tuple[int, ...], set[float]]:
+        (values,) = wire.receive(task, wire.ScoreAnswer).outputs
+        return values.shape, set(values.ravel().tolist())
+
+    with working(score) as connect:
+        first, second, third = map(connect, (1, 2, 3))
+        for round_ in range(3):
+            send(first, round_)
+            send(second, 10 + round_)
+            assert received(second) == (answer.shape, {10 + round_}), "before the first one reads"
+            assert received(first) == (answer.shape, {round_})
+        send(third, 1)
+        third.close()
+        send(second, 2)
+        assert received(second) == (answer.shape, {2})
 
 
 def test_rows_of_several_tasks_that_wait_are_one_batch():
@@ -28,16 +82,10 @@ def test_rows_of_several_tasks_that_wait_are_one_batch():
     def receive(number):
         return wire.receive(tasks[number], wire.ScoreAnswer).outputs[0].tolist() == [number + 1] * number
 
-    line, server = socket.socketpair()
-    run = _Worker(line, mmap.mmap(-1, SLOT.size), 0, score).run
-    worker = threading.Thread(target=run, daemon=True)  # also if this test fails
-    worker.start()
     tasks = {}
-    with line, server:
+    with working(score) as connect:
         for number in (1, 2, 3):
-            tasks[number], theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(server, [struct.pack("!Q", number)], [theirs.fileno()])
+            tasks[number] = connect(number)
             send(number)
             assert receive(number)
         send(1)
@@ -46,8 +94,4 @@ def test_rows_of_several_tasks_that_wait_are_one_batch():
         send(3)
         go.set()
         assert [receive(number) for number in tasks] == [True] * 3
-        server.shutdown(socket.SHUT_WR)
-        worker.join()
-    for task in tasks.values():
-        task.close()
     assert sizes == [1, 2, 3, 1, 5], "those that came while it computed"

@@ -6,10 +6,12 @@ import selectors
 import signal
 import socket
 import tempfile
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from distributor.scoring.client import ModelClient, ModelOrder
 from distributor.scoring.model_server import how_killed, ready
@@ -52,21 +54,47 @@ def test_what_another_turn_has_closed_gets_none():
         assert turns == 1
 
 
-def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
+@contextmanager
+def served(load, **options):
+    """A task's connection to a model, and the process of its server, which the test ends."""
     before = psutil.Process().children()
     order = ModelOrder(
-        key="ends",
-        package=package_zip(),
-        call=_pickled(lambda: lambda batch: batch["x"]),
-        processes=2,
-        keep=60,
-        timeout=60,
+        key=load.__qualname__, package=package_zip(), call=_pickled(load), keep=60, timeout=60, **options
     )
     client = ModelClient(order)
-    request = ScoreRequest({"x": np.ones(3)}, 3, ("y",), 3, False)
-    assert len(list(client.answers([("first", request)]))) == 1
-    (server,) = (each for each in psutil.Process().children() if each not in before)
+    yield client, lambda: next(each for each in psutil.Process().children() if each not in before)
+    assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
+
+
+def end(server):
     while server.status() != psutil.STATUS_ZOMBIE:
         server.send_signal(signal.SIGTERM)
     os.waitpid(server.pid, 0)
-    assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
+
+
+def answer(client):
+    request = ScoreRequest({"x": np.ones((3, 1024), "float32")}, 3, ("y",), 3, False)
+    ((_, found),) = client.answers([("first", request)])
+    return found.outputs[0]
+
+
+def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
+    with served(lambda: lambda batch: batch["x"], processes=2) as (client, server):
+        assert answer(client).shape == (3, 1024)
+        end(server())
+
+
+def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # Spark itself sets 1
+
+    def load():
+        module = torch.nn.Linear(1024, 1024)
+        module.load_state_dict(module.state_dict())
+        module(torch.ones(512, 1024))
+        return lambda batch: module(torch.ones(512, 1024))[:3, 0] * 0 + torch.get_num_threads()
+
+    with served(load, processes=1) as (client, server):
+        try:
+            assert answer(client).tolist() == [2.0] * 3
+        finally:
+            end(server())
