@@ -190,7 +190,7 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
     fields = recipe.fields
     sources = sources_of(recipe.outputs)
     for batch in batches:
-        columns = {name: short(batch.column(batch.schema.get_field_index(name))) for name in sources}
+        columns = {name: short(batch.column(name)) for name in sources}
         if recipe.nulls == "drop":
             columns = _dropped(columns, batch.num_rows)
         for name, column in columns.items():

@@ -103,6 +103,36 @@ def test_pandas_and_parquet_are_tables_too(tmp_path):
         snapshots.check(Data([1]))
 
 
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"a": [3], "label": [4]}, r"column 'b' is int in .*0\.parquet' but missing in .*1\.parquet': write all files"),
+        ({"a": [3], "b": ["4"], "label": [5]}, r"column 'b' is int in .*0\.parquet' but string in .*1\.parquet'"),
+        ({"a": [3], "b": pa.array([4], pa.int64()), "label": [5]}, r"'b' is int in .* but bigint in .*1\.parquet'"),
+    ],
+)
+def test_files_with_other_columns_are_refused(tmp_path, later, words):
+    kinds = {"a": pa.int32(), "b": pa.int32(), "label": pa.int32()}
+    pq.write_table(pa.table({name: pa.array([1], kind) for name, kind in kinds.items()}), tmp_path / "0.parquet")
+    later = pa.table(later)
+    later = later.set_column(0, "a", later["a"].cast(pa.int32()))
+    pq.write_table(later, tmp_path / "1.parquet")
+    options = {"pack": {"x": ["a", "b"]}}
+    with pytest.raises(ConfigurationError, match=words):
+        snapshots.write(Data(str(tmp_path / "*.parquet"), **options), str(tmp_path / "it"))
+    assert not (tmp_path / "it").exists()
+    assert written(tmp_path / "it", str(tmp_path / "*.parquet"), columns=["a"]) == {"a": [1, 3]}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([[1], [2], [3]], names=["a", "a", "label"])
+    pq.write_table(table, tmp_path / "0.parquet")
+    frame = table.to_pandas()
+    for source, place in [(table, "the table"), (frame, "the DataFrame"), (str(tmp_path), r"the file '.*0\.parquet'")]:
+        with pytest.raises(ConfigurationError, match=f"Data: {place} has two columns 'a': rename one"):
+            snapshots.check(Data(source, label="label"))
+
+
 def test_a_snapshot_is_used_again_unless_other_columns_are_asked_for(tmp_path, caplog):
     caplog.set_level("INFO")
     folder = tmp_path / "kept"
