@@ -113,7 +113,7 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     """Return how rows become fields. ``types`` are the columns' types, as Spark names them.
 
     Raises:
-        ConfigurationError: a column does not exist, or its type has no tensor.
+        ConfigurationError: a column does not exist, its type has no tensor, or two fields would have one name.
     """
     from distributor.data.writer import FieldRecipe, Recipe
 
@@ -121,6 +121,12 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     wanted = {name: (name,) for name in types} if wanted is None else wanted
     if not wanted:
         raise ConfigurationError("Data: there are no columns")
+    clash = next((name for name in wanted if data.nulls == "mask" and f"{name}_mask" in wanted), None)
+    if clash is not None:
+        raise ConfigurationError(
+            f"Data(nulls='mask'): the mask of {clash!r} has the name of the field '{clash}_mask': give one another "
+            "name with pack=, or leave it out with columns=[...]"
+        )
     outputs = []
     for name, columns in wanted.items():
         if name.startswith("_") or not columns:

@@ -57,6 +57,14 @@ def test_masks_have_the_shape_of_what_they_mask():
     assert found["pixels_mask"] == ("list", "bool", None)
 
 
+def test_a_mask_and_a_column_of_one_name_are_refused():
+    types = {"image": "binary", "image_mask": "binary"}
+    with pytest.raises(ConfigurationError, match=r"mask of 'image' has the name of the field 'image_mask': .*pack="):
+        recipe(Data(None, nulls="mask"), types)
+    renamed = recipe(Data(None, pack={"photo": "image"}, columns=["image_mask"], nulls="mask"), types).fields
+    assert [each.name for each in renamed] == ["photo", "image_mask", "photo_mask", "image_mask_mask"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
