@@ -153,11 +153,11 @@ def _buffers(column: pa.Array) -> list[Any]:
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Cut and join batches to blocks of about the same size."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size = sum(each.nbytes for each in waiting)
+        size += batch.nbytes
         if size < BLOCK_BYTES:
             continue
         whole, most = _joined(waiting), max(1, rows * BLOCK_BYTES // size)
@@ -166,6 +166,7 @@ def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield whole.slice(begin, most)
         rows -= last
         waiting = [whole.slice(last)] if rows else []
+        size = sum(each.nbytes for each in waiting)
     if rows:
         yield _joined(waiting)
 

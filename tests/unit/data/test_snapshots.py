@@ -90,6 +90,22 @@ def test_large_tables_are_cut_into_blocks(tmp_path):
     assert max(sizes) < 4 << 20
 
 
+def test_small_batches_are_measured_once(monkeypatch):
+    measured = []
+
+    class Small:
+        num_rows = 1
+
+        @property
+        def nbytes(self):
+            measured.append(self)
+            return 1
+
+    monkeypatch.setattr(writer, "_joined", len)
+    assert list(writer._blocks(Small() for _ in range(100))) == [100]
+    assert len(measured) == 100
+
+
 def test_pandas_and_parquet_are_tables_too(tmp_path):
     table = pa.table({"a": [1, 2, 3]})
     for number in range(2):
