@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from distributor.errors import ConfigurationError
@@ -46,12 +48,23 @@ def open_table(source: Any) -> LocalTable:
 def _parquet(pattern: str) -> LocalTable:
     import pyarrow.parquet as pq
 
-    files = [name for name in sorted(glob.glob(pattern, recursive=True)) if name.endswith(".parquet")]
-    files = files or sorted(glob.glob(f"{glob.escape(pattern)}/**/*.parquet", recursive=True))
+    files = _files(pattern) or _files(f"{glob.escape(pattern)}/**/*.parquet")
     if not files:
         raise ConfigurationError(f"Data: there is no snapshot and no Parquet file at {pattern!r}")
     types = _types(pq.read_schema(files[0]), f"the file {files[0]!r}")
     return LocalTable(types, lambda names: _row_groups(files, {name: types[name] for name in names}))
+
+
+def _files(pattern: str) -> list[str]:
+    """Return Parquet files without those that Spark hides, such as in ``_temporary``, unless the pattern names them."""
+    hidden = re.compile(r"\.|_[^=]*$")
+    named = [part for part in pattern.split("/") if hidden.match(part)]
+    return [
+        name
+        for name in sorted(glob.glob(pattern, recursive=True))
+        if name.endswith(".parquet")
+        and all(any(fnmatchcase(part, each) for each in named) for part in name.split("/") if hidden.match(part))
+    ]
 
 
 def _row_groups(files: list[str], types: Mapping[str, str]) -> Iterator[Any]:

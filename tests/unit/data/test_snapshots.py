@@ -119,6 +119,20 @@ def test_pandas_and_parquet_are_tables_too(tmp_path):
         snapshots.check(Data([1]))
 
 
+def test_what_spark_has_not_committed_is_no_table(tmp_path):
+    top = tmp_path / "_mine"
+    hidden = ["_temporary/0/part-1.parquet", ".stage/part-1.parquet", "_part-1.parquet", "day=1/_temporary/1.parquet"]
+    for number, name in enumerate(["_day=1/0.parquet", "day=1/0.parquet", *hidden]):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"a": [number]}), top / name)
+    found = {"": [0, 1], "*/*.parquet": [0, 1], "**/*.parquet": [0, 1]}
+    named = {"_temporary/**/*.parquet": [2], ".stage/*.parquet": [3], "_p*.parquet": [4], "_*/**/*.parquet": [0, 2]}
+    for number, (pattern, rows) in enumerate((found | named).items()):
+        assert written(tmp_path / str(number), os.path.join(str(top), pattern)) == {"a": rows}
+    with pytest.raises(ConfigurationError, match="no Parquet file"):
+        snapshots.check(Data(str(top / "*.parquet")))
+
+
 @pytest.mark.parametrize(
     ("later", "words"),
     [
