@@ -290,8 +290,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
         return column
     if value is None:
         value = "" if pa.types.is_string(column.type) else b"" if pa.types.is_binary(column.type) else 0
-    if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type):
-        column = _plain(column)
+    column = _plain(column)
     return pc.fill_null(column, pa.scalar(value, column.type))
 
 

@@ -1,6 +1,8 @@
 """Snapshots of tables that are no Spark DataFrames: rules for nulls, reuse, and what a failure leaves."""
 
+import datetime
 import os
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,9 @@ def written(folder, source, **options):
     snapshots.write(Data(source, **options), str(folder))
     (batch,) = RankDataset.open(Dataset(str(folder), 1), 0, 1).loader(batch_size=100)
     count = int(batch.pop("_valid").sum())
-    return {name: value[:count] if isinstance(value, list) else value[:count].tolist() for name, value in batch.items()}
+    return {
+        name: value[:count].tolist() if hasattr(value, "tolist") else value[:count] for name, value in batch.items()
+    }
 
 
 def test_nulls_are_errors_with_columns_and_counts(tmp_path):
@@ -56,6 +60,33 @@ def test_nulls_are_filled_with_values_by_column(tmp_path):
     assert (found["a"], found["b"], found["name"]) == ([1, -1, 3, 4], [1, 2, 9, 4], ["w", "x", "y", "?"])
     with pytest.raises(ConfigurationError, match=r"nulls in 'b' \(1\), 'name' \(1\)"):
         snapshots.write(Data(pa.table(NULLS), nulls={"a": -1}), str(tmp_path / "other"))
+
+
+OTHERS = {
+    "flag": [True, None],
+    "day": [datetime.date(1970, 1, 2), None],
+    "at": [datetime.datetime(1970, 1, 1, 0, 0, 1), None],
+    "price": [Decimal("1.5"), None],
+    "flags": [[True, None], [None]],
+}
+
+
+@pytest.mark.parametrize("nulls", ["fill", "mask"])
+def test_nulls_of_all_types_are_filled(tmp_path, nulls):
+    found = written(tmp_path / "it", pa.table(OTHERS), nulls=nulls)
+    assert [found[name] for name in ("flag", "day", "at", "price")] == [
+        [True, False], [1, 0], [1_000_000, 0], [1.5, 0.0]
+    ]  # fmt: skip
+    assert [each.tolist()[:3] for each in found["flags"]] == [[True, False, False], [0, 2, 3]]
+
+
+def test_nulls_of_all_types_become_given_values(tmp_path):
+    nulls = {"flag": True, "day": 7, "at": -1, "price": Decimal("2.5"), "flags": True}
+    found = written(tmp_path / "it", pa.table(OTHERS), nulls=nulls)
+    assert [found[name] for name in ("flag", "day", "at", "price")] == [
+        [True, True], [1, 7], [1_000_000, -1], [1.5, 2.5]
+    ]  # fmt: skip
+    assert [each.tolist()[:3] for each in found["flags"]] == [[True, True, True], [0, 2, 3]]
 
 
 def test_nulls_are_masked(tmp_path):
