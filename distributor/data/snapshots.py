@@ -29,7 +29,8 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     """Write a DataFrame once, keep it in a folder, and return it as data for any number of runs.
 
     If the folder has a snapshot already, it is used as it is, unless its source has changed. That can be told of
-    tables in files, by the plan and by the names of the files; of other sources, a line says that it cannot be told.
+    tables in files, by the plan and by the names of the files; of other sources, and with Python functions, a line says
+    that it cannot be told.
 
     Args:
         source: a DataFrame, or ``Data`` with one.
