@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def _files(pattern: str) -> list[str]:
         name
         for name in sorted(glob.glob(pattern, recursive=True))
         if name.endswith(".parquet")
+        and os.path.isfile(name)
         and all(any(fnmatchcase(part, each) for each in named) for part in name.split("/") if hidden.match(part))
     ]
 

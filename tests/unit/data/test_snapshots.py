@@ -162,6 +162,8 @@ def test_what_spark_has_not_committed_is_no_table(tmp_path):
         assert written(tmp_path / str(number), os.path.join(str(top), pattern)) == {"a": rows}
     with pytest.raises(ConfigurationError, match="no Parquet file"):
         snapshots.check(Data(str(top / "*.parquet")))
+    top.rename(tmp_path / "as_by_spark.parquet")
+    assert written(tmp_path / "folder", str(tmp_path / "as_by_spark.parquet")) == {"a": [0, 1]}
 
 
 @pytest.mark.parametrize(
