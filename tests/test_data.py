@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import watch
+from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions
 
 from distributor import (
@@ -29,7 +30,7 @@ from distributor import (
     runtime,
     snapshot,
 )
-from distributor.data import feeding
+from distributor.data import feeding, spark_frames
 
 pytestmark = pytest.mark.spark
 
@@ -233,6 +234,49 @@ def test_a_snapshot_tells_whether_its_files_have_changed(one_jvm: Any, tmp_path:
     table(one_jvm).write.mode("append").parquet(str(tmp_path / "source"))
     with pytest.raises(ConfigurationError, match="a snapshot of another source"):
         snapshot(read(), tmp_path / "kept")
+
+
+def read_as_v2(frame: Any) -> Any:
+    name = "spark.sql.sources.useV1SourceList"
+    session, path = frame.sparkSession, frame.inputFiles()[0]
+    before = session.conf.get(name)
+    session.conf.set(name, "")
+    try:
+        return session.read.parquet(path)
+    finally:
+        session.conf.set(name, before)
+
+
+SHOWN = {
+    "files": lambda frame: frame,
+    "sum": lambda frame: frame.groupBy("id").sum("x").select(functions.col("sum(x)") * 2),
+    "many expressions": lambda frame: frame.select([frame.x + number for number in range(30)]),
+    "many values": lambda frame: frame.where(frame.id.isin(*range(30))),
+    "other values": lambda frame: frame.where(frame.id.isin(*range(29), 40)),
+}
+HIDDEN = {
+    "udf": lambda frame: frame.select(functions.udf(float)("x")),
+    "udf in a filter": lambda frame: frame.where(functions.udf(float)(frame["x"] + 1) > "1"),
+    "udf behind others": lambda frame: frame.select(*["x"] * 30, functions.udf(float)("x")),
+    "arrow": lambda frame: frame.mapInArrow(lambda batches: batches, "id bigint, x double"),
+    "pandas": lambda frame: frame.mapInPandas(lambda batches: batches, "id bigint, x double"),
+    "groups": lambda frame: frame.groupBy("id").applyInPandas(lambda group: group, "id bigint, x double"),
+    "Spark ML": lambda frame: VectorAssembler(inputCols=["x"], outputCol="v").transform(frame),
+    "v2": read_as_v2,
+}
+
+
+def test_a_plan_tells_rows_apart_or_says_nothing(one_jvm: Any, tmp_path: Path) -> None:
+    number = functions.col("id")
+    wide = one_jvm.range(3).select("id", number.cast("double").alias("x"), *(number.alias(f"c{i}") for i in range(30)))
+    wide.write.parquet(f"{tmp_path}/it")
+    frame = one_jvm.read.parquet(f"{tmp_path}/it")
+    before = one_jvm.conf.get("spark.sql.debug.maxToStringFields")
+    shown = {name: spark_frames.plan_of(make(frame)) for name, make in SHOWN.items()}
+    assert len({*shown.values(), ""}) == len(shown) + 1, shown
+    assert shown == {name: spark_frames.plan_of(make(frame)) for name, make in SHOWN.items()}
+    assert {name: spark_frames.plan_of(make(frame)) for name, make in HIDDEN.items()} == dict.fromkeys(HIDDEN, "")
+    assert one_jvm.conf.get("spark.sql.debug.maxToStringFields") == before
 
 
 def test_the_number_of_ranks_must_divide_the_lanes(one_jvm: Any) -> None:

@@ -29,7 +29,8 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     """Write a DataFrame once, keep it in a folder, and return it as data for any number of runs.
 
     If the folder has a snapshot already, it is used as it is, unless its source has changed. That can be told of
-    tables in files, by the plan and by the names of the files; of other sources, a line says that it cannot be told.
+    tables in files, by the plan and by the names of the files; of other sources, and with Python functions, a line says
+    that it cannot be told.
 
     Args:
         source: a DataFrame, or ``Data`` with one.
@@ -147,11 +148,11 @@ def _written(data: Data, files: str, wanted: Callable[[], bool]) -> tuple[tuple[
         made = recipe(data, types)
         parts = spark_frames.write(data.source, made, files, types, wanted)
     else:
-        from distributor.data.writer import write_part
+        from distributor.data.writer import sources_of, write_part
 
         table = local_tables.open_table(data.source)
         made = recipe(data, table.types)
-        parts = [write_part(files, made, 0, table.batches)]
+        parts = [write_part(files, made, 0, table.batches(sources_of(made.outputs)))]
     _check_parts(parts, files)
     kept = sorted((part for part in parts if part.file), key=lambda part: part.index)
     there = Url(files, PAUSES).sizes() if is_url(files) else os.listdir(files)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.errors import ConfigurationError
@@ -30,6 +33,9 @@ _NUMBERS = {
 
 _DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
 
+#: What whole numbers mean in columns of times, for ``nulls=``.
+_UNITS = {"date": " of days since 1970-01-01", "timestamp": " of microseconds since 1970-01-01 in UTC"}
+
 _ARRAY = re.compile(r"array<(.*)>")
 _NULLS = ("error", "drop", "fill", "mask")
 
@@ -47,7 +53,8 @@ class Data:
         columns: further columns, each under its own name. Without ``pack``, ``label`` and ``columns``, all columns.
         nulls: what happens to nulls: ``"error"`` (default) names columns and counts, ``"drop"`` leaves out the row,
             ``"fill"`` puts 0, ``False`` or an empty text, and ``"mask"`` does so and adds ``"<name>_mask"``, true
-            where there was a value. A dict fills these columns with these values; nulls in others are errors.
+            where there was a value. A dict fills these columns with these values, numbers as they are in a batch; nulls
+            in others are errors.
         dtypes: the type of a tensor, by its name in the batch, such as ``{"x": "float32"}``. By default, a tensor
             has its column's type, or the one to which NumPy promotes the types of its columns.
         lanes: in how many parts of equal length the rows are read (default 48). The number of ranks must divide it,
@@ -113,7 +120,7 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     """Return how rows become fields. ``types`` are the columns' types, as Spark names them.
 
     Raises:
-        ConfigurationError: a column does not exist, or its type has no tensor.
+        ConfigurationError: a column does not exist, its type has no tensor, or two fields would have one name.
     """
     from distributor.data.writer import FieldRecipe, Recipe
 
@@ -121,6 +128,12 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     wanted = {name: (name,) for name in types} if wanted is None else wanted
     if not wanted:
         raise ConfigurationError("Data: there are no columns")
+    clash = next((name for name in wanted if data.nulls == "mask" and f"{name}_mask" in wanted), None)
+    if clash is not None:
+        raise ConfigurationError(
+            f"Data(nulls='mask'): the mask of {clash!r} has the name of the field '{clash}_mask': give one another "
+            "name with pack=, or leave it out with columns=[...]"
+        )
     outputs = []
     for name, columns in wanted.items():
         if name.startswith("_") or not columns:
@@ -142,8 +155,34 @@ def recipe(data: Data, types: Mapping[str, str]) -> Recipe:
     _check_names("dtypes", data.dtypes, wanted)
     if isinstance(data.nulls, Mapping):
         _check_names("nulls", data.nulls, {column: () for each in outputs for column in each.sources})
-        return Recipe(tuple(outputs), "error", tuple(sorted(data.nulls.items())))
+        fills = {column: _fill(column, types, value) for column, value in sorted(data.nulls.items())}
+        return Recipe(tuple(outputs), "error", tuple(fills.items()))
     return Recipe(tuple(outputs), data.nulls)
+
+
+def _fill(column: str, types: Mapping[str, str], value: Any) -> Any:
+    """Return what nulls of a column become, as it is written; ConfigurationError if the column cannot hold it."""
+    import numpy as np
+
+    kind, dtype = _kind(column, types)
+    made: type = {"text": str, "binary": bytes}.get(kind, float if dtype.startswith("float") else int)
+    is_number = isinstance(value, (Real, Decimal))
+    if not dtype:
+        fits, wanted = isinstance(value, made), made.__name__
+    elif dtype == "bool":
+        fits, wanted = isinstance(value, (bool, np.bool_)), "True or False"
+    elif made is float:
+        fits = is_number and not float(np.finfo(dtype).max) < abs(value) < math.inf
+        wanted = f"a number that {dtype} can hold"
+    else:
+        limits, unit = np.iinfo(dtype), next((text for name, text in _UNITS.items() if name in types[column]), "")
+        fits = is_number and limits.min <= value <= limits.max and value % 1 == 0
+        wanted = f"a whole number{unit or f' from {limits.min} to {limits.max}, or cast the column'}"
+    if not fits:
+        raise ConfigurationError(
+            f"Data(nulls=...): nulls of column {column!r} ({types[column]}) cannot become {value!r}: give {wanted}"
+        )
+    return made(value)
 
 
 def _check_names(option: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

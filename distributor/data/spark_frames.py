@@ -26,8 +26,10 @@ _POLL = 0.25  # seconds between two checks whether the run is still wanted
 #: Types of columns that may travel as one array.
 _PACKED = {"tinyint", "smallint", "int", "bigint", "float", "double", "boolean"}
 
-#: Leaves of a plan whose text does not show which rows they have.
-_OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "JDBCRelation")
+#: Parts of a plan whose text does not show which rows they have; ``Relation(`` is of JDBC and others without files.
+_OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "Relation(", "RelationV2",
+           "HiveTableRelation", "UDF(", " more fields")  # fmt: skip
+_MOST_FIELDS = "spark.sql.debug.maxToStringFields"  # a longer list is cut short in a plan's text
 
 
 def is_frame(source: Any) -> bool:
@@ -51,10 +53,29 @@ def types_of(frame: DataFrame) -> dict[str, str]:
 def plan_of(frame: DataFrame) -> str:
     """Return a digest of the frame's plan and input files; empty if it would not show that the rows have changed."""
     with suppress(Exception):  # a private part of PySpark, or a source that does not say
-        text = re.sub(r"#\d+L?", "", _analyzed(frame))
-        if not any(leaf in text for leaf in _OPAQUE):
+        with _whole_texts(frame.sparkSession):
+            text = _analyzed(frame)
+        if _shows_rows(text):
+            text = re.sub(r"#\d+L?", "", text)
             return hashlib.sha256(repr((text, sorted(frame.inputFiles()))).encode()).hexdigest()
     return ""
+
+
+def _shows_rows(text: str) -> bool:
+    """Whether a plan would show other rows; not with Python functions, calls with a number that no column has."""
+    named = "".join(re.findall(r"\bRelation [^[]*\[.*| AS [^#]*#\d+", text))
+    calls = set(re.findall(r"\)#(\d+)", text)) - set(re.findall(r"\)#(\d+)", named))
+    return not calls and not any(part in text for part in _OPAQUE)
+
+
+@contextmanager
+def _whole_texts(session: Any) -> Iterator[None]:
+    before = session.conf.get(_MOST_FIELDS)
+    session.conf.set(_MOST_FIELDS, str(1 << 30))
+    try:
+        yield
+    finally:
+        session.conf.set(_MOST_FIELDS, before)
 
 
 def _analyzed(frame: Any) -> str:

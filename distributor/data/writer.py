@@ -153,11 +153,11 @@ def _buffers(column: pa.Array) -> list[Any]:
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Cut and join batches to blocks of about the same size."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size = sum(each.nbytes for each in waiting)
+        size += batch.nbytes
         if size < BLOCK_BYTES:
             continue
         whole, most = _joined(waiting), max(1, rows * BLOCK_BYTES // size)
@@ -166,6 +166,7 @@ def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield whole.slice(begin, most)
         rows -= last
         waiting = [whole.slice(last)] if rows else []
+        size = sum(each.nbytes for each in waiting)
     if rows:
         yield _joined(waiting)
 
@@ -190,7 +191,7 @@ def _converted(recipe: Recipe, batches: Iterable[pa.RecordBatch], nulls: dict[st
     fields = recipe.fields
     sources = sources_of(recipe.outputs)
     for batch in batches:
-        columns = {name: short(batch.column(batch.schema.get_field_index(name))) for name in sources}
+        columns = {name: short(batch.column(name)) for name in sources}
         if recipe.nulls == "drop":
             columns = _dropped(columns, batch.num_rows)
         for name, column in columns.items():
@@ -289,8 +290,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
         return column
     if value is None:
         value = "" if pa.types.is_string(column.type) else b"" if pa.types.is_binary(column.type) else 0
-    if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type):
-        column = _plain(column)
+    column = _plain(column)
     return pc.fill_null(column, pa.scalar(value, column.type))
 
 

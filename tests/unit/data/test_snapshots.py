@@ -1,6 +1,8 @@
 """Snapshots of tables that are no Spark DataFrames: rules for nulls, reuse, and what a failure leaves."""
 
+import datetime
 import os
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,9 @@ def written(folder, source, **options):
     snapshots.write(Data(source, **options), str(folder))
     (batch,) = RankDataset.open(Dataset(str(folder), 1), 0, 1).loader(batch_size=100)
     count = int(batch.pop("_valid").sum())
-    return {name: value[:count] if isinstance(value, list) else value[:count].tolist() for name, value in batch.items()}
+    return {
+        name: value[:count].tolist() if hasattr(value, "tolist") else value[:count] for name, value in batch.items()
+    }
 
 
 def test_nulls_are_errors_with_columns_and_counts(tmp_path):
@@ -58,6 +62,33 @@ def test_nulls_are_filled_with_values_by_column(tmp_path):
         snapshots.write(Data(pa.table(NULLS), nulls={"a": -1}), str(tmp_path / "other"))
 
 
+OTHERS = {
+    "flag": [True, None],
+    "day": [datetime.date(1970, 1, 2), None],
+    "at": [datetime.datetime(1970, 1, 1, 0, 0, 1), None],
+    "price": [Decimal("1.5"), None],
+    "flags": [[True, None], [None]],
+}
+
+
+@pytest.mark.parametrize("nulls", ["fill", "mask"])
+def test_nulls_of_all_types_are_filled(tmp_path, nulls):
+    found = written(tmp_path / "it", pa.table(OTHERS), nulls=nulls)
+    assert [found[name] for name in ("flag", "day", "at", "price")] == [
+        [True, False], [1, 0], [1_000_000, 0], [1.5, 0.0]
+    ]  # fmt: skip
+    assert [each.tolist()[:3] for each in found["flags"]] == [[True, False, False], [0, 2, 3]]
+
+
+def test_nulls_of_all_types_become_given_values(tmp_path):
+    nulls = {"flag": True, "day": 7, "at": -1, "price": Decimal("2.5"), "flags": True}
+    found = written(tmp_path / "it", pa.table(OTHERS), nulls=nulls)
+    assert [found[name] for name in ("flag", "day", "at", "price")] == [
+        [True, True], [1, 7], [1_000_000, -1], [1.5, 2.5]
+    ]  # fmt: skip
+    assert [each.tolist()[:3] for each in found["flags"]] == [[True, True, True], [0, 2, 3]]
+
+
 def test_nulls_are_masked(tmp_path):
     found = written(tmp_path / "it", pa.table(NULLS), pack={"x": ["a", "b"]}, columns=["name"], nulls="mask")
     assert found["x"] == [[1, 1], [0, 2], [3, 0], [4, 4]]
@@ -90,6 +121,22 @@ def test_large_tables_are_cut_into_blocks(tmp_path):
     assert max(sizes) < 4 << 20
 
 
+def test_small_batches_are_measured_once(monkeypatch):
+    measured = []
+
+    class Small:
+        num_rows = 1
+
+        @property
+        def nbytes(self):
+            measured.append(self)
+            return 1
+
+    monkeypatch.setattr(writer, "_joined", len)
+    assert list(writer._blocks(Small() for _ in range(100))) == [100]
+    assert len(measured) == 100
+
+
 def test_pandas_and_parquet_are_tables_too(tmp_path):
     table = pa.table({"a": [1, 2, 3]})
     for number in range(2):
@@ -101,6 +148,52 @@ def test_pandas_and_parquet_are_tables_too(tmp_path):
         snapshots.check(Data(str(tmp_path / "*.csv")))
     with pytest.raises(ConfigurationError, match="not list"):
         snapshots.check(Data([1]))
+
+
+def test_what_spark_has_not_committed_is_no_table(tmp_path):
+    top = tmp_path / "_mine"
+    hidden = ["_temporary/0/part-1.parquet", ".stage/part-1.parquet", "_part-1.parquet", "day=1/_temporary/1.parquet"]
+    for number, name in enumerate(["_day=1/0.parquet", "day=1/0.parquet", *hidden]):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"a": [number]}), top / name)
+    found = {"": [0, 1], "*/*.parquet": [0, 1], "**/*.parquet": [0, 1]}
+    named = {"_temporary/**/*.parquet": [2], ".stage/*.parquet": [3], "_p*.parquet": [4], "_*/**/*.parquet": [0, 2]}
+    for number, (pattern, rows) in enumerate((found | named).items()):
+        assert written(tmp_path / str(number), os.path.join(str(top), pattern)) == {"a": rows}
+    with pytest.raises(ConfigurationError, match="no Parquet file"):
+        snapshots.check(Data(str(top / "*.parquet")))
+    top.rename(tmp_path / "as_by_spark.parquet")
+    assert written(tmp_path / "folder", str(tmp_path / "as_by_spark.parquet")) == {"a": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"a": [3], "label": [4]}, r"column 'b' is int in .*0\.parquet' but missing in .*1\.parquet': write all files"),
+        ({"a": [3], "b": ["4"], "label": [5]}, r"column 'b' is int in .*0\.parquet' but string in .*1\.parquet'"),
+        ({"a": [3], "b": pa.array([4], pa.int64()), "label": [5]}, r"'b' is int in .* but bigint in .*1\.parquet'"),
+    ],
+)
+def test_files_with_other_columns_are_refused(tmp_path, later, words):
+    kinds = {"a": pa.int32(), "b": pa.int32(), "label": pa.int32()}
+    pq.write_table(pa.table({name: pa.array([1], kind) for name, kind in kinds.items()}), tmp_path / "0.parquet")
+    later = pa.table(later)
+    later = later.set_column(0, "a", later["a"].cast(pa.int32()))
+    pq.write_table(later, tmp_path / "1.parquet")
+    options = {"pack": {"x": ["a", "b"]}}
+    with pytest.raises(ConfigurationError, match=words):
+        snapshots.write(Data(str(tmp_path / "*.parquet"), **options), str(tmp_path / "it"))
+    assert not (tmp_path / "it").exists()
+    assert written(tmp_path / "it", str(tmp_path / "*.parquet"), columns=["a"]) == {"a": [1, 3]}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([[1], [2], [3]], names=["a", "a", "label"])
+    pq.write_table(table, tmp_path / "0.parquet")
+    frame = table.to_pandas()
+    for source, place in [(table, "the table"), (frame, "the DataFrame"), (str(tmp_path), r"the file '.*0\.parquet'")]:
+        with pytest.raises(ConfigurationError, match=f"Data: {place} has two columns 'a': rename one"):
+            snapshots.check(Data(source, label="label"))
 
 
 def test_a_snapshot_is_used_again_unless_other_columns_are_asked_for(tmp_path, caplog):

@@ -1,5 +1,10 @@
 """What columns become, and what is refused before any row is read."""
 
+import datetime
+import re
+from decimal import Decimal
+
+import numpy as np
 import pytest
 
 from distributor.data.source import Data, recipe, shared_by
@@ -13,6 +18,7 @@ TYPES = {
     "flag": "boolean",
     "price": "decimal(10,2)",
     "day": "date",
+    "at": "timestamp",
     "name": "string",
     "image": "binary",
     "features": "vector",
@@ -35,6 +41,7 @@ def test_columns_keep_their_types():
         "flag": ("number", "bool", None),
         "price": ("number", "float64", None),
         "day": ("number", "int32", None),
+        "at": ("number", "int64", None),
         "name": ("text", "", None),
         "image": ("binary", "", None),
         "features": ("list", "float32", None),
@@ -55,6 +62,56 @@ def test_masks_have_the_shape_of_what_they_mask():
     assert found["x_mask"] == ("number", "bool", 2)
     assert found["name_mask"] == ("number", "bool", None)
     assert found["pixels_mask"] == ("list", "bool", None)
+
+
+def test_a_mask_and_a_column_of_one_name_are_refused():
+    types = {"image": "binary", "image_mask": "binary"}
+    with pytest.raises(ConfigurationError, match=r"mask of 'image' has the name of the field 'image_mask': .*pack="):
+        recipe(Data(None, nulls="mask"), types)
+    renamed = recipe(Data(None, pack={"photo": "image"}, columns=["image_mask"], nulls="mask"), types).fields
+    assert [each.name for each in renamed] == ["photo", "image_mask", "photo_mask", "image_mask_mask"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "made"),
+    [
+        ("n", 36.0, 36),
+        ("a", 36.7, 36.7),
+        ("b", float("inf"), float("inf")),
+        ("price", Decimal("0.5"), 0.5),
+        ("flag", True, 1),
+        ("day", 18262, 18262),
+        ("at", -1, -1),
+        ("name", "?", "?"),
+        ("image", b"", b""),
+        ("pixels", np.int64(-128), -128),
+    ],
+)
+def test_nulls_become_what_their_columns_can_hold(column, value, made):
+    assert recipe(Data(None, columns=[column], nulls={column: value}), TYPES).fills == ((column, made),)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("n", 36.7, "whole number from -2147483648 to 2147483647, or cast the column"),
+        ("n", 1 << 31, "whole number from"),
+        ("n", float("nan"), "whole number from"),
+        ("n", None, "whole number from"),
+        ("a", 1e39, "number that float32 can hold"),
+        ("b", "1", "number that float64 can hold"),
+        ("flag", 2, "True or False"),
+        ("day", datetime.date(2020, 1, 1), "whole number of days since 1970-01-01"),
+        ("at", datetime.datetime(2020, 1, 1), "whole number of microseconds since 1970-01-01 in UTC"),
+        ("name", 0, "str"),
+        ("image", "?", "bytes"),
+        ("pixels", 128, "whole number from -128 to 127"),
+    ],
+)
+def test_values_for_nulls_that_a_column_cannot_hold_are_refused(column, value, words):
+    text = f"nulls of column {column!r} ({TYPES[column]}) cannot become {value!r}: give "
+    with pytest.raises(ConfigurationError, match=f"{re.escape(text)}.*{words}"):
+        recipe(Data(None, columns=[column], nulls={column: value}), TYPES)
 
 
 @pytest.mark.parametrize(
