@@ -16,7 +16,7 @@ from typing import Literal
 from distributor.api.parameters import Options
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.machine import versions
+from distributor.machine import devices, versions
 from distributor.machine.storage import Url, is_url
 from distributor.schedulers.base import Scheduler
 from distributor.shipping import modules, project, tree
@@ -97,7 +97,9 @@ def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str
     forwarded = {
         name: value
         for name, value in environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in variables.forward_env) and name not in CONTRACT
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in variables.forward_env)
+        and name not in CONTRACT
+        and (name not in devices.VISIBLE_DEVICES or name in variables.forward_env)  # a pattern gives ranks no GPUs
     }
     return {**forwarded, **variables.env}
 

@@ -114,7 +114,13 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
         by_rank += [
             mapped[first : first + job.resources.gpus_each] for first in range(0, needed, job.resources.gpus_each)
         ]
-    return tuple(gpu for turn in zip(*by_rank) for gpu in turn)
+    gpus = tuple(gpu for turn in zip(*by_rank) for gpu in turn)
+    if len(gpus) > 1 and (migs := [gpu for gpu in gpus if gpu.startswith("MIG-")]):
+        raise ResourceError(
+            f"the ranks on {tasks[0].host} have {', '.join(migs)}, but CUDA shows a process one MIG device: start one "
+            "rank with one device on each executor, or use whole GPUs"
+        )
+    return gpus
 
 
 def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:

@@ -151,10 +151,12 @@ class LocalScheduler:
         if self._agents:
             return 0
         asked = job.resources
-        rooms = [job.most_ranks] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
+        most = asked.num_processes if job.widths is None else job.widths.most
+        rooms = [asked.max_processes_per_node or most]
         rooms += [there // amount for _, amount, there, _ in _supplies(asked)]
         if asked.use_gpu:
-            rooms.append(len(self._gpus or ()) // asked.gpus_each)
+            with _released:
+                rooms.append(sum(gpu not in _held for gpu in self._gpus or ()) // asked.gpus_each)
         return min(rooms)
 
     def leaving(self) -> str | None:

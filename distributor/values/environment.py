@@ -146,7 +146,7 @@ def overlay(
     ``task_cpus`` may exceed ``spark.task.cpus``. ``spark_cpus`` is what Spark itself sets ``OMP_NUM_THREADS`` to.
     """
     return {
-        "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
+        "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus),
         # Spark sets PYTHONUNBUFFERED for its own workers. It would make each write of a rank to stdout a system call.
         "PYTHONUNBUFFERED": None,
         # torchrun sets this variable too. With it, a rank ends when NCCL gives up on a collective.
@@ -164,9 +164,9 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
+def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None) -> str:
     """Return a rank's share of its task's CPUs, or the user's number; Spark's own number is not the user's choice."""
     already = environ.get("OMP_NUM_THREADS")
-    if already is None or already in (str(task_cpus), str(spark_cpus)):
+    if already is None or (spark_cpus is not None and already in (str(task_cpus), str(spark_cpus))):
         return str(max(1, task_cpus // ranks_per_task))
     return already

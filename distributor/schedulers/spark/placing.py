@@ -81,7 +81,7 @@ class Placing:
         bad = {host for fact in facts if (host := host_in(fact.executor)) in self._job.avoided}
         if not bad or not self._left or time.monotonic() > self._until:
             return True
-        running = Counter(fact.executor for fact in facts)
+        running = Counter(host_in(fact.executor) for fact in facts)
         try:
             is_possible = self._room(running) >= self._job.num_tasks
         except Exception as error:  # Spark's context may be stopping

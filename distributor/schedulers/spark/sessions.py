@@ -111,10 +111,11 @@ def answering() -> Iterator[None]:
 
 def driver_gpus() -> tuple[str, ...] | None:
     """Return the addresses of GPUs that Spark discovered for the driver; ``None`` without a classic context or GPUs."""
-    from pyspark import SparkContext
+    gpus = None
+    with suppress(Exception):  # its JVM has ended, or this is the Connect client without a JVM
+        from pyspark import SparkContext
 
-    context, gpus = SparkContext._active_spark_context, None
-    with suppress(Exception):  # its JVM has ended
+        context = SparkContext._active_spark_context
         gpus = context.resources.get("gpu") if context is not None else None
     return tuple(gpus.addresses) if gpus is not None else None
 

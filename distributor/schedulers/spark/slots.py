@@ -9,8 +9,11 @@ https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-o
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -90,7 +93,7 @@ def cluster_of(session: SparkSession) -> Cluster:
 class Executor(NamedTuple):
     """A live executor that accepts tasks: Spark is not decommissioning it."""
 
-    address: str  # host and port, as Spark names them to tasks
+    address: str  # host and port of its blocks; tasks see another port and, on YARN, the host's number for its name
     cores: int
     running: int  # tasks
 
@@ -236,6 +239,15 @@ def _float(text: str) -> float:
         return 0.0
 
 
+@cache
+def _names_of(host: str) -> set[str]:
+    """Return the name and the addresses of a host, as far as they are known here."""
+    with suppress(OSError):
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+        return {host, *(f"[{each}]" if ":" in each else each for each in found)}
+    return {host}
+
+
 class Slots:
     """Counts the slots that a session has for the tasks of one job.
 
@@ -262,11 +274,16 @@ class Slots:
         cores = self._cluster.executor_cores
         if self._cluster.is_local:
             return None if cores is None else self._usable(cores, 0)
-        of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
-        instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
-        if instances and int(instances) > 0 and cores is not None:
-            return int(instances) * self._usable(cores, 0)
-        return None
+        instances = self._instances(cores or 1)
+        return None if instances <= 0 or cores is None else instances * self._usable(cores, 0)
+
+    def _instances(self, cores: int) -> int:
+        """Return how many executors with these cores there are at most by the settings; 0 if they do not say."""
+        if (of_master := re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)) is not None:
+            return int(of_master[1])
+        if self._cluster.master.startswith("spark://"):  # a standalone cluster ignores spark.executor.instances
+            return int(conf(self._session, "spark.cores.max") or 0) // cores
+        return int(conf(self._session, "spark.executor.instances") or 0)
 
     def total(self) -> int:
         """Return the number of slots, free or busy, of live executors, up to the limit of ranks per node."""
@@ -290,12 +307,15 @@ class Slots:
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], tasks: Mapping[str, int]) -> int:
-        """Return the number of free slots beside ``hosts``, those of the job's own ``tasks`` by executor included."""
-        others = (executor for executor in executors(self._session) if host_in(executor.address) not in hosts)
-        return sum(
-            self._usable(executor.cores, max(0, executor.running - tasks.get(executor.address, 0)))
-            for executor in others
-        )
+        """Return the number of free slots beside ``hosts``, those of the job's own ``tasks`` by host included."""
+        room, own = 0, dict(tasks)
+        for executor in executors(self._session):
+            names = _names_of(host_in(executor.address))
+            if names.isdisjoint(hosts):
+                mine = {name: min(own[name], executor.running) for name in names & own.keys()}
+                own.update({name: own[name] - count for name, count in mine.items()})
+                room += self._usable(executor.cores, executor.running - sum(mine.values()))
+        return room
 
     def busy(self) -> bool:
         """Return whether any task runs on an executor."""

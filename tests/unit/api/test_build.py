@@ -130,3 +130,9 @@ class Greeting(BasePath):
 def test_what_a_path_asks_for_before_torch_is_imported_is_in_the_job() -> None:
     job = planned(Greeting())
     assert (job.launch, job.preload, job.env["BEFORE"]) == (Greeting(), ("json",), "torch")
+
+
+def test_a_pattern_forwards_no_choice_of_gpus():
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_LAUNCH_BLOCKING": "1"}
+    assert ranks_env(Variables(forward_env=["CUDA_*"]), environ) == {"CUDA_LAUNCH_BLOCKING": "1"}
+    assert ranks_env(Variables(forward_env=["CUDA_VISIBLE_DEVICES"]), environ) == {"CUDA_VISIBLE_DEVICES": "0,1"}

@@ -161,7 +161,6 @@ def test_a_node_knows_the_cpus_of_one_task(cpus, ranks_per_task):
         pytest.param([["0"], ["1"]], "1,0", 1, ("1", "0"), id="through-the-mapping-once"),
         pytest.param([["1"], ["0"]], "GPU-aa,GPU-bb", 1, ("GPU-bb", "GPU-aa"), id="mapping-of-uuids"),
         pytest.param([["GPU-aa"], ["GPU-bb"]], "0,1", 1, ("GPU-aa", "GPU-bb"), id="addresses-are-uuids"),
-        pytest.param([["MIG-1/2/0"], ["MIG-1/3/0"]], None, 1, ("MIG-1/2/0", "MIG-1/3/0"), id="mig"),
     ],
 )
 def test_gpus_of_a_node(gpus, visible, ranks_per_task, expected):
@@ -269,3 +268,14 @@ def test_by_default_an_executor_counts_alone():
     numberings = [share.numbering for share in placement.shares(whole=False)]
     assert [node.executor for node in placement.nodes] == ["a", "b", "c"]
     assert numberings == [Numbering(0, 3, 0, 2), Numbering(1, 3, 0, 1), Numbering(2, 3, 0, 1)]
+
+
+def test_a_process_sees_one_mig_device():
+    """CUDA shows it no more, so the second rank would find none."""
+    assert place(with_mig("ab"), job(2, use_gpu=True)).nodes
+    with pytest.raises(ResourceError, match="the ranks on host-a have MIG-0, MIG-1, but CUDA shows a process one MIG"):
+        place(with_mig("aa"), job(2, use_gpu=True))
+
+
+def with_mig(executors):
+    return [replace(fact, gpus=(f"MIG-{at}",)) for at, fact in enumerate(facts_of(executors))]

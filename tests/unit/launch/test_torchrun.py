@@ -148,9 +148,15 @@ def test_node_environment_on_gpus():
     ],
 )
 def test_omp_threads(cpus, ranks_per_task, already, expected):
-    request = job(ranks_per_task, ranks_per_task=ranks_per_task)
+    request = job(ranks_per_task, ranks_per_task=ranks_per_task, spark_cpus=cpus)
     base = {} if already is None else {"OMP_NUM_THREADS": already}
     assert plan(request, base_env=base, executors="a", cpus=cpus).node_env["OMP_NUM_THREADS"] == expected
+
+
+def test_a_number_of_the_users_that_equals_the_cpus_is_not_shared():
+    request = job(2, ranks_per_task=2)  # without spark_cpus, Spark sets nothing
+    node = plan(request, base_env={"OMP_NUM_THREADS": "4"}, executors="a", cpus=4)
+    assert node.node_env["OMP_NUM_THREADS"] == "4"
 
 
 def test_cpus_of_a_profile_are_threads_though_spark_says_otherwise():

@@ -6,8 +6,11 @@ import pytest
 from jobs import make_job
 
 from distributor.errors import ConfigurationError
+from distributor.launch.ray.path import Ray
 from distributor.machine import network
+from distributor.schedulers import local
 from distributor.schedulers.local import LocalScheduler
+from distributor.values.job import Widths
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,14 @@ def test_without_an_ipv4_loopback_the_error_says_what_is_missing(
     monkeypatch.setattr(network, "address_towards", lambda host: host if host in reachable else None)
     with pytest.raises(ConfigurationError, match=remedy):
         LocalScheduler().check(make_job())
+
+
+@pytest.mark.parametrize("options", [{}, {"launch": Ray()}])
+def test_a_range_may_have_its_largest_number_of_ranks(options):
+    assert LocalScheduler().room(make_job("3f2a", 2, widths=Widths(2, 4), **options)) == 4
+
+
+def test_a_range_takes_the_gpus_that_no_other_run_has(monkeypatch):
+    monkeypatch.setattr(local, "_held", {"0", "1"})
+    job = make_job("3f2a", 1, use_gpu=True, widths=Widths(1, 4))
+    assert LocalScheduler(1, ("0", "1", "2", "3")).room(job) == 2

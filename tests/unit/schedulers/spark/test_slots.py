@@ -259,16 +259,36 @@ def test_the_error_of_too_few_slots_names_what_to_raise(fields, words):
 
 
 def test_room_on_other_hosts_does_not_count_the_jobs_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each executor may host one rank: own tasks take no place, those of other jobs do."""
+    """Spark lists executors by other ports than tasks see, and on YARN by the names of hosts."""
+    hosts = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+    monkeypatch.setattr(slots.socket, "getaddrinfo", lambda host, _: [(0, 0, 0, "", (hosts[host], 0))])
     there = [slots.Executor("a:1", 3, 1), slots.Executor("b:1", 1, 1), slots.Executor("c:1", 2, 1)]
     monkeypatch.setattr(slots, "executors", lambda session: iter(there))
+    slots._names_of.cache_clear()
     job = make_job("3f2a", 3, Function("train", b""), False, node_limit=1)
     room = Slots(None, Cluster("spark://a:7077"), job).room_beside
-    assert room((), {"a:1": 1, "b:1": 1, "c:1": 1}) == 3
-    assert room(("b",), {"a:1": 1, "b:1": 1, "c:1": 1}) == 2
-    assert room(("b",), {"a:1": 1, "b:1": 1}) == 2
-    there[2] = slots.Executor("c:1", 1, 1)
-    assert room(("b",), {"a:1": 1, "b:1": 1}) == 1
+    for name in ("a", "b", "c"), (hosts["a"], hosts["b"], hosts["c"]):
+        a, b, c = name
+        assert room((), {a: 1, b: 1, c: 1}) == 3
+        assert room((b,), {a: 1, b: 1, c: 1}) == 2
+        assert room((b,), {a: 1, b: 1}) == 2
+        there[2] = slots.Executor("c:1", 1, 1)
+        assert room((b,), {a: 1, b: 1}) == 1
+        there[2] = slots.Executor("c:1", 2, 1)
+    there[:] = [slots.Executor("a:1", 1, 1), slots.Executor("a:2", 1, 1), slots.Executor("a:3", 1, 1)]
+    assert room((), {"a": 2}) == 2, "two of the three are the job's own"
+    slots._names_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [({"spark.executor.instances": "2"}, None), ({"spark.executor.instances": "2", "spark.cores.max": "16"}, 16)],
+)
+def test_a_standalone_cluster_ignores_the_number_of_instances(monkeypatch, settings, most):
+    monkeypatch.setattr(slots, "conf", lambda session, name: settings.get(name))
+    job = make_job("3f2a", 8, Function("train", b""), False)
+    for master, expected in ("spark://a:7077", most), ("yarn", 8):
+        assert Slots(None, Cluster(master, executor_cores=4), job).most() == expected
 
 
 def test_first_runs_at_the_same_moment_share_a_profile(monkeypatch):
