@@ -14,7 +14,7 @@ _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 
 def written(pids: Iterable[int], folder: str) -> dict[str, int]:
     """Return the files below a folder's real path that processes have open for writing, each with one of the pids."""
-    return {path: pid for pid in pids for path, _ in _open(pid) if path.startswith(folder + os.sep)}
+    return {path: pid for pid in pids for path, _ in _open(pid, folder + os.sep)}
 
 
 class FileState(NamedTuple):
@@ -36,12 +36,14 @@ def regular(pid: int, apart: str) -> dict[str, FileState]:
     return files
 
 
-def _open(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the path, and the descriptor's path, of each file that a process has open for writing."""
+def _open(pid: int, begin: str = "") -> Iterator[tuple[str, str]]:
+    """Yield paths that ``begin`` so, and the descriptors' paths, of files that a process has open for writing."""
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):  # the file was just closed
                 path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if not path.startswith(begin):
+                    continue
                 with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as info:
                     flags = _FLAGS.search(info.read())
                 if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
