@@ -320,10 +320,11 @@ def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
     wanted = stored(dtype)
     with np.errstate(all="ignore"):
         made = values.astype(wanted, copy=False)
-        if wanted.kind in "iu" and made is not values and not np.array_equal(made, values):
-            wrong = values[made != values][0]
+        wrong = made != values if wanted.kind in "iu" and made is not values else np.zeros(0, bool)
+        wrong = made > 1 if dtype == "bool" and not wrong.any() else wrong
+        if wrong.any():
             raise RefusedRows(
-                f"column {name!r} has values such as {wrong} that dtype {dtype!r} cannot hold: use another"
+                f"column {name!r} has values such as {values[wrong][0]} that dtype {dtype!r} cannot hold: use another"
             )
     return made
 

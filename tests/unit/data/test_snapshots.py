@@ -101,9 +101,10 @@ def test_a_list_that_is_null_cannot_be_filled(tmp_path):
         snapshots.write(Data(pa.table({"list": [[1], None]}), nulls="fill"), str(tmp_path / "it"))
 
 
-def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"column 'a' has values such as 300 that dtype 'int8' cannot hold"):
-        snapshots.write(Data(pa.table({"a": [1, 300]}), dtypes={"a": "int8"}), str(tmp_path / "it"))
+@pytest.mark.parametrize(("dtype", "value"), [("int8", 300), ("bool", 2), ("bool", 300), ("uint8", -1)])
+def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path, dtype, value):
+    with pytest.raises(ConfigurationError, match=rf"column 'a' has values such as {value} that dtype '{dtype}' cannot"):
+        snapshots.write(Data(pa.table({"a": [1, value, 0]}), dtypes={"a": dtype}), str(tmp_path / "it"))
 
 
 def test_a_table_without_rows_is_refused(tmp_path):
