@@ -435,7 +435,7 @@ class _Deliver:
         pinned, used = self._slot(name, value)
         pinned.copy_(value)
         moved = pinned.to(self._device, non_blocking=True)
-        used.record()
+        used.record(torch.cuda.current_stream(self._device))
         return moved
 
     def _slot(self, name: str, value: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -7,6 +7,7 @@ import itertools
 import operator
 import os
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from distributor.data import snapshots
-from distributor.data.loader import RankDataset
+from distributor.data.loader import RankDataset, _Deliver
 from distributor.data.reader import DataError
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
@@ -280,3 +281,12 @@ def test_another_snapshot_in_the_folder_of_a_node_is_refused(there, tmp_path):
 def test_tensors_come_on_the_device(there):
     batch = next(iter(loader(there).tensors_on("meta")))
     assert batch["x"].device.type == "meta"
+
+
+def test_a_buffer_is_used_until_the_copy_on_its_own_gpu_has_ended(monkeypatch):
+    """The current GPU may be another one."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    deliver, pinned, used = _Deliver(torch.device("cuda:1")), Mock(), Mock()
+    monkeypatch.setattr(deliver, "_slot", lambda *_: (pinned, used))
+    deliver({"x": torch.ones(2)})
+    used.record.assert_called_once_with(("stream of", torch.device("cuda:1")))
