@@ -71,9 +71,12 @@ def collect(entries: Mapping[str, Any]) -> TrainingState:
             raise ConfigurationError(
                 f"save_checkpoint: names of entries must be strings without a leading #, not {entry!r}"
             )
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module):  # modules first: fully_shard may put back an optimizer's parameters here
             _add_module(state, entry, value)
-        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
+    for entry, value in entries.items():
+        if isinstance(value, torch.nn.Module):
+            continue
+        if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             _add_optimizer(state, entry, value, names)
         else:
             state.objects[entry] = value.state_dict() if _has_state(value) else value

@@ -108,6 +108,22 @@ def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
     assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
 
 
+def test_an_optimizer_before_its_split_model_is_saved_by_names() -> None:
+    """A forward pass without gradients leaves the parameters of the model in one piece until its state is asked for."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        assert "o.state.m.weight.momentum_buffer" in training_state.collect({"o": optimizer, "m": model}).tensors
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("missing", ["modules", "scheduler"])
 def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> None:
     model = torch.nn.Linear(2, 2)
