@@ -17,7 +17,7 @@ from distributor.checkpoint.context import Checkpoint, Session, current
 from distributor.checkpoint.memory.memory import Memory, Room, kept_by
 from distributor.checkpoint.memory.states import Seat
 from distributor.checkpoint.publishing import Part, Save, SaveOutcome
-from distributor.checkpoint.records import Shard
+from distributor.checkpoint.records import METADATA, Shard, objects_file
 from distributor.metrics import rank as reports
 from distributor.text import notices
 from distributor.text.wording import size
@@ -25,8 +25,6 @@ from distributor.text.wording import size
 _log = notices.logger
 
 _NICE = 7  # of hashing beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
-
-METADATA = ".metadata"  # the file in which DCP describes a checkpoint
 
 
 @dataclass
@@ -157,7 +155,7 @@ class _Task:
                 "the tensors of another rank have changed since the last save, so this rank must now write the tensor "
                 f"{min(missing)!r}, which it has not copied; the next save will be complete"
             )
-        name = states.objects_file(self.kept.session.exchange.rank)
+        name = objects_file(self.kept.session.exchange.rank)
         try:
             files, results = plans.write(plan, self.tensors, folder, self.nice)
             with shards.MeasuredFile(folder / name, name) as file:

@@ -49,11 +49,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def objects_file(rank: int) -> str:
-    """Return the name of the file with a rank's objects."""
-    return f"objects-{rank}.pt"
-
-
 def check(call: str, state: Any) -> None:
     """Raise a ConfigurationError unless what a user has passed to ``call`` as state is a dict."""
     if not isinstance(state, Mapping):

@@ -125,6 +125,25 @@ def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
     assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) == 2
 
 
+def test_files_of_checkpoint_folder_are_passed_over_by_loads_of_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    monkeypatch.setattr(reports, "latest", lambda: {"loss": 0.5})
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    monkeypatch.setattr(reports, "latest", lambda: {"loss": 0.1})
+    for step in range(2, 7):  # more than are kept
+        with runtime.checkpoint_folder(step) as folder:
+            (folder / "exported.txt").write_text("weights")
+    assert runtime.load_checkpoint({"step": 0}) == 1
+    assert runtime.load_checkpoint({"step": 0}, folder=tmp_path / "mine", best=("loss", "min")) == 1
+    last = runtime.latest_checkpoint()
+    assert last is not None and last.step == 6
+    with pytest.raises(ConfigurationError, match="of step 6 was written by checkpoint_folder"):
+        runtime.load_checkpoint({"step": 0}, folder=last.path)
+    assert sorted(path.name.split("-")[1] for path in (tmp_path / "mine").glob("step-*")) == ["1", "4", "5", "6"]
+
+
 def test_the_default_folder_is_named_once_without_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None
     assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None

@@ -75,6 +75,16 @@ def test_only_folders_of_checkpoints_count_as_such() -> None:
         assert origin_of(name) is None
 
 
+def test_states_and_other_files_are_counted_separately() -> None:
+    state = (Shard(".metadata", 1, "ab"), Shard("objects-0.pt", 1, "ab"))
+    some = [
+        replace(manifest(number, loss=number), shards=state) if number in (1, 2, 4) else manifest(number, loss=number)
+        for number in range(1, 9)
+    ]
+    gone = surplus(some, Checkpoints("x", keep=2, best=("loss", "min")))
+    assert [each.number for each in gone] == [6, 5]  # of each kind, the best one stays beside the newest
+
+
 def test_the_newest_and_the_best_stay() -> None:
     losses = {1: 0.9, 2: 0.1, 3: float("nan"), 4: 0.5, 5: 0.4}
     some = [manifest(number, loss=loss) for number, loss in losses.items()]
