@@ -35,7 +35,7 @@ class _Kept:
     planner: plans.Planner
     copies: plans.PlannedCopies
     memory: Memory | None
-    checked: frozenset[str] = frozenset()  # entries whose objects load_checkpoint does not refuse
+    checked: frozenset[bytes] = frozenset()  # names of classes in objects that load_checkpoint does not refuse
 
     def copy(
         self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes, *, stay: bool
@@ -65,9 +65,9 @@ def save_checkpoint(
         states.check("save_checkpoint", state)
         found = states.collect(state)
         objects, kept, plan = states.pack_objects(found.objects), _keep(session), None
-        if weights_only and not kept.checked >= found.objects.keys():
+        if weights_only and not (names := states.names_in(objects)) <= kept.checked:
             states.check_weights_only(objects)
-            kept.checked = frozenset(found.objects)
+            kept.checked |= names
         session.finish()
         if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)

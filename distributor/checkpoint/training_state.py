@@ -16,7 +16,9 @@ import hashlib
 import io
 import pickle
 import random
+import re
 import sys
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +36,8 @@ _RANDOM = "#random"  # names of users' entries do not begin with #
 
 _SAMPLED = 8  # values at each end of a parameter that ranks compare
 _NAMED = 3  # names in an error, at most
+
+_GLOBAL = re.compile(rb"c([\w.]+\n[\w.]+)\n")  # a class or function in a pickle of protocol 2
 
 
 @dataclass
@@ -206,7 +210,7 @@ def _set_cuda_states(states: Sequence[torch.Tensor]) -> None:
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
     """Return a rank's objects as the content of a file."""
     buffer = io.BytesIO()
-    torch.save(_plain_numbers(dict(objects)), buffer)
+    torch.save(_plain_numbers(dict(objects)), buffer, pickle_protocol=2)
     return buffer.getvalue()
 
 
@@ -218,6 +222,13 @@ def _plain_numbers(value: Any) -> Any:
         return type(value)(_plain_numbers(each) for each in value)
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def names_in(objects: bytes) -> frozenset[bytes]:
+    """Return the classes and functions that packed objects name; perhaps also words of texts that look alike."""
+    with zipfile.ZipFile(io.BytesIO(objects)) as file:
+        (name,) = (each for each in file.namelist() if each.endswith("/data.pkl"))
+        return frozenset(_GLOBAL.findall(file.read(name)))
 
 
 def check_weights_only(objects: bytes) -> None:
