@@ -273,6 +273,12 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
             for name, tensor in value.state_dict().items():
                 if _is_saved_as_tensor(name, tensor):
                     found[f"{entry}.{plain(name)}"] = tensor.detach()
+            empty = [name for name, tensor in found.items() if tensor.device.type == "meta"]
+            if empty:
+                raise ConfigurationError(
+                    f"load_checkpoint: {_list(empty)} of {entry!r} are on the meta device, so have no memory to load "
+                    "values into: call the module's to_empty(device=...) first"
+                )
     _check_tensors(found, saved)
     for entry, value in entries.items():
         if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
