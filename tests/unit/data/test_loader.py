@@ -126,6 +126,28 @@ def test_an_epoch_that_was_left_early_is_not_repeated(there):
     assert table.epoch == 2
 
 
+def test_a_look_at_a_batch_before_the_epochs_costs_none(there):
+    table = loader(there)
+    first = next(iter(table))["y"].tolist()
+    seen = [(epoch, batch["y"].tolist()) for epoch in table.epochs(2) for batch in table]
+    assert seen[0] == (0, first)
+    assert [epoch for epoch, _ in seen] == [0] * len(table) + [1] * len(table)
+
+
+def test_a_resumed_epoch_is_not_begun_anew_by_epochs(there):
+    table, seen = loader(there), 0
+    for _ in table.epochs(1):
+        for _ in table:
+            seen += 1
+            if seen == 5:
+                break
+        state = table.state_dict()
+    resumed = loader(there)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    assert [len(rows_of(resumed)) for _ in resumed.epochs(2)] == [len(table) - 5, len(table)]
+
+
 def test_another_snapshot_or_batch_cannot_be_continued(there, tmp_path):
     state = loader(there).state_dict()
     other = columns()
