@@ -159,11 +159,12 @@ def _surplus(newest_first: list[Manifest], checkpoints: Checkpoints, passed: Map
 
 
 def by_metric(committed: Sequence[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints with a value of the metric in ``checkpoints.best``, the best first, then the newest."""
+    """Return the checkpoints with a value of ``checkpoints.best``, the best first; of equals, the oldest."""
     if checkpoints.best is None:
         return []
     name, which = checkpoints.best
     found = [each for each in committed if not math.isnan(each.metrics.get(name, math.nan))]
+    found.sort(key=lambda each: each.number)  # the oldest was evaluated, if later saves only repeat its value
     return sorted(found, key=lambda each: each.metrics[name], reverse=which == "max")
 
 

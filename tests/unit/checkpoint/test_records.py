@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_the_newest_and_the_best_stay() -> None:
     assert gone(keep=2, best=("accuracy", "max")) == {1, 2, 3}
     assert gone(keep=9) == gone(keep=None) == set()
     assert by_metric(some, Checkpoints("x")) == []
+
+
+@pytest.mark.parametrize("which", ["min", "max"])
+def test_of_equals_the_oldest_is_the_best(which: Literal["min", "max"]) -> None:
+    """Saves between two evaluations have the value of the first, which is of the state that was evaluated."""
+    some = [manifest(number, loss=0.5) for number in (3, 5, 4, 1, 2)]
+    checkpoints = Checkpoints("x", keep=1, best=("loss", which))
+    assert [each.number for each in by_metric(some, checkpoints)] == [1, 2, 3, 4, 5]
+    assert {each.number for each in surplus(some, checkpoints)} == {2, 3, 4}
 
 
 @pytest.mark.parametrize(
