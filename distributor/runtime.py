@@ -256,8 +256,9 @@ def load_checkpoint(
     Raises:
         ConfigurationError: ``folder`` has no checkpoint, the ranks do not call this and the other checkpoint
             functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
-            uses FullyShardedDataParallel, or the checkpoint belongs to another model or to an optimizer of other
-            parameters, contains objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
+            uses FullyShardedDataParallel or is on the meta device, or the checkpoint belongs to another model or to an
+            optimizer of other parameters, contains objects that ``weights_only`` refuses, or was written by
+            ``checkpoint_folder`` (such checkpoints are passed over if the place has others).
         OSError: the folder or URL of checkpoints cannot be read; or no checkpoint can be loaded, but some may be whole.
         RuntimeError: another rank has failed in this call; the error quotes that rank's error.
 
