@@ -210,9 +210,9 @@ def save_checkpoint(
     Raises:
         ConfigurationError: the run has no ``checkpoints=``, the ranks do not call this and the other checkpoint
             functions in the same order, ``step`` is not a whole number of at least 0, the name of an entry is not
-            allowed, a module uses FullyShardedDataParallel, the first save finds that a parameter that is not split
-            differs between ranks (it compares some values of each), or holds objects that ``weights_only`` refuses, or
-            several ranks outside a run have not called ``init_process_group``.
+            allowed, a module uses FullyShardedDataParallel, ``weights_only`` refuses an object, the first save finds
+            that a parameter that is not split differs between ranks (it compares some values of each), or several ranks
+            outside a run have not called ``init_process_group``.
         OSError: with ``wait``, the checkpoint could not be written: on all ranks, with the reason.
         AttributeError, TypeError, pickle.PicklingError: a value in ``state`` cannot be pickled.
         RuntimeError: another rank has failed in this call; that rank's exception says why.
@@ -256,8 +256,9 @@ def load_checkpoint(
     Raises:
         ConfigurationError: ``folder`` has no checkpoint, the ranks do not call this and the other checkpoint
             functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
-            uses FullyShardedDataParallel, or the checkpoint belongs to another model or to an optimizer of other
-            parameters, contains objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
+            uses FullyShardedDataParallel or is on the meta device, or the checkpoint belongs to another model or to an
+            optimizer of other parameters, contains objects that ``weights_only`` refuses, or was written by
+            ``checkpoint_folder`` (such checkpoints are passed over if the place has others).
         OSError: the folder or URL of checkpoints cannot be read; or no checkpoint can be loaded, but some may be whole.
         RuntimeError: another rank has failed in this call; the error quotes that rank's error.
 

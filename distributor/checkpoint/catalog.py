@@ -131,19 +131,23 @@ class Catalog:
                 return DamagedError(f"{shard.name} {'is missing' if size is None else is_there}")
         return None
 
-    def latest(self, passed: dict[str, OSError]) -> Manifest | None:
+    def latest(self, passed: dict[str, OSError], *, states: bool = False) -> Manifest | None:
         """Return the newest committed checkpoint that has all its files; ``None`` if there is none.
 
         It skips those in ``passed``, and adds why others cannot be loaded. OSError if none can be, and some may be
-        whole.
+        whole. With ``states``, files of ``checkpoint_folder`` count only if there is nothing else.
         """
-        return self._first(self.committed(), passed)
+        return self._first(self._ranked(states), passed)
 
-    def best(self, passed: dict[str, OSError]) -> Manifest | None:
+    def best(self, passed: dict[str, OSError], *, states: bool = False) -> Manifest | None:
         """Like :meth:`latest`, but return the best by the metric in ``Checkpoints(best=...)``."""
         if self._checkpoints.best is None:
             return None
-        return self._first(records.by_metric(self.committed(), self._checkpoints), passed)
+        return self._first(records.by_metric(self._ranked(states), self._checkpoints), passed)
+
+    def _ranked(self, states: bool) -> list[Manifest]:
+        found = self.committed()
+        return [each for each in found if each.has_state or not states] or found
 
     def _first(self, ranked: Sequence[Manifest], passed: dict[str, OSError]) -> Manifest | None:
         passed |= self._unread

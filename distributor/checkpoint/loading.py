@@ -22,8 +22,7 @@ from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.context import Checkpoint, Session, current, has_place, in_run
 from distributor.checkpoint.memory.memory import Held, Memory, kept_by
 from distributor.checkpoint.memory.states import InMemory, MemoryOffer, choose, is_newer
-from distributor.checkpoint.records import Manifest, Shard, described
-from distributor.checkpoint.saving import METADATA
+from distributor.checkpoint.records import METADATA, Manifest, Shard, described, objects_file
 from distributor.checkpoint.training_state import TrainingState
 from distributor.errors import ConfigurationError
 from distributor.machine.folders import locked
@@ -190,7 +189,7 @@ def load_module(module: torch.nn.Module, checkpoints: Checkpoints) -> str:
     """
     place, passed = checkpoints.dir, dict[str, OSError]()
     catalog = Catalog(open_storage(place), checkpoints)
-    manifest = catalog.best(passed) or catalog.latest(passed)
+    manifest = catalog.best(passed, states=True) or catalog.latest(passed, states=True)
     if manifest is None:
         raise OSError(f"there is no checkpoint in {place!r}")
     with _of_place(place, manifest.folder) as loading:
@@ -295,7 +294,8 @@ def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> M
     def answer(offers: list[bytes]) -> list[bytes]:
         kept = choose([codec.read(MemoryOffer, offer) for offer in offers])
         manifest = _committed(call.session, passed, has_state=kept is not None, best=call.best)
-        if kept is not None and is_newer(kept[0].checkpoint, None if manifest is None else manifest.folder):
+        committed = manifest.folder if manifest is not None and manifest.has_state else None
+        if kept is not None and is_newer(kept[0].checkpoint, committed):
             return [codec.pack(_Choice(in_memory=each)) for each in kept]
         return [codec.pack(_Choice(manifest))]
 
@@ -306,7 +306,7 @@ def _choose(call: _Call, memory: Memory | None, passed: dict[str, OSError]) -> M
 
 def _committed(session: Session, passed: dict[str, OSError], *, has_state: bool, best: bool = False) -> Manifest | None:
     try:
-        return session.catalog.best(passed) if best else session.catalog.latest(passed)
+        return session.catalog.best(passed, states=True) if best else session.catalog.latest(passed, states=True)
     except OSError as error:
         if not has_state:
             raise
@@ -366,7 +366,7 @@ class _Loading:
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> TrainingState:
         """Read this rank's state. A module's values are read into the module's existing tensors."""
-        if not {METADATA, states.objects_file(0)} <= self._shards.keys():
+        if not self._manifest.has_state:
             raise ConfigurationError(
                 f"load_checkpoint: the checkpoint of step {self._manifest.step} was written by checkpoint_folder: find "
                 "its files with latest_checkpoint()"
@@ -385,11 +385,11 @@ class _Loading:
 
     @property
     def _has_own_objects(self) -> bool:
-        return states.objects_file(self._session.exchange.rank) in self._shards
+        return objects_file(self._session.exchange.rank) in self._shards
 
     def _objects_path(self) -> Path:
         """Return the path of this rank's objects; of rank 0's if fewer ranks saved the checkpoint."""
-        name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
+        name = objects_file(self._session.exchange.rank if self._has_own_objects else 0)
         return _fetch(self._session, self._manifest, self._shards[name])
 
     def _metadata(self) -> Any:

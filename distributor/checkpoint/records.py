@@ -24,6 +24,7 @@ from distributor.values.sealed import DamagedError
 
 MANIFEST = "manifest.json"
 INDEX = ("index-0.json", "index-1.json")
+METADATA = ".metadata"  # the file in which DCP describes a state
 
 _DESCRIBED = 8  # checkpoints in a message, at most
 
@@ -53,6 +54,11 @@ class Manifest:
     #: Rank 0's last value of each metric before the save, except values that are not finite.
     metrics: Mapping[str, int | float] = field(default_factory=dict)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether ``save_checkpoint`` wrote it, and not ``checkpoint_folder``."""
+        return {METADATA, objects_file(0)} <= {shard.name for shard in self.shards}
+
 
 @dataclass(frozen=True)
 class Index:
@@ -74,6 +80,11 @@ def folder_name(step: int, origin: str, count: int) -> str:
     'step-100-3f2a-0-2'
     """
     return f"step-{step}-{origin}-{count}"
+
+
+def objects_file(rank: int) -> str:
+    """Return the name of the file with a rank's objects in a state."""
+    return f"objects-{rank}.pt"
 
 
 def origin_of(name: str) -> str | None:
@@ -124,11 +135,16 @@ def surplus(
 ) -> list[Manifest]:
     """Return the checkpoints to remove: all except the newest ones and the best one.
 
-    Those in ``passed`` could not be loaded, and do not count among those that stay. If damaged, they are removed once
-    they are older than these; others may be readable again later.
+    States and what ``checkpoint_folder`` wrote are counted separately. Those in ``passed`` could not be loaded, and do
+    not count among those that stay. If damaged, they are removed once they are older than these; others may be
+    readable again later.
     """
-    passed = passed or {}
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
+    kinds = ([each for each in newest_first if each.has_state is has_state] for has_state in (True, False))
+    return [each for kind in kinds for each in _surplus(kind, checkpoints, passed or {})]
+
+
+def _surplus(newest_first: list[Manifest], checkpoints: Checkpoints, passed: Mapping[str, OSError]) -> list[Manifest]:
     good = [each for each in newest_first if each.folder not in passed]
     if checkpoints.keep is None or len(good) <= checkpoints.keep:
         return []
@@ -143,11 +159,12 @@ def surplus(
 
 
 def by_metric(committed: Sequence[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints with a value of the metric in ``checkpoints.best``, the best first, then the newest."""
+    """Return the checkpoints with a value of ``checkpoints.best``, the best first; of equals, the oldest."""
     if checkpoints.best is None:
         return []
     name, which = checkpoints.best
     found = [each for each in committed if not math.isnan(each.metrics.get(name, math.nan))]
+    found.sort(key=lambda each: each.number)  # the oldest was evaluated, if later saves only repeat its value
     return sorted(found, key=lambda each: each.metrics[name], reverse=which == "max")
 
 

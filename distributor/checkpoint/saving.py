@@ -17,7 +17,7 @@ from distributor.checkpoint.context import Checkpoint, Session, current
 from distributor.checkpoint.memory.memory import Memory, Room, kept_by
 from distributor.checkpoint.memory.states import Seat
 from distributor.checkpoint.publishing import Part, Save, SaveOutcome
-from distributor.checkpoint.records import Shard
+from distributor.checkpoint.records import METADATA, Shard, objects_file
 from distributor.metrics import rank as reports
 from distributor.text import notices
 from distributor.text.wording import size
@@ -25,8 +25,6 @@ from distributor.text.wording import size
 _log = notices.logger
 
 _NICE = 7  # of hashing beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
-
-METADATA = ".metadata"  # the file in which DCP describes a checkpoint
 
 
 @dataclass
@@ -37,7 +35,7 @@ class _Kept:
     planner: plans.Planner
     copies: plans.PlannedCopies
     memory: Memory | None
-    checked: frozenset[str] = frozenset()  # entries whose objects load_checkpoint does not refuse
+    checked: frozenset[bytes] = frozenset()  # names of classes in objects that load_checkpoint does not refuse
 
     def copy(
         self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes, *, stay: bool
@@ -67,9 +65,9 @@ def save_checkpoint(
         states.check("save_checkpoint", state)
         found = states.collect(state)
         objects, kept, plan = states.pack_objects(found.objects), _keep(session), None
-        if weights_only and not kept.checked >= found.objects.keys():
+        if weights_only and not (names := states.names_in(objects)) <= kept.checked:
             states.check_weights_only(objects)
-            kept.checked = frozenset(found.objects)
+            kept.checked |= names
         session.finish()
         if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
@@ -157,7 +155,7 @@ class _Task:
                 "the tensors of another rank have changed since the last save, so this rank must now write the tensor "
                 f"{min(missing)!r}, which it has not copied; the next save will be complete"
             )
-        name = states.objects_file(self.kept.session.exchange.rank)
+        name = objects_file(self.kept.session.exchange.rank)
         try:
             files, results = plans.write(plan, self.tensors, folder, self.nice)
             with shards.MeasuredFile(folder / name, name) as file:

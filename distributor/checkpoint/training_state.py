@@ -16,7 +16,9 @@ import hashlib
 import io
 import pickle
 import random
+import re
 import sys
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +37,8 @@ _RANDOM = "#random"  # names of users' entries do not begin with #
 _SAMPLED = 8  # values at each end of a parameter that ranks compare
 _NAMED = 3  # names in an error, at most
 
+_GLOBAL = re.compile(rb"c([\w.]+\n[\w.]+)\n")  # a class or function in a pickle of protocol 2
+
 
 @dataclass
 class TrainingState:
@@ -47,11 +51,6 @@ class TrainingState:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor; the whole tensor if it is not split over the ranks."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def objects_file(rank: int) -> str:
-    """Return the name of the file with a rank's objects."""
-    return f"objects-{rank}.pt"
 
 
 def check(call: str, state: Any) -> None:
@@ -71,9 +70,12 @@ def collect(entries: Mapping[str, Any]) -> TrainingState:
             raise ConfigurationError(
                 f"save_checkpoint: names of entries must be strings without a leading #, not {entry!r}"
             )
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module):  # modules first: fully_shard may put back an optimizer's parameters here
             _add_module(state, entry, value)
-        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
+    for entry, value in entries.items():
+        if isinstance(value, torch.nn.Module):
+            continue
+        if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             _add_optimizer(state, entry, value, names)
         else:
             state.objects[entry] = value.state_dict() if _has_state(value) else value
@@ -208,7 +210,7 @@ def _set_cuda_states(states: Sequence[torch.Tensor]) -> None:
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
     """Return a rank's objects as the content of a file."""
     buffer = io.BytesIO()
-    torch.save(_plain_numbers(dict(objects)), buffer)
+    torch.save(_plain_numbers(dict(objects)), buffer, pickle_protocol=2)
     return buffer.getvalue()
 
 
@@ -220,6 +222,13 @@ def _plain_numbers(value: Any) -> Any:
         return type(value)(_plain_numbers(each) for each in value)
     numpy = sys.modules.get("numpy")
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def names_in(objects: bytes) -> frozenset[bytes]:
+    """Return the classes and functions that packed objects name; perhaps also words of texts that look alike."""
+    with zipfile.ZipFile(io.BytesIO(objects)) as file:
+        (name,) = (each for each in file.namelist() if each.endswith("/data.pkl"))
+        return frozenset(_GLOBAL.findall(file.read(name)))
 
 
 def check_weights_only(objects: bytes) -> None:
@@ -264,6 +273,12 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
             for name, tensor in value.state_dict().items():
                 if _is_saved_as_tensor(name, tensor):
                     found[f"{entry}.{plain(name)}"] = tensor.detach()
+            empty = [name for name, tensor in found.items() if tensor.device.type == "meta"]
+            if empty:
+                raise ConfigurationError(
+                    f"load_checkpoint: {_list(empty)} of {entry!r} are on the meta device, so have no memory to load "
+                    "values into: call the module's to_empty(device=...) first"
+                )
     _check_tensors(found, saved)
     for entry, value in entries.items():
         if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:

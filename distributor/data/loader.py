@@ -131,6 +131,7 @@ class Loader:
         self._map = map
         self._threads = threads
         self._device: torch.device | None = None
+        self._first = 0  # the step at which this epoch begins: a later one where a state was loaded
         self._resumes = False  # the next iteration continues an epoch, where a state was loaded
         self._scrub: _Scrub | None = None  # begins with the first batch
         self._windows: Windows | None = None  # of the last epoch: new memory costs more than a read
@@ -145,6 +146,7 @@ class Loader:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of ``count``, beginning with one that was interrupted."""
+        self._step, self._resumes = self._first, True  # even if batches were looked at before
         while (epoch := self.epoch) < count:
             yield epoch
             if self.epoch == epoch:  # the caller has left it early
@@ -157,7 +159,7 @@ class Loader:
 
     def _next_epoch(self) -> None:
         self._plan = replace(self._plan, epoch=self._plan.epoch + 1)
-        self._step, self._resumes = 0, False
+        self._step, self._first, self._resumes = 0, 0, False
 
     def __iter__(self) -> Iterator[Any]:
         if self._step and not self._resumes:  # an iteration before was left early
@@ -244,7 +246,7 @@ class Loader:
                 )
         kept = {key: state[key] for key in ("seed", "epoch", "unit", "window", "shuffle", "drop_last")}
         self._plan, self._windows = replace(self._plan, **kept), None
-        self._step, self._resumes = state["step"], True
+        self._step, self._first, self._resumes = state["step"], state["step"], True
 
 
 class _Gather:
@@ -435,7 +437,7 @@ class _Deliver:
         pinned, used = self._slot(name, value)
         pinned.copy_(value)
         moved = pinned.to(self._device, non_blocking=True)
-        used.record()
+        used.record(torch.cuda.current_stream(self._device))
         return moved
 
     def _slot(self, name: str, value: torch.Tensor) -> tuple[torch.Tensor, Any]:

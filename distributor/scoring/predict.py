@@ -227,7 +227,7 @@ def _newest(source: str) -> tuple[str, str]:
 
     try:
         found = places.find(source, from_environ(os.environ))
-        newest = Catalog(open_storage(found.place), Checkpoints(found.place), only=found.only).latest({})
+        newest = Catalog(open_storage(found.place), Checkpoints(found.place), only=found.only).latest({}, states=True)
     except ConfigurationError as error:
         raise ConfigurationError(f"predict: {str(error).removeprefix('load_checkpoint: ')}") from None
     if newest is None:

@@ -28,9 +28,11 @@ class Checkpoints:
 
     Attributes:
         dir: a folder that all nodes see under this path, or an fsspec URL such as ``"s3://bucket/run"``.
-        keep: number of newest checkpoints to keep (default 3); ``None`` keeps all.
+        keep: number of newest checkpoints to keep (default 3); ``None`` keeps all. What ``save_checkpoint`` and
+            ``checkpoint_folder`` wrote is counted separately.
         best: the name of a metric, and ``"min"`` or ``"max"``. The checkpoint with the best value of the metric is kept
-            in addition to the newest ones. A checkpoint's value is the one that rank 0 reported last before the save.
+            in addition to the newest ones; of equals, the oldest. A checkpoint's value is the one that rank 0 reported
+            last before the save.
         memory: whether each call of ``save_checkpoint`` also keeps the state in the nodes' shared memory until the run
             ends. If the ranks are restarted (``max_restarts``), they load the state from there.
         replicate: whether each state in memory is also copied to the memory of a node on another host (only with

@@ -6,13 +6,15 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import stores
 import torch
 
 from distributor import ConfigurationError, runtime
-from distributor.checkpoint import context
+from distributor.checkpoint import context, training_state
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.places import CheckpointPlace, find
 from distributor.checkpoint.records import Shard, folder_name
@@ -123,6 +125,45 @@ def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
     monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
     assert runtime.load_checkpoint({"step": 0}) == 3
     assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) == 2
+
+
+def test_files_of_checkpoint_folder_are_passed_over_by_loads_of_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    monkeypatch.setattr(reports, "latest", lambda: {"loss": 0.5})
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    monkeypatch.setattr(reports, "latest", lambda: {"loss": 0.1})
+    for step in range(2, 7):  # more than are kept
+        with runtime.checkpoint_folder(step) as folder:
+            (folder / "exported.txt").write_text("weights")
+    assert runtime.load_checkpoint({"step": 0}) == 1
+    assert runtime.load_checkpoint({"step": 0}, folder=tmp_path / "mine", best=("loss", "min")) == 1
+    last = runtime.latest_checkpoint()
+    assert last is not None and last.step == 6
+    with pytest.raises(ConfigurationError, match="of step 6 was written by checkpoint_folder"):
+        runtime.load_checkpoint({"step": 0}, folder=last.path)
+    assert sorted(path.name.split("-")[1] for path in (tmp_path / "mine").glob("step-*")) == ["1", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("value", [[Path("a")], frozenset({1}), np.ones(2)])
+def test_later_saves_refuse_what_cannot_be_loaded_either(value: object) -> None:
+    runtime.save_checkpoint({"value": [1]}, step=1, wait=True)
+    for step in (2, 3):
+        with pytest.raises(ConfigurationError, match="load_checkpoint would refuse this state"):
+            runtime.save_checkpoint({"value": value}, step=step, wait=True)
+    runtime.save_checkpoint({"value": value}, step=4, wait=True, weights_only=False)
+    state: dict[str, object] = {"value": 0}
+    assert runtime.load_checkpoint(state, weights_only=False) == 4
+    assert str(state["value"]) == str(value)
+
+
+def test_objects_are_checked_again_only_if_they_name_another_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Mock(wraps=training_state.check_weights_only)
+    monkeypatch.setattr(training_state, "check_weights_only", check)
+    for step, value in enumerate(([1], {"a": 2.5}, torch.ones(2), [torch.zeros(3)])):  # the third names FloatStorage
+        runtime.save_checkpoint({"value": value}, step=step, wait=True)
+    assert check.call_count == 2
 
 
 def test_the_default_folder_is_named_once_without_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

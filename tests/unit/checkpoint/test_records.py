@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_only_folders_of_checkpoints_count_as_such() -> None:
         assert origin_of(name) is None
 
 
+def test_states_and_other_files_are_counted_separately() -> None:
+    state = (Shard(".metadata", 1, "ab"), Shard("objects-0.pt", 1, "ab"))
+    some = [
+        replace(manifest(number, loss=number), shards=state) if number in (1, 2, 4) else manifest(number, loss=number)
+        for number in range(1, 9)
+    ]
+    gone = surplus(some, Checkpoints("x", keep=2, best=("loss", "min")))
+    assert [each.number for each in gone] == [6, 5]  # of each kind, the best one stays beside the newest
+
+
 def test_the_newest_and_the_best_stay() -> None:
     losses = {1: 0.9, 2: 0.1, 3: float("nan"), 4: 0.5, 5: 0.4}
     some = [manifest(number, loss=loss) for number, loss in losses.items()]
@@ -88,6 +99,15 @@ def test_the_newest_and_the_best_stay() -> None:
     assert gone(keep=2, best=("accuracy", "max")) == {1, 2, 3}
     assert gone(keep=9) == gone(keep=None) == set()
     assert by_metric(some, Checkpoints("x")) == []
+
+
+@pytest.mark.parametrize("which", ["min", "max"])
+def test_of_equals_the_oldest_is_the_best(which: Literal["min", "max"]) -> None:
+    """Saves between two evaluations have the value of the first, which is of the state that was evaluated."""
+    some = [manifest(number, loss=0.5) for number in (3, 5, 4, 1, 2)]
+    checkpoints = Checkpoints("x", keep=1, best=("loss", which))
+    assert [each.number for each in by_metric(some, checkpoints)] == [1, 2, 3, 4, 5]
+    assert {each.number for each in surplus(some, checkpoints)} == {2, 3, 4}
 
 
 @pytest.mark.parametrize(

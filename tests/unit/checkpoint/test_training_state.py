@@ -34,6 +34,14 @@ def round_trip(saved: dict[str, Any], loaded: dict[str, Any]) -> None:
     training_state.restore(loaded, training_state.TrainingState(read, found.objects))
 
 
+def described(tensors: dict[str, Any]) -> dict[str, TensorStorageMetadata]:
+    """Describes tensors as a checkpoint does."""
+    return {
+        name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [])
+        for name, tensor in tensors.items()
+    }
+
+
 @pytest.mark.parametrize("seeded", ["before", "after"])
 def test_random_states_of_gpus_wait_for_cuda(seeded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA starts after the load, on fewer GPUs. A seed from before the load is overwritten, as without a GPU."""
@@ -108,6 +116,22 @@ def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
     assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
 
 
+def test_an_optimizer_before_its_split_model_is_saved_by_names() -> None:
+    """A forward pass without gradients leaves the parameters of the model in one piece until its state is asked for."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        assert "o.state.m.weight.momentum_buffer" in training_state.collect({"o": optimizer, "m": model}).tensors
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("missing", ["modules", "scheduler"])
 def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> None:
     model = torch.nn.Linear(2, 2)
@@ -143,18 +167,23 @@ def test_refuses_the_state_of_an_optimizer_of_another_class(before: str, after: 
 
 
 def test_warns_of_tensors_that_change_their_type(caplog: pytest.LogCaptureFixture) -> None:
-    saved = training_state.collect({"m": torch.nn.Linear(2, 2).bfloat16()}).tensors
-    described = {
-        name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [])
-        for name, tensor in saved.items()
-    }
-    training_state.wanted({"m": torch.nn.Linear(2, 2).bfloat16()}, described)
+    saved = described(training_state.collect({"m": torch.nn.Linear(2, 2).bfloat16()}).tensors)
+    training_state.wanted({"m": torch.nn.Linear(2, 2).bfloat16()}, saved)
     assert caplog.text == ""
-    training_state.wanted({"m": torch.nn.Linear(2, 2)}, described)
+    training_state.wanted({"m": torch.nn.Linear(2, 2)}, saved)
     assert (
         "load_checkpoint converts 'm.weight', 'm.bias': 'm.weight' was saved as torch.bfloat16, and is torch.float32"
         in caplog.text
     )
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_refuses_to_load_into_a_module_without_data(part: int) -> None:
+    saved = training_state.collect({"net": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))}).tensors
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[part].to("meta")
+    with pytest.raises(ConfigurationError, match=rf"'net.{part}.weight', .* call the module's to_empty\(device="):
+        training_state.wanted({"net": model}, described(saved))
 
 
 def test_numbers_of_numpy_are_saved_as_those_of_python() -> None:

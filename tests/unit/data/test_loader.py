@@ -7,6 +7,7 @@ import itertools
 import operator
 import os
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from distributor.data import snapshots
-from distributor.data.loader import RankDataset
+from distributor.data.loader import RankDataset, _Deliver
 from distributor.data.reader import DataError
 from distributor.data.source import Data
 from distributor.errors import ConfigurationError
@@ -123,6 +124,28 @@ def test_an_epoch_that_was_left_early_is_not_repeated(there):
         for _ in table:
             break
     assert table.epoch == 2
+
+
+def test_a_look_at_a_batch_before_the_epochs_costs_none(there):
+    table = loader(there)
+    first = next(iter(table))["y"].tolist()
+    seen = [(epoch, batch["y"].tolist()) for epoch in table.epochs(2) for batch in table]
+    assert seen[0] == (0, first)
+    assert [epoch for epoch, _ in seen] == [0] * len(table) + [1] * len(table)
+
+
+def test_a_resumed_epoch_is_not_begun_anew_by_epochs(there):
+    table, seen = loader(there), 0
+    for _ in table.epochs(1):
+        for _ in table:
+            seen += 1
+            if seen == 5:
+                break
+        state = table.state_dict()
+    resumed = loader(there)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    assert [len(rows_of(resumed)) for _ in resumed.epochs(2)] == [len(table) - 5, len(table)]
 
 
 def test_another_snapshot_or_batch_cannot_be_continued(there, tmp_path):
@@ -280,3 +303,12 @@ def test_another_snapshot_in_the_folder_of_a_node_is_refused(there, tmp_path):
 def test_tensors_come_on_the_device(there):
     batch = next(iter(loader(there).tensors_on("meta")))
     assert batch["x"].device.type == "meta"
+
+
+def test_a_buffer_is_used_until_the_copy_on_its_own_gpu_has_ended(monkeypatch):
+    """The current GPU may be another one."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    deliver, pinned, used = _Deliver(torch.device("cuda:1")), Mock(), Mock()
+    monkeypatch.setattr(deliver, "_slot", lambda *_: (pinned, used))
+    deliver({"x": torch.ones(2)})
+    used.record.assert_called_once_with(("stream of", torch.device("cuda:1")))
