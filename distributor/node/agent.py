@@ -137,6 +137,8 @@ class _Agent:
         attempt = self._prepare(site)
         if (warning := await self._link.open(site.placement)) is not None:
             self._notes.warnings.append(warning)
+        if self._owner_gone.is_set():  # the link could not tell the driver before
+            self._link.orphan(lives=False)
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
@@ -258,6 +260,8 @@ class _Agent:
         self._attempt = NodeAttempt(assignment, self._launcher, self._link, self._logs, self._notes)
         if self._terminated:
             self._attempt.on_terminated()
+        if self._owner_gone.is_set():
+            self._attempt.on_owner_gone()
         return self._attempt
 
     def _follower(self, node: Node) -> Tailing:
