@@ -113,7 +113,6 @@ class _Agent:
             await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
-            lock.close()
             if owner is not None:
                 loop.remove_reader(owner)
                 os.close(owner)
@@ -123,6 +122,7 @@ class _Agent:
                 processes.kill_node(self._attempt.node_id, os.getpid())
             if kept is not None:
                 kept.end(keep=failed)
+            lock.close()  # from now on, the folder is stale
             folders.remove(folder)
 
     async def _open(self) -> tuple[Site, NodeAttempt]:

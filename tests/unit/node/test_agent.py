@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import shutil
 import socket
@@ -17,9 +18,9 @@ from jobs import make_job
 
 import distributor
 from distributor.channel.rank_slots import RankSlots
-from distributor.machine import limits, processes
+from distributor.machine import folders, limits, processes
 from distributor.machine.limits import Limits
-from distributor.node import agent, ranks
+from distributor.node import agent, ranks, state_keeper
 from distributor.stopping.node import NodeStop
 from distributor.stopping.vote_file import VoteFile
 from distributor.values import codec, layout
@@ -124,3 +125,39 @@ def test_an_owner_that_ends_before_the_attempt_is_prepared_stops_it(
     with control, owner:
         asyncio.run(play())
     assert signals == [layout.STOP_SIGNAL]
+
+
+def test_states_in_memory_do_not_count_as_stale_before_the_keeper_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent on the host may remove stale folders at any moment."""
+    folder, states = folders.make("3f2a"), tmp_path / "states"
+    states.mkdir()
+    folders.note_elsewhere(folder, [str(states)], to_the_end=True)
+    kept = []
+
+    class Keeper:
+        def end(self, *, keep: bool) -> None:
+            folders.remove_stale()
+            kept.append(states.exists())
+
+    async def soon(value: object) -> Any:
+        return value
+
+    node = SimpleNamespace(address="127.0.0.1")
+    order = AgentOrder(pickle.dumps(make_job()), "a", [], [], folder, "/", [], None, on_driver=True)
+    control, owner = socket.socketpair()
+
+    async def play() -> None:
+        made: Any = agent._Agent(order, {"control": control}, SimpleNamespace(), [])  # type: ignore[arg-type]
+        made._open = lambda: soon((SimpleNamespace(memory=None, node=node), None))
+        made._train = lambda *_: soon((None, {}, True))
+        made._hand_over = lambda *_: soon(owner.close())
+        monkeypatch.setattr(state_keeper, "begin", lambda *_, **__: soon(Keeper()))
+        monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+        await made.run(os.getpid())
+
+    with control, owner:
+        asyncio.run(play())
+    assert kept == [True]
+    assert not Path(folder).exists()
