@@ -18,6 +18,10 @@ _LENGTH = struct.Struct("=Q")  # the head of a slot: the number of bytes that fo
 
 ROOM = SIZE - _LENGTH.size  # bytes that a rank can write after the head
 
+_WRITING = (1 << 64) - 1  # the head of a slot while the rank writes
+
+_TRIES = 10  # reads of a slot that changes meanwhile
+
 
 class RankSlots:
     """The agent's view of a node's slots. OSError if memory is short or ``ulimit -f`` too low."""
@@ -35,12 +39,17 @@ class RankSlots:
 
 
 def read(descriptor: int, local_rank: int) -> bytes | None:
-    """Return what a rank has written; ``None`` if nothing."""
-    start = local_rank * SIZE
-    (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, start))
-    if not 0 < length <= ROOM:
-        return None
-    return os.pread(descriptor, length, start + _LENGTH.size)
+    """Return what a rank has written; ``None`` if nothing, and ``b""`` if it is writing now."""
+    start, before = local_rank * SIZE, b""
+    for _ in range(_TRIES):
+        (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, start))
+        if not length:
+            return None
+        said = os.pread(descriptor, length, start + _LENGTH.size) if length <= ROOM else b""
+        if said and said == before:  # otherwise the rank may have written between the two reads
+            return said
+        before = said
+    return b""
 
 
 class Slot:
@@ -54,7 +63,7 @@ class Slot:
         """Replace the contents. ``False`` if ``data`` is longer than :data:`ROOM`, or this is a fork of the rank."""
         if len(data) > ROOM or not self.is_mine:
             return False
-        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # if the rank is killed meanwhile, the slot is empty
+        self._memory[: _LENGTH.size] = _LENGTH.pack(_WRITING)  # and remains so if the rank is killed meanwhile
         self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data
         self._memory[: _LENGTH.size] = _LENGTH.pack(len(data))
         return True

@@ -20,7 +20,7 @@ from distributor.errors import ConfigurationError
 from distributor.machine.storage import Storage, open_storage
 from distributor.metrics import rank as reports
 from distributor.values import lease_record
-from distributor.values.checkpoints import PLACE, Settings, from_environ
+from distributor.values.checkpoints import PLACE, SAVING, Settings, from_environ
 from distributor.values.environment import NODE_ID
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Session:
     def save_later(self, save: Callable[[], None]) -> None:
         """Call ``save`` in a thread, once the previous save has ended. The process does not end before the thread."""
         self.finish()
-        thread = threading.Thread(target=save, name="distributor-checkpoint")
+        thread = threading.Thread(target=save, name=SAVING)
         thread.start()
         self._saving = thread
 

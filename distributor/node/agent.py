@@ -113,7 +113,6 @@ class _Agent:
             await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
-            lock.close()
             if owner is not None:
                 loop.remove_reader(owner)
                 os.close(owner)
@@ -123,6 +122,7 @@ class _Agent:
                 processes.kill_node(self._attempt.node_id, os.getpid())
             if kept is not None:
                 kept.end(keep=failed)
+            lock.close()  # from now on, the folder is stale
             folders.remove(folder)
 
     async def _open(self) -> tuple[Site, NodeAttempt]:
@@ -137,6 +137,8 @@ class _Agent:
         attempt = self._prepare(site)
         if (warning := await self._link.open(site.placement)) is not None:
             self._notes.warnings.append(warning)
+        if self._owner_gone.is_set():  # the link could not tell the driver before
+            self._link.orphan(lives=False)
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
@@ -258,6 +260,8 @@ class _Agent:
         self._attempt = NodeAttempt(assignment, self._launcher, self._link, self._logs, self._notes)
         if self._terminated:
             self._attempt.on_terminated()
+        if self._owner_gone.is_set():
+            self._attempt.on_owner_gone()
         return self._attempt
 
     def _follower(self, node: Node) -> Tailing:

@@ -55,10 +55,13 @@ class Ends:
 def read(slots: int, local_rank: int) -> Ending | None:
     """Return what a rank has reported about its end, if anything."""
     said = rank_slots.read(slots, local_rank)
-    if said is None:
-        return None
-    ending: Ending = pickle.loads(said)
-    return ending
+    return parse(said) if said else None
+
+
+def parse(said: bytes) -> Ending:
+    """Return the report that a rank has written to its slot."""
+    told: Ending = pickle.loads(said)
+    return told
 
 
 def leaves_early(target: Target, ending: Ending | None) -> bool:

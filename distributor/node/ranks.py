@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import dataclass, field, replace
 
+from distributor.channel import rank_slots
 from distributor.channel.rank_slots import RankSlots
 from distributor.machine import limits, processes
 from distributor.machine.shared_memory import Segments
@@ -57,8 +58,8 @@ class Ranks:
 
     def tells(self, local_rank: int) -> bool:
         """Whether a rank is telling which exception it has raised. It ends soon after."""
-        ending = rank_exits.read(self.slots.descriptor, local_rank)
-        return ending is not None and ending.known != "all"
+        said = rank_slots.read(self.slots.descriptor, local_rank)
+        return said is not None and (not said or rank_exits.parse(said).known != "all")
 
     @property
     def failed(self) -> bool:

@@ -44,6 +44,7 @@ class _File:
     path: Path
     kept: bool  # the driver keeps all of it, so that nothing may be skipped
     shipped: bool
+    base: int = 0  # number of the file's first byte: a rank that truncates the file does not end the stream
     offset: int = 0  # passed on up to this byte
     seen: int = 0  # read up to this byte at least once
     acked: int = 0  # received by the driver up to this byte
@@ -114,6 +115,8 @@ class Tailing:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:
                 file.offset = file.acked
+                if (lost := file.base - file.acked) > 0:  # the driver accepts no gap, so the bytes get other numbers
+                    file.base, file.seen, file.released = file.acked, file.seen - lost, file.released - lost
             self._release(file, file.acked)
 
     def begin_again(self) -> None:
@@ -131,32 +134,39 @@ class Tailing:
 
         A process that still writes has escaped the clean-up of the node, and may never end.
         """
-        ends = {file: self._descriptors.size(file) for file in self._files}
+        ends = {file: self._end_of(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
         """Return what the driver must keep but has not received."""
         return tuple(
-            Rest(file.rank, file.stream, str(file.path), file.acked)
+            Rest(file.rank, file.stream, str(file.path), max(file.acked, file.base), file.base)
             for file in self._files
-            if file.kept and self._descriptors.size(file) > file.acked
+            if file.kept and self._end_of(file) > max(file.acked, file.base)
         )
+
+    def _end_of(self, file: _File) -> int:
+        """Return the number of bytes of a stream, which goes on if a rank has truncated the file."""
+        size = self._descriptors.size(file)
+        if file.base + size < file.seen:
+            file.base = file.seen = file.released = file.offset
+        return file.base + size
 
     async def _pass_on(self) -> int:
         """Pass on a bounded piece of each file, and return the bytes of the longest one."""
         longest = 0
         for file in self._files:
-            size = self._descriptors.size(file)
-            if size <= (file.offset if file.shipped else file.seen):
+            end = self._end_of(file)
+            if end <= (file.offset if file.shipped else file.seen):
                 continue
             descriptor = self._descriptors.get(file)
             if descriptor is None:
                 continue
             if file.shipped and self._uplink is not None and not file.kept:
                 self._skip(file, descriptor, self._uplink)
-            start = file.offset if file.shipped else max(file.seen, size - _TAIL_BYTES)
-            data = os.pread(descriptor, frames.MAX_LOG, start)
+            start = file.offset if file.shipped else max(file.seen, end - _TAIL_BYTES)
+            data = os.pread(descriptor, frames.MAX_LOG, start - file.base)
             if not data:
                 continue
             longest = max(longest, len(data))
@@ -176,15 +186,17 @@ class Tailing:
 
     def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:
         """If over :data:`MAX_LAG` bytes are unsent, skip to the start of a line near the file's end."""
-        size = self._descriptors.size(file)
-        if size - file.offset <= MAX_LAG:
+        end = self._end_of(file)
+        if end - file.offset <= MAX_LAG:
             return
         lines, offset = 0, file.offset
-        while offset < size - _KEEP_OF_LAG:
-            piece = os.pread(descriptor, min(1 << 20, size - _KEEP_OF_LAG - offset), offset)
+        while offset < end - _KEEP_OF_LAG:
+            piece = os.pread(descriptor, min(1 << 20, end - _KEEP_OF_LAG - offset), offset - file.base)
+            if not piece:  # a rank has just truncated the file
+                return
             lines += piece.count(b"\n")
             offset += len(piece)
-        rest = os.pread(descriptor, _KEEP_OF_LAG, offset)
+        rest = os.pread(descriptor, _KEEP_OF_LAG, offset - file.base)
         newline = rest.find(b"\n")
         if newline >= 0:
             lines, offset = lines + 1, offset + newline + 1
@@ -197,7 +209,7 @@ class Tailing:
         size = until - file.released
         if size < _RELEASE_STEP or sys.platform != "linux" or (descriptor := self._descriptors.get(file)) is None:
             return
-        where, length = ctypes.c_longlong(file.released), ctypes.c_longlong(size)
+        where, length = ctypes.c_longlong(file.released - file.base), ctypes.c_longlong(size)
         # If the file system does not support this, the call has no effect, and no space is freed.
         ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length)
         file.released = until

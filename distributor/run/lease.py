@@ -157,13 +157,26 @@ class Lease:
                 warned = True
 
     def advance(self, job: Job) -> Job:
-        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints. Return it for them."""
+        """From now on, let only the ranks of ``job``, the run's next job, commit checkpoints. Return it for them.
+
+        OSError if the place fails for longer than a lease lasts.
+        """
         if job.fence is None:
             return job
+        until = time.monotonic() + self._times.expire
+        while True:
+            try:
+                self._advance(job.attempt)
+                return replace(job, fence=replace(job.fence, attempt=job.attempt))
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(self._times.look)
+
+    def _advance(self, attempt: int) -> None:
         with self._writing:
             if self._record is not None and self._other() is None:  # otherwise the run ends
-                self._write(self._record.advanced(job.attempt))
-        return replace(job, fence=replace(job.fence, attempt=job.attempt))
+                self._write(self._record.advanced(attempt))
 
     def _other(self) -> str | None:
         """Return who holds the lease now, in words; ``None`` if this run does."""

@@ -142,6 +142,7 @@ class AttemptState:
         self._job = job
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
+        self._again = False  # another attempt certainly follows, whatever else is reported
         self._unexplained: tuple[Failure, ...] = ()  # broken connections between ranks, with no cause so far
 
     @property
@@ -401,8 +402,9 @@ class AttemptState:
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
         # During the grace period, reports about a lost node can still arrive, unless no node has ever connected.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
-        hasty = self.wish is None and surely_again(self.cause or cause, self.number, self._job.recovery)
-        return [StopRanks(reason, hasty=hasty), Arm(Deadline.END, patience)]
+        # Not asked again for each of the ranks that fail next: in a large run, these are thousands.
+        self._again = self._again or surely_again(self.cause or cause, self.number, self._job.recovery)
+        return [StopRanks(reason, hasty=self._again and self.wish is None), Arm(Deadline.END, patience)]
 
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
         if deadline is Deadline.END:

@@ -8,7 +8,8 @@ import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from distributor.errors import ConfigurationError, PayloadError
@@ -57,40 +58,41 @@ def pack_folder(
 
     Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real path ``apart``,
     and compiled Python files are left out, and so are links to a folder that contains the link. Any other link to a
-    folder of the project stays a link. The remaining links are followed. ``packed`` gets the numbers of bytes so far
-    and in all.
+    folder of the project stays a link. The remaining links are followed. Files that vanish meanwhile are left out.
+    ``packed`` gets the numbers of bytes so far and in all.
 
     PayloadError if there are more than ``limit`` bytes, or a name is not UTF-8; OSError if a file cannot be read.
     """
     out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
     shipped = _files_below(folder, os.path.realpath(folder), frozenset())
-    files = [path for path in shipped if out.isdisjoint(Path(os.path.realpath(path)).parents)]
-    sizes = {path: _size_of(path) for path in files}
+    sizes = _sizes_of(path for path in shipped if out.isdisjoint(Path(os.path.realpath(path)).parents))
     total = sum(sizes.values())
     if total > limit:
-        largest = max(files, key=lambda path: sizes[path])
+        largest = max(sizes, key=lambda path: sizes[path])
         raise PayloadError(
             f"working_dir {str(folder)!r} holds {size(total)}, more than working_dir_limit "
             f"({size(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
             f"({size(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit"
         )
-    return pack_files(folder, files, packed)
+    return pack_files(folder, sizes, packed)
 
 
-def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
-    """Return files of a folder as zip bytes, with their modes. Links to other folders in it stay links."""
-    total = sum(map(_size_of, files))
-    buffer, done = io.BytesIO(), 0
+def pack_files(folder: Path, files: Iterable[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
+    """Return files of a folder that still exist as zip bytes, with their modes. Links to folders in it stay links."""
+    sizes = _sizes_of(files)
+    buffer, done, total = io.BytesIO(), 0, sum(sizes.values())
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for path in files:
+        for path, held in sizes.items():
             if packed is not None:
                 packed(done, total)
-            done += _size_of(path)
+            done += held
             try:
                 if path.is_dir():
                     archive.writestr(*_link(path, folder))
                 else:
                     archive.write(path, path.relative_to(folder))
+            except FileNotFoundError:  # just removed
+                continue
             except UnicodeEncodeError:
                 raise PayloadError(
                     f"the folder {str(folder)!r} holds a file whose name is not UTF-8: {path.name!r}; rename it"
@@ -98,8 +100,13 @@ def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int],
     return buffer.getvalue()
 
 
-def _size_of(path: Path) -> int:
-    return 0 if path.is_dir() else path.stat().st_size
+def _sizes_of(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return the sizes of the files that still exist, with 0 for folders."""
+    sizes = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            sizes[path] = 0 if path.is_dir() else path.stat().st_size
+    return sizes
 
 
 def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:

@@ -21,6 +21,9 @@ SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 #: The :class:`PeerAddress` of a node's agent, in the node's folder in shared memory.
 PEERS = "peers.json"
 
+#: The name of the thread in which a rank writes a checkpoint while it trains.
+SAVING = "distributor-checkpoint"
+
 
 @dataclass(frozen=True)
 class Checkpoints:

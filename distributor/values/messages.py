@@ -550,6 +550,7 @@ class Rest:
     stream: int
     path: str
     offset: int
+    base: int = 0  # offset of the file's first byte
 
 
 @dataclass(frozen=True)

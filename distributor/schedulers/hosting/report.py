@@ -20,6 +20,6 @@ def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, byt
     """Yield the output that did not reach the driver during the run: tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
-        for piece in pieces(file.path, chunk, offset):
+        for piece in pieces(file.path, chunk, offset - file.base):
             yield file.rank, file.stream, offset, piece
             offset += len(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 from collections.abc import Iterator
@@ -59,6 +60,37 @@ def test_a_fork_of_a_rank_writes_nothing(both: RankSlots) -> None:
     assert slots.read(both.descriptor, 0) is None
 
 
-def test_an_impossible_length_reads_as_an_empty_slot(both: RankSlots) -> None:
+def test_what_a_rank_has_not_written_to_its_end_is_left_out(both: RankSlots) -> None:
     os.pwrite(both.descriptor, b"\xff" * 8, 0)
-    assert slots.read(both.descriptor, 0) is None
+    assert slots.read(both.descriptor, 0) == b""
+
+
+@pytest.mark.parametrize("after", [b"2" * 100, b"2" * 50])
+def test_what_is_written_while_it_is_read_is_read_again(
+    both: RankSlots, after: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, read = Slot(both.descriptor, 0), os.pread
+    slot.write(b"1" * 100)
+    torn = []
+
+    def torn_pread(descriptor: int, size: int, offset: int) -> bytes:
+        data = read(descriptor, size, offset)
+        if size == 100 and not torn:
+            slot.write(after)
+            torn.append(data := data[:50] + read(descriptor, 50, offset + 50))
+        return data
+
+    monkeypatch.setattr(os, "pread", torn_pread)
+    assert slots.read(both.descriptor, 0) == after
+    assert torn
+
+
+def test_reading_ends_although_a_rank_writes_all_the_time(both: RankSlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, read, count = Slot(both.descriptor, 0), os.pread, itertools.count()
+
+    def write_and_read(*args: int) -> bytes:
+        slot.write(str(next(count)).encode())
+        return read(*args)
+
+    monkeypatch.setattr(os, "pread", write_and_read)
+    assert slots.read(both.descriptor, 0) == b""

@@ -1,8 +1,12 @@
-"""What an agent says of a launcher that could not start its ranks."""
+"""What an agent says of a launcher that could not start its ranks, and what it does if its owner ends early."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pickle
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +14,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jobs import make_job
 
 import distributor
 from distributor.channel.rank_slots import RankSlots
-from distributor.machine import limits
+from distributor.machine import folders, limits, processes
 from distributor.machine.limits import Limits
-from distributor.node import ranks
+from distributor.node import agent, ranks, state_keeper
 from distributor.stopping.node import NodeStop
 from distributor.stopping.vote_file import VoteFile
-from distributor.values import layout
+from distributor.values import codec, layout
+from distributor.values.placement import NodeFacts
+from distributor.values.plan import AgentOrder
 
 
 def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
@@ -76,3 +83,81 @@ def test_a_launcher_that_lacks_address_space_names_the_setting(tmp_path: Path, m
     assert found is not None
     assert "before any rank was up: the node limits the address space of each process to 512 MiB" in found[1]
     assert "spark.executor.pyspark.memory" in found[1]
+
+
+class Link:
+    """Notes when the driver can be told something, and that the owner is gone."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def open(self, _: object) -> None:
+        self.notes.append("open")
+
+    def orphan(self, *, lives: bool) -> None:
+        self.notes.append(f"orphan, lives={lives}")
+
+    def warn(self, *_: object) -> None:
+        pass
+
+    carry = send = tell = warn
+
+
+def test_an_owner_that_ends_before_the_attempt_is_prepared_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = [codec.plain(NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, cpus=1))]
+    order = AgentOrder(pickle.dumps(make_job(attempt=1)), "a", [], facts, str(tmp_path), "/", [], None, on_driver=True)
+    control, owner = socket.socketpair()
+    signals: list[int] = []
+    launcher: Any = SimpleNamespace(pid=1 << 30, returncode=None, send_signal=signals.append, kill=print)
+
+    async def play() -> None:
+        made: Any = agent._Agent(order, {"control": control}, launcher, [])
+        made._link = link = Link()
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(processes, "kill_earlier", lambda *_: loop.call_soon_threadsafe(made._on_owner_gone))
+        _, attempt = await made._open()
+        assert attempt._stopping is not None
+        assert link.notes[-2:] == ["open", "orphan, lives=False"]
+        attempt._ranks.slots.close()
+
+    with control, owner:
+        asyncio.run(play())
+    assert signals == [layout.STOP_SIGNAL]
+
+
+def test_states_in_memory_do_not_count_as_stale_before_the_keeper_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent on the host may remove stale folders at any moment."""
+    folder, states = folders.make("3f2a"), tmp_path / "states"
+    states.mkdir()
+    folders.note_elsewhere(folder, [str(states)], to_the_end=True)
+    kept = []
+
+    class Keeper:
+        def end(self, *, keep: bool) -> None:
+            folders.remove_stale()
+            kept.append(states.exists())
+
+    async def soon(value: object) -> Any:
+        return value
+
+    node = SimpleNamespace(address="127.0.0.1")
+    order = AgentOrder(pickle.dumps(make_job()), "a", [], [], folder, "/", [], None, on_driver=True)
+    control, owner = socket.socketpair()
+
+    async def play() -> None:
+        made: Any = agent._Agent(order, {"control": control}, SimpleNamespace(), [])  # type: ignore[arg-type]
+        made._open = lambda: soon((SimpleNamespace(memory=None, node=node), None))
+        made._train = lambda *_: soon((None, {}, True))
+        made._hand_over = lambda *_: soon(owner.close())
+        monkeypatch.setattr(state_keeper, "begin", lambda *_, **__: soon(Keeper()))
+        monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+        await made.run(os.getpid())
+
+    with control, owner:
+        asyncio.run(play())
+    assert kept == [True]
+    assert not Path(folder).exists()

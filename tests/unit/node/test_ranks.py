@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 
-from distributor.channel.rank_slots import RankSlots
+from distributor.channel.rank_slots import RankSlots, Slot
 from distributor.node.ranks import Ranks
 from distributor.stopping.node import NodeStop
 from distributor.stopping.vote_file import VoteFile
 from distributor.values.messages import RankExited, RanksStarted
+from distributor.values.outcome import Ending, Outcome
 
 UNHEARD = NodeStop(VoteFile(Path("none")), 0, 0, print, print)
 
@@ -39,4 +42,16 @@ def test_a_node_without_ranks_succeeds_with_the_others_only() -> None:
     ranks = Ranks(RankSlots(0), UNHEARD)
     ranks.note(RanksStarted((), 0.5))
     assert not ranks.succeeded
+    ranks.slots.close()
+
+
+def test_a_rank_that_is_writing_is_telling_something() -> None:
+    ranks = Ranks(RankSlots(1), UNHEARD)
+    assert not ranks.tells(0)
+    slot = Slot(ranks.slots.descriptor, 0)
+    for known in ("type", "text", "all"):
+        slot.write(pickle.dumps(Ending(Outcome(0, "host", "failed"), 1.0, known=known)))  # type: ignore[arg-type]
+        assert ranks.tells(0) == (known != "all")
+    os.pwrite(ranks.slots.descriptor, b"\xff" * 8, 0)
+    assert ranks.tells(0)
     ranks.slots.close()

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from distributor.channel.frames import MAX_LOG
 from distributor.node import tailing
 from distributor.node.tailing import Tailing
+from distributor.schedulers.hosting import report
 from distributor.values.messages import Rest, Skipped
 from distributor.values.outcome import Log
 
@@ -193,3 +194,63 @@ def test_disk_space_of_what_is_done_with_is_given_back(tmp_path: Path, shipped: 
     assert path.stat().st_blocks < before / 2
     drain(files)
     assert files.tails[0].endswith(b"xmore")
+
+
+@pytest.mark.parametrize("shipped", [None, ()])
+def test_output_goes_on_after_a_rank_has_truncated_it(tmp_path: Path, shipped: tuple[int, ...] | None) -> None:
+    """As a shell does with ``> /dev/stderr``."""
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    files, uplink = follow(path, shipped=shipped)
+    drain(files)
+    path.write_bytes(b"x\n")
+    drain(files)
+    with path.open("ab") as file:
+        file.write(b"after\n")
+    drain(files)
+    assert files.tails[0] == b"before\nx\nafter\n"
+    sent = [(0, b"before\n"), (7, b"x\n"), (9, b"after\n")]
+    assert [(log.offset, log.data) for log in uplink.logs] == ([] if shipped == () else sent)
+
+
+@pytest.mark.parametrize(
+    ("has", "rest", "again"),
+    [
+        (9, [], []),
+        (8, [(0, 1, 8, b"\n")], [(8, b"\n")]),
+        (4, [(0, 1, 7, b"x\n")], [(4, b"x\n")]),  # nobody has the bytes between
+    ],
+)
+def test_what_the_driver_does_not_have_of_truncated_output(
+    tmp_path: Path, has: int, rest: list[object], again: list[object]
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    files, uplink = follow(path, keep=True)
+    drain(files)
+    path.write_bytes(b"x\n")
+    drain(files)
+    uplink.logs.clear()
+    files.driver_has({(0, 1): has}, False)
+    assert list(report.rest(files.rest(), 1 << 20)) == rest
+    files.driver_has({(0, 1): has}, True)
+    drain(files)
+    drain(files)
+    assert [(log.offset, log.data) for log in uplink.logs] == again
+    assert files.tails[0] == b"before\nx\n"
+
+
+def test_a_file_that_is_truncated_while_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x\n" * tailing.MAX_LAG)
+    files, uplink = follow(path)
+    read = os.pread
+
+    def truncated(descriptor: int, size: int, offset: int) -> bytes:
+        os.truncate(path, 2)
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", truncated)
+    drain(files)
+    assert files.tails == {0: b"x\n"}
+    assert uplink.text() == b"x\n"

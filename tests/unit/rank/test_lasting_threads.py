@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from distributor.checkpoint.context import Session
 from distributor.metrics import rank as reports
 from distributor.rank import lasting_threads
+from distributor.values.checkpoints import Checkpoints, Settings
 
 
 @pytest.fixture
@@ -39,3 +42,17 @@ def test_a_thread_is_named_with_its_stack_unless_it_is_a_daemon(warnings: list[s
     assert "its thread 'loader' has not" in text
     assert "in prefetch" in text
     assert "threading.py" not in text
+
+
+def test_the_last_save_is_no_thread_of_the_training_code(warnings: list[str], tmp_path: Path) -> None:
+    saved = threading.Event()
+    checkpoints = Session(Settings(Checkpoints(str(tmp_path)), None, {}, True))
+    checkpoints.save_later(saved.wait)  # type: ignore[arg-type]
+    try:
+        lasting_threads.warn()
+    finally:
+        saved.set()
+        checkpoints.finish()
+    assert [text for text in warnings if "checkpoint" in text] == [
+        "the training code has ended, and the run waits until its last checkpoint is written"
+    ]

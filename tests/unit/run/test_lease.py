@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -321,3 +322,33 @@ def test_a_slow_first_look_takes_no_name_of_a_run_that_renews(tmp_path: Path, mo
         with held(job(tmp_path), times=Times(expire=8.0)):
             pass
     assert not list(tmp_path.rglob("lease-*"))
+
+
+@pytest.mark.parametrize(("failures", "recovers"), [(4, True), (5, False)])
+def test_a_further_job_waits_for_a_place_that_fails_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, recovers: bool
+) -> None:
+    clock, left = [0.0], [0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    class Failing(Folder):
+        def read(self, name: str) -> bytes | None:
+            if left[0]:
+                left[0] -= 1
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return super().read(name)
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    asked = unnamed(tmp_path)
+    asked = replace(asked, fence=lease_record.FencingToken(str(tmp_path), asked.run_id, is_named=False), attempt=2)
+    made = Lease(asked, Failing(tmp_path), Times(expire=3.5, look=1.0))
+    made.acquire(lambda: True)
+    left[0] = failures
+    if not recovers:
+        with pytest.raises(OSError, match="Stale"):
+            made.advance(asked)
+        return
+    assert made.advance(asked).fence == replace(asked.fence, attempt=2)  # type: ignore[type-var]
+    assert record_of(tmp_path).attempt == 2

@@ -11,6 +11,7 @@ from jobs import make_job
 from distributor import PreemptionError, Status
 from distributor.outcomes.causes import Cancelled, Disagreed, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
+from distributor.run import state as run_state
 from distributor.run.events import (
     Announce,
     Arm,
@@ -541,6 +542,19 @@ def test_a_killed_rank_explains_a_broken_connection_at_once() -> None:
     assert made.on(Heard("a", messages.Failed(killed, attempt=0)), 2.0)[0] == StopRanks(
         "rank 0 failed: killed by SIGKILL", hasty=True
     )
+
+
+def test_ranks_that_fail_after_a_hasty_stop_are_not_weighed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large run, thousands of ranks lose a killed one."""
+    made = after(*UP, TOLD_RESET, max_restarts=1)
+    killed = Failure(0, 0, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
+    first = made.on(Heard("a", messages.Failed(killed, attempt=0)), 2.0)
+    monkeypatch.setattr(run_state, "surely_again", None)
+    assert made.on(Heard("b", messages.Failed(replace(RESET, rank=3), attempt=0)), 2.1) == first
+    made.on(Cancel("cancelled"), 2.2)
+    assert isinstance(stop := made.on(FAILED, 2.3)[0], StopRanks) and not stop.hasty
+    assert isinstance(made.cause, RankFailed)
+    assert [failure.rank for failure in made.cause.failures] == [2, 0, 3, 1]
 
 
 def test_a_lost_node_explains_a_broken_connection() -> None:

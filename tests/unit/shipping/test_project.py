@@ -159,3 +159,32 @@ def test_more_than_the_limit_is_refused(tmp_path):
 def test_an_empty_folder_can_be_shipped(tmp_path):
     (tmp_path / "source").mkdir()
     assert shipped(tmp_path / "source", tmp_path / "target", limit=0) == {}
+
+
+@pytest.mark.parametrize("moment", ["listed", "measured"])
+def test_a_file_that_vanishes_meanwhile_is_left_out(tmp_path, monkeypatch, moment):
+    """Such as one that another process writes under a temporary name, and renames."""
+    source = tmp_path / "source"
+    write(source, {"kept.py": b"1", "vanishing.part": b"22", "last.py": b"3"})
+    listed, packed = project._files_below, []
+
+    def list_and_remove(*args):
+        yield from list(listed(*args))
+        if moment == "listed":
+            (source / "vanishing.part").unlink()
+
+    def remove(done, total):
+        packed.append((done, total))
+        (source / "vanishing.part").unlink(missing_ok=True)
+
+    monkeypatch.setattr(project, "_files_below", list_and_remove)
+    project.unpack_folder(project.pack_folder(source, NO_LIMIT, remove), tmp_path / "target")
+    assert read(tmp_path / "target") == {"kept.py": b"1", "last.py": b"3"}
+    assert packed[0] == (0, 2 if moment == "listed" else 4)
+
+
+def test_a_listed_file_that_has_vanished_is_left_out(tmp_path):
+    write(tmp_path, {"kept.py": b"1"})
+    archive = project.pack_files(tmp_path, [tmp_path / "vanished", tmp_path / "kept.py"])
+    project.unpack_folder(archive, tmp_path / "target")
+    assert read(tmp_path / "target") == {"kept.py": b"1"}
