@@ -19,6 +19,7 @@ from distributor.checkpoint import loading
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
+from distributor.checkpoint.memory.states import InMemory
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Shard, folder_name
 from distributor.machine import storage
 from distributor.machine.storage import Storage, open_storage
@@ -286,6 +287,15 @@ def test_the_true_reason_of_a_file_that_is_not_loaded(
         load(monkeypatch, tmp_path)
     told = "cannot be read: [Errno 5] Input/output" if damage == "unreadable" else "has other bytes than were saved"
     assert f"load_checkpoint loads {name(2)} and passes over {name(3)} (model.pt {told}" in caplog.text
+
+
+def test_files_of_checkpoint_folder_are_not_newer_than_a_state_in_memory(
+    place: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = InMemory(name(2))
+    monkeypatch.setattr(loading, "choose", lambda _: [kept])
+    call = loading._Call(open_session(Checkpoints(str(tmp_path)), {}))
+    assert loading._choose(call, None, {}) == kept
 
 
 @pytest.mark.parametrize("error", [EIO, EACCES])
