@@ -34,6 +34,8 @@ _RELEASE_STEP = 4 << 20  # bytes of disk space freed at a time, at least
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
+_LAST = 64  # bytes before a piece that are read again: other ones show that a rank has truncated the file
+
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -49,6 +51,12 @@ class _File:
     seen: int = 0  # read up to this byte at least once
     acked: int = 0  # received by the driver up to this byte
     released: int = 0  # disk space freed up to this byte
+    last: bytes = b""  # the last bytes that were read
+
+    def begin_again(self) -> None:
+        """Go on with what the file has now, since a rank has truncated it."""
+        self.base = self.seen = self.released = self.offset
+        self.last = b""
 
 
 class _Descriptors:
@@ -150,7 +158,7 @@ class Tailing:
         """Return the number of bytes of a stream, which goes on if a rank has truncated the file."""
         size = self._descriptors.size(file)
         if file.base + size < file.seen:
-            file.base = file.seen = file.released = file.offset
+            file.begin_again()
         return file.base + size
 
     async def _pass_on(self) -> int:
@@ -166,9 +174,15 @@ class Tailing:
             if file.shipped and self._uplink is not None and not file.kept:
                 self._skip(file, descriptor, self._uplink)
             start = file.offset if file.shipped else max(file.seen, end - _TAIL_BYTES)
-            data = os.pread(descriptor, frames.MAX_LOG, start - file.base)
+            last = file.last if start == file.seen else b""
+            data = os.pread(descriptor, len(last) + frames.MAX_LOG, start - file.base - len(last))
+            if not data.startswith(last):
+                file.begin_again()
+                start, last, data = file.offset, b"", os.pread(descriptor, frames.MAX_LOG, 0)
+            data = data[len(last) :]
             if not data:
                 continue
+            file.last = data[-_LAST:]
             longest = max(longest, len(data))
             # Counted before the await, so that the data is not sent twice if this round is cancelled.
             file.offset = start + len(data)
@@ -201,11 +215,12 @@ class Tailing:
         if newline >= 0:
             lines, offset = lines + 1, offset + newline + 1
         self.seen += max(0, offset - file.seen)
-        file.offset, file.seen = offset, max(file.seen, offset)
+        file.offset, file.seen, file.last = offset, max(file.seen, offset), b""
         uplink.send(Skipped(file.rank, file.stream, lines, offset))
 
     def _release(self, file: _File, until: int) -> None:
-        """Free a file's disk space up to an offset."""
+        """Free a file's disk space up to an offset, except of its last bytes."""
+        until -= _LAST
         size = until - file.released
         if size < _RELEASE_STEP or sys.platform != "linux" or (descriptor := self._descriptors.get(file)) is None:
             return

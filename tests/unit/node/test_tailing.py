@@ -213,6 +213,22 @@ def test_output_goes_on_after_a_rank_has_truncated_it(tmp_path: Path, shipped: t
     assert [(log.offset, log.data) for log in uplink.logs] == ([] if shipped == () else sent)
 
 
+@pytest.mark.parametrize("shipped", [None, ()])
+def test_output_that_has_grown_again_since_it_was_truncated(tmp_path: Path, shipped: tuple[int, ...] | None) -> None:
+    """Between two rounds, so that the size does not show it."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n")
+    files, uplink = follow(path, shipped=shipped)
+    drain(files)
+    path.write_bytes(b"x\ntwo\n")
+    drain(files)
+    with path.open("ab") as file:
+        file.write(b"three\n")
+    drain(files)
+    assert files.tails[0] == b"one\nx\ntwo\nthree\n"
+    assert uplink.text() == (b"" if shipped == () else files.tails[0])
+
+
 @pytest.mark.parametrize(
     ("has", "rest", "again"),
     [
