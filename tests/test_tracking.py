@@ -18,7 +18,8 @@ from sessions import Make
 from distributor import ConfigurationError, TrainingError, runs, sweep
 from distributor.callbacks import TensorBoard
 from distributor.cli import command
-from distributor.tracking import history
+from distributor.metrics.table import Row
+from distributor.tracking import history, tensorboard
 from distributor.tracking.record import RunRecord
 
 
@@ -168,6 +169,11 @@ def test_a_report_without_a_step_replaces_nothing(make_local: Make, tmp_path: Pa
     make_local(1, **options).run(report_before_the_loop, 6, 6)  # it reports no step at all
     assert scalars(folder, "loss") == [(step, float(step)) for step in range(1, 6)]
     assert [value for _, value in scalars(folder, "parameters")] == [1.0, 3.0, 6.0]
+    writer = tensorboard._Writer(str(folder), {})
+    for time in range(30):  # none of them has a step
+        writer.write([Row(0, None, float(time), 0, {"parameters": 7.0 + time})])
+    assert len(writer.held) == 0 and [value for _, value in scalars(folder, "parameters")][-1] == 36.0
+    writer.close()
 
 
 def test_tensorboard_has_a_folder_for_each_trial(make_local: Make, tmp_path: Path) -> None:

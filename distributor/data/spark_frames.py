@@ -32,6 +32,9 @@ _OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "Re
 _MOST_FIELDS = "spark.sql.debug.maxToStringFields"  # a longer list is cut short in a plan's text
 
 
+_texts = threading.Lock()
+
+
 def is_frame(source: Any) -> bool:
     """Return whether this is a Spark DataFrame, classic or Connect."""
     return type(source).__module__.startswith("pyspark.sql.") and hasattr(source, "mapInArrow")
@@ -70,12 +73,18 @@ def _shows_rows(text: str) -> bool:
 
 @contextmanager
 def _whole_texts(session: Any) -> Iterator[None]:
-    before = session.conf.get(_MOST_FIELDS)
-    session.conf.set(_MOST_FIELDS, str(1 << 30))
-    try:
-        yield
-    finally:
-        session.conf.set(_MOST_FIELDS, before)
+    """Let Spark cut no list in a plan's text short, where it lets users set that."""
+    with _texts:
+        before = None
+        with suppress(Exception):
+            value = session.conf.get(_MOST_FIELDS)
+            session.conf.set(_MOST_FIELDS, str(1 << 30))
+            before = value
+        try:
+            yield
+        finally:
+            if before is not None:
+                session.conf.set(_MOST_FIELDS, before)
 
 
 def _analyzed(frame: Any) -> str:

@@ -299,10 +299,12 @@ class _Search:
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
-        """Feed the pruner with the reports of the lowest rank, each step once."""
-        for row in rows:
-            notes = self._prunes or self._kept.resumes
-            if active.pruned or not notes or self._metric[0] not in row.values or row.rank > active.rank:
+        """Feed the pruner with the reports of the lowest rank, each step once; without one, note the last of them."""
+        told = [row for row in rows if self._metric[0] in row.values and row.step is not None and row.step >= 0]
+        if not self._prunes:
+            told = told[-1:] if self._kept.resumes else []
+        for row in told:
+            if active.pruned or row.rank > active.rank:
                 continue
             active.rank = row.rank
             if row.step is None or row.step in active.known:

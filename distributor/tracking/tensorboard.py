@@ -14,6 +14,8 @@ from distributor.metrics.table import Row
 from distributor.run.handle import Run
 from distributor.tracking.lowest import LowestRank
 
+_MOST_HELD = 20  # rows without a step that wait for the first one with a step
+
 
 class TensorBoard:
     """A callback that writes metrics for TensorBoard, on the driver.
@@ -72,15 +74,18 @@ class _Writer:
 
     def write(self, rows: Sequence[Row], *, last: bool = False) -> None:
         for row in self.lowest.choose(rows, last=last):
-            if row.attempt > self.attempt and row.step is None and self._goes_on:
+            if self._waits_for_step(row):
                 self.held.append(row)
-                continue
-            self._add(row)
-        if last and self.held:
+            else:
+                self._add(row)
+        if self.held and (last or len(self.held) > _MOST_HELD):
             self._begin(self.held[0].attempt, None)
             self._add_held()
         if self.file is not None:
             self.file.flush()
+
+    def _waits_for_step(self, row: Row) -> bool:
+        return row.attempt > self.attempt and row.step is None and (bool(self.held) or self._goes_on)
 
     @property
     def _goes_on(self) -> bool:

@@ -166,6 +166,18 @@ def test_objects_are_checked_again_only_if_they_name_another_class(monkeypatch: 
     assert check.call_count == 2
 
 
+def test_without_checksums_in_files_each_save_is_checked() -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        for step in (1, 2):
+            runtime.save_checkpoint({"value": [step]}, step=step, wait=True)
+        with pytest.raises(ConfigurationError, match="load_checkpoint would refuse this state"):
+            runtime.save_checkpoint({"value": frozenset({1})}, step=3, wait=True)
+        assert runtime.load_checkpoint({"value": 0}) == 2
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
 def test_the_default_folder_is_named_once_without_a_run(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None
     assert runtime.load_checkpoint({"model": torch.nn.Linear(1, 1)}) is None
