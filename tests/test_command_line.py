@@ -60,7 +60,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def distributor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*HERE, *arguments], capture_output=True, text=True, timeout=180, cwd=cwd)
+    return subprocess.run([*HERE, *arguments], capture_output=True, text=True, timeout=400, cwd=cwd)
 
 
 def nothing_is_left() -> None:
@@ -90,7 +90,7 @@ def test_a_script_from_a_here_document() -> None:
         document.write(b"import sys\nprint('arguments', sys.argv[1:])\n")
         document.seek(0)
         command = [*HERE, "--local", "--no-prefix", "/dev/stdin", "--lr", "0.1"]
-        done = subprocess.run(command, stdin=document, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, stdin=document, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["arguments ['--lr', '0.1']"] * 2
     nothing_is_left()
@@ -206,13 +206,13 @@ def test_under_spark_submit(script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     submit = str(Path(sys.executable).with_name("spark-submit"))
     command = [submit, "--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", path]
     ours = ["run", "-n", "2", "--no-gpu", script, "3"]
-    done = subprocess.run([*command, *ours], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*command, *ours], capture_output=True, text=True, timeout=400)
     assert done.returncode == 3, done.stderr[-3000:]
     # Spark sends both streams of a Python program to its stdout.
     assert [line.partition("] ")[2] for line in done.stdout.splitlines() if "] arg" in line] == ["arguments ['3']"] * 2
     assert "2 ranks on 2 nodes" in done.stdout
     assert "distributor: rank 1 on " in done.stdout
-    planned = subprocess.run([*command, "run", "--dry-run", script], capture_output=True, text=True, timeout=180)
+    planned = subprocess.run([*command, "run", "--dry-run", script], capture_output=True, text=True, timeout=400)
     assert planned.returncode == 0, planned.stderr[-3000:]
     told = "Spark, master local-cluster[2,1,1024]: 1 rank, with 1 GPU each, requested from Spark"
     assert told in planned.stdout

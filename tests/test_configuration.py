@@ -371,12 +371,12 @@ def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_a_python_or_platform_that_does_not_fit(fake: str, says: str) -> None:
     """The command says so in one line; in Python it is the error of the import."""
     command = f"import sys; {fake}; from distributor.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=180, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"distributor: {says}")
     assert len(ended.stderr.splitlines()) == 1
     command = f"import sys; {fake}; from distributor import TorchDistributor"
-    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=180, check=False)
     assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {says}")
 
 
@@ -387,7 +387,7 @@ def test_spark_without_java() -> None:
         env={"PATH": "/nowhere"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -437,7 +437,7 @@ def test_a_machine_without_loopback() -> None:
     hosts.require()
     command = "from distributor import TorchDistributor; TorchDistributor(1, True, False).run(print)"
     ended = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--net", sys.executable, "-c", command], capture_output=True, text=True, timeout=180, check=False
     )
     assert ended.stderr.splitlines()[-1] == (
         "distributor.errors.ConfigurationError: ranks of one machine talk over loopback, but 127.0.0.1 cannot be "

@@ -128,7 +128,7 @@ def run_shell(example: Example) -> str | None:
         env={**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     if ended.returncode != 0:
         return f"it ended with {ended.returncode}:\n{ended.stderr}"
@@ -309,7 +309,7 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -37,7 +37,7 @@ from distributor.values.plan import AgentOrder
 @pytest.mark.long
 def test_ten_runs_at_the_same_time(make_local: Make) -> None:
     runs = [make_local(2).submit(trainings.all_reduce) for _ in range(10)]
-    assert [run.results(timeout=120) for run in runs] == [[3.0, 3.0]] * 10
+    assert [run.results(timeout=300) for run in runs] == [[3.0, 3.0]] * 10
     watch.gone()
 
 

@@ -132,7 +132,7 @@ def test_commands_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, sys; print(*os.environ, sys.argv)"
     command = [sys.executable, str(ROOT / "tools" / "unset.py"), sys.executable, "-c", code, "-m", "a b"]
     env = {**SHELL, "LC_ALL": "C.UTF-8"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
     assert ended.stdout == "LC_ALL ['-c', '-m', 'a b']\n", ended.stderr
 
 
@@ -147,7 +147,7 @@ def test_tests_run_as_if_nothing_of_spark_were_set() -> None:
     code = "import os, unset, conftest; print(*sorted(unset.foreign(os.environ)))"
     env = {**os.environ, **SHELL, "PYTHONPATH": os.pathsep.join(("tests", "tests/support", "tools"))}
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert ended.stdout == "DISTRIBUTOR_RUNS SPARK_CONF_DIR\n", ended.stderr  # conftest.py sets the first
 
 

@@ -128,7 +128,7 @@ def browser(page: Path, *options: str) -> str:
         pytest.skip("no Chromium on the path")
     command = [program, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}"]
     return subprocess.run(
-        [*command, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
+        [*command, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=300
     ).stdout
 
 

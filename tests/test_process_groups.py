@@ -37,7 +37,7 @@ def expected(ranks: int) -> list[float]:
 
 
 def test_a_function_joins_one_group_after_another(make: Make) -> None:
-    assert make(2).submit(totals).results(timeout=120) == [expected(2)] * 2
+    assert make(2).submit(totals).results(timeout=300) == [expected(2)] * 2
 
 
 @pytest.mark.parametrize(("ranks", "start_method"), [(8, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ def some_ranks_between() -> list[float]:
 
 
 def test_a_group_of_some_ranks_is_apart_from_those_of_all(make_local: Make) -> None:
-    assert make_local(3).submit(some_ranks_between).results(timeout=120) == [[3.0, 1.0, 6.0]] * 2 + [[3.0, 6.0]]
+    assert make_local(3).submit(some_ranks_between).results(timeout=300) == [[3.0, 1.0, 6.0]] * 2 + [[3.0, 6.0]]
 
 
 def join_as_in_a_tutorial() -> None:

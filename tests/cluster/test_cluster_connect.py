@@ -60,7 +60,7 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path:
             [*before, "env", f"PYTHONPATH={TESTS}:{TESTS.parents[1]}", sys.executable, str(script), url, str(answers)],
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=400,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return [json.loads(line) for line in answers.read_text().splitlines()], done.stdout, done.stderr

@@ -11,10 +11,10 @@ from distributor.values.environment import CHECK_GPUS
 #: Cores of each host: uneven, as clusters grow.
 CORES = {"host-a": 3, "host-b": 1, "host-c": 2}
 
-#: What discovery scripts report: numbers on host-a and host-c, UUIDs and MIG names on host-b.
+#: What discovery scripts report: numbers on host-a and host-c, UUIDs on host-b.
 GPUS = {
     "host-a": ["0", "1", "2"],
-    "host-b": ["GPU-8d1f4b1c-0000", "MIG-5c1b0a3e-0000", "MIG-5c1b0a3e-0001"],
+    "host-b": ["GPU-8d1f4b1c-0000", "GPU-5c1b0a3e-0000", "GPU-5c1b0a3e-0001"],
     "host-c": ["0", "1", "2"],
 }
 

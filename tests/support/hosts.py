@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Seconds until a daemon is up: a JVM each, on a busy machine.
-START_DEADLINE = 60.0
+START_DEADLINE = 180.0
 
 #: Names of bridges, and beginnings of all other names: the owner's pid, and a number of its own. 15 characters at most.
 _PREFIX = "hosts"

@@ -21,7 +21,7 @@ class Client(nbclient.NotebookClient):
 def execute(cells: list[str], words: Callable[[str], str]) -> Client:
     """Executes cells, errors included; ``words`` says what is kept of the HTML of a display."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = Client(notebook, timeout=120, allow_errors=True)
+    client = Client(notebook, timeout=300, allow_errors=True)
     client.shown, client.words = {}, words
     client.execute()
     return client

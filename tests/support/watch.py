@@ -19,7 +19,7 @@ from distributor.values.environment import NODE_ID
 from distributor.values.plan import Endpoint
 
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
-DEADLINE = 90.0
+DEADLINE = 240.0
 
 T = TypeVar("T")
 
