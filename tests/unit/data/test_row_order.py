@@ -78,8 +78,8 @@ def test_many_epochs_have_equal_batches_and_no_row_twice(plan):
 @given(plans(shuffle=True, drop_last=True), st.integers(1, 1000))
 def test_another_epoch_has_another_order(plan, later):
     if plan.steps and plan.rows > 100:
-        other = replace(plan, epoch=plan.epoch + later)
-        assert plan.batch(0).tolist() != other.batch(0).tolist() or plan.lanes * plan.per_lane < 5
+        others = [replace(plan, epoch=plan.epoch + later + n) for n in range(5)]  # with small windows, one may be equal
+        assert any((plan.batch(step) != each.batch(step)).any() for each in others for step in range(plan.steps))
 
 
 def test_the_order_is_the_same_in_every_version():
