@@ -94,7 +94,7 @@ def fake(count: int, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_gpus_are_counted_in_processes_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,MIG-c7384736")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-c7384736")
     ranks = TorchDistributor(2, True, **fake(2, tmp_path)).submit(os.getpid).results()
     asked = {int(line) for line in (tmp_path / "asked").read_text().split()}
     assert len(asked) == 2

@@ -1,4 +1,4 @@
-"""GPUs as Spark hands them out, without any: discovery scripts report numbers, UUIDs and MIG names."""
+"""GPUs as Spark hands them out, without any: discovery scripts report numbers and UUIDs."""
 
 from __future__ import annotations
 
