@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trainings
 import watch
 from sessions import Make
 
@@ -531,21 +532,13 @@ def trained_by(kind: str, steps: int, folder: str) -> int:
         sys.path.append(str(Path(__file__).parent / "support" / "stand_in"))  # after the real one
         import transformers  # type: ignore[import-untyped, unused-ignore]
 
-        class Squared(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = torch.nn.Linear(1, 1)
-
-            def forward(self, x: Any) -> Any:
-                return {"loss": self.layer(x).pow(2).mean()}
-
         plain: Any = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "run_name": "another name"}
         for report_to, most, every in (("mlflow", steps, 1), ("none", steps + 1, steps + 1)):
             arguments = transformers.TrainingArguments(
                 folder, report_to=report_to, max_steps=most, logging_steps=every, **plain
             )
             data = [{"x": torch.ones(1)}] * 8 * most
-            transformers.Trainer(Squared(), arguments, train_dataset=data).train()
+            transformers.Trainer(trainings.squared(), arguments, train_dataset=data).train()
     else:
         import mlflow
         import pytorch_lightning

@@ -27,12 +27,14 @@ _POLL = 0.25  # seconds between two checks whether the run is still wanted
 _PACKED = {"tinyint", "smallint", "int", "bigint", "float", "double", "boolean"}
 
 #: Parts of a plan whose text does not show which rows they have; ``Relation(`` is of JDBC and others without files.
-_OPAQUE = ("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "Relation(", "RelationV2",
-           "HiveTableRelation", "UDF(", " more fields")  # fmt: skip
+_OPAQUE = (
+    *("LogicalRDD", "LocalRelation", "ExistingRDD", "InMemoryRelation", "HiveTableRelation", "RelationV2"),
+    *("Relation(", "UDF(", " more fields"),
+)
+
 _MOST_FIELDS = "spark.sql.debug.maxToStringFields"  # a longer list is cut short in a plan's text
 
-
-_texts = threading.Lock()
+_setting = threading.Lock()  # held while it is another
 
 
 def is_frame(source: Any) -> bool:
@@ -74,7 +76,7 @@ def _shows_rows(text: str) -> bool:
 @contextmanager
 def _whole_texts(session: Any) -> Iterator[None]:
     """Let Spark cut no list in a plan's text short, where it lets users set that."""
-    with _texts:
+    with _setting:
         before = None
         with suppress(Exception):
             value = session.conf.get(_MOST_FIELDS)

@@ -300,17 +300,22 @@ class _Search:
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
         """Feed the pruner with the reports of the lowest rank, each step once; without one, note the last of them."""
-        told = [row for row in rows if self._metric[0] in row.values and row.step is not None and row.step >= 0]
+        told = [
+            (row.rank, row.step, row.values[self._metric[0]])
+            for row in rows
+            if self._metric[0] in row.values and row.step is not None and row.step >= 0
+        ]
         if not self._prunes:
-            told = told[-1:] if self._kept.resumes else []
-        for row in told:
-            if active.pruned or row.rank > active.rank:
+            lowest = min((rank for rank, _, _ in told), default=0)
+            told = [each for each in told if each[0] == lowest][-1:] if self._kept.resumes else []
+        for rank, step, value in told:
+            if active.pruned or rank > active.rank:
                 continue
-            active.rank = row.rank
-            if row.step is None or row.step in active.known:
+            active.rank = rank
+            if step in active.known:
                 continue
-            active.known[row.step] = value = row.values[self._metric[0]]
-            active.trial.report(value, row.step)
+            active.known[step] = value
+            active.trial.report(value, step)
             if self._prunes and active.run._reports_live and active.trial.should_prune() and not active.run.wait(0):
                 active.pruned = True
                 active.run.stop(timeout=self._distributor._options.deadlines.grace_period)

@@ -286,7 +286,14 @@ class _Steps:
         return taken
 
     def give_back(self, step: int, last: int) -> None:
-        """Undo the latest :meth:`take`, before which ``last`` was the last step."""
+        """Undo the latest :meth:`take`, before which ``last`` was the last step.
+
+        >>> steps = _Steps(set())
+        >>> steps.take(None), steps.give_back(0, -1), steps.take(None), steps.take(5), steps.give_back(5, 0)
+        (0, None, 0, 5, None)
+        >>> steps.take(5), steps.take(None)
+        (5, 6)
+        """
         self._taken.discard(step)
         self.last = last
 

@@ -108,19 +108,20 @@ class Spool:
     @classmethod
     def left_in(cls, folder: Path) -> list[Spool]:
         """Take the files of drivers that have ended, or given up, the oldest first."""
-        found: list[tuple[float, Spool]] = []
-        for path in folder.glob("*.spool"):
-            with suppress(OSError):  # its driver has just removed it
-                spool = cls(path, _mode="r+b")
-                try:
-                    fcntl.flock(spool._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.path.samestat(os.fstat(spool._file.fileno()), path.stat()) and spool._restore():
-                        found.append((path.stat().st_mtime, spool))
-                        continue
-                except OSError:  # it is another driver's
-                    pass
-                spool.release()
-        return [spool for _, spool in sorted(found, key=lambda each: each[0])]
+        taken = [spool for path in folder.glob("*.spool") if (spool := cls._take(path)) is not None]
+        return sorted(taken, key=lambda spool: os.fstat(spool._file.fileno()).st_mtime)
+
+    @classmethod
+    def _take(cls, path: Path) -> Spool | None:
+        """Return a file, locked; ``None`` if another driver has it, or it cannot be read."""
+        with suppress(OSError):  # its driver has just removed it
+            spool = cls(path, _mode="r+b")
+            with suppress(OSError):
+                fcntl.flock(spool._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(spool._file.fileno()), path.stat()) and spool._restore():
+                    return spool
+            spool.release()
+        return None
 
     def _restore(self) -> bool:
         """Return whether the file can be read; a crash of the machine may have emptied it. If not, put it aside."""

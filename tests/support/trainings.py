@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 class Diverged(Exception):
@@ -26,6 +27,21 @@ class Checkpoint:
 
 def rank() -> int:
     return int(os.environ["RANK"])
+
+
+def squared() -> Any:
+    """A model as Transformers' Trainer takes it: called with its inputs by name, it returns a loss."""
+    import torch
+
+    class Squared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: Any) -> Any:
+            return {"loss": self.layer(x).pow(2).mean()}
+
+    return Squared()
 
 
 def environment(*names: str) -> dict[str, str | None]:

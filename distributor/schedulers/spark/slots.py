@@ -272,10 +272,10 @@ class Slots:
     def most(self) -> int | None:
         """Return the largest number of task slots that the cluster can have; ``None`` if unknown."""
         cores = self._cluster.executor_cores
-        if self._cluster.is_local:
-            return None if cores is None else self._usable(cores, 0)
-        instances = self._instances(cores or 1)
-        return None if instances <= 0 or cores is None else instances * self._usable(cores, 0)
+        if cores is None:
+            return None
+        instances = 1 if self._cluster.is_local else self._instances(cores)
+        return instances * self._usable(cores, 0) if instances > 0 else None
 
     def _instances(self, cores: int) -> int:
         """Return how many executors with these cores there are at most by the settings; 0 if they do not say."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import trainings
 
 from distributor.metrics import autologging
 
@@ -18,15 +19,6 @@ def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autologging, "_told", set())
     for name in ("_run", "_seen", "_quiet"):
         monkeypatch.setattr(autologging, name, getattr(autologging, name))
-
-
-class Squared(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def forward(self, x: Any) -> Any:
-        return {"loss": self.layer(x).pow(2).mean()}
 
 
 def test_transformers_trains_and_logs_nothing_to_mlflow(
@@ -40,7 +32,7 @@ def test_transformers_trains_and_logs_nothing_to_mlflow(
     arguments = transformers.TrainingArguments(
         str(tmp_path), report_to="mlflow", max_steps=2, use_cpu=True, disable_tqdm=True, save_strategy="no"
     )
-    trainer = transformers.Trainer(Squared(), arguments, train_dataset=[{"x": torch.ones(1)}] * 4)
+    trainer = transformers.Trainer(trainings.squared(), arguments, train_dataset=[{"x": torch.ones(1)}] * 4)
     trainer.train()
     trainer.train()
     assert trainer.state.global_step == 2

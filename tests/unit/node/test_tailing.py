@@ -197,36 +197,29 @@ def test_disk_space_of_what_is_done_with_is_given_back(tmp_path: Path, shipped: 
 
 
 @pytest.mark.parametrize("shipped", [None, ()])
-def test_output_goes_on_after_a_rank_has_truncated_it(tmp_path: Path, shipped: tuple[int, ...] | None) -> None:
-    """As a shell does with ``> /dev/stderr``."""
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([b"before\n", b"x\n", b"after\n"], id="as a shell does with > /dev/stderr"),
+        pytest.param([b"one\n", b"x\ntwo\n", b"three\n"], id="it has grown again, so that the size does not show it"),
+    ],
+)
+def test_output_goes_on_after_a_rank_has_truncated_it(
+    tmp_path: Path, parts: list[bytes], shipped: tuple[int, ...] | None
+) -> None:
+    first, second, third = parts
     path = tmp_path / "log"
-    path.write_bytes(b"before\n")
+    path.write_bytes(first)
     files, uplink = follow(path, shipped=shipped)
     drain(files)
-    path.write_bytes(b"x\n")
+    path.write_bytes(second)
     drain(files)
     with path.open("ab") as file:
-        file.write(b"after\n")
+        file.write(third)
     drain(files)
-    assert files.tails[0] == b"before\nx\nafter\n"
-    sent = [(0, b"before\n"), (7, b"x\n"), (9, b"after\n")]
+    assert files.tails[0] == first + second + third
+    sent = [(0, first), (len(first), second), (len(first + second), third)]
     assert [(log.offset, log.data) for log in uplink.logs] == ([] if shipped == () else sent)
-
-
-@pytest.mark.parametrize("shipped", [None, ()])
-def test_output_that_has_grown_again_since_it_was_truncated(tmp_path: Path, shipped: tuple[int, ...] | None) -> None:
-    """Between two rounds, so that the size does not show it."""
-    path = tmp_path / "log"
-    path.write_bytes(b"one\n")
-    files, uplink = follow(path, shipped=shipped)
-    drain(files)
-    path.write_bytes(b"x\ntwo\n")
-    drain(files)
-    with path.open("ab") as file:
-        file.write(b"three\n")
-    drain(files)
-    assert files.tails[0] == b"one\nx\ntwo\nthree\n"
-    assert uplink.text() == (b"" if shipped == () else files.tails[0])
 
 
 @pytest.mark.parametrize(

@@ -56,20 +56,20 @@ def test_what_another_turn_has_closed_gets_none():
 
 @contextmanager
 def served(load, **options):
-    """A task's connection to a model, and the process of its server, which the test ends."""
+    """A task's connection to a model, whose server is told to end many times, and leaves nothing."""
     before = psutil.Process().children()
     order = ModelOrder(
         key=load.__qualname__, package=package_zip(), call=_pickled(load), keep=60, timeout=60, **options
     )
     client = ModelClient(order)
-    yield client, lambda: next(each for each in psutil.Process().children() if each not in before)
+    try:
+        yield client
+    finally:
+        (server,) = (each for each in psutil.Process().children() if each not in before)
+        while server.status() != psutil.STATUS_ZOMBIE:
+            server.send_signal(signal.SIGTERM)
+        os.waitpid(server.pid, 0)
     assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
-
-
-def end(server):
-    while server.status() != psutil.STATUS_ZOMBIE:
-        server.send_signal(signal.SIGTERM)
-    os.waitpid(server.pid, 0)
 
 
 def answer(client):
@@ -79,9 +79,8 @@ def answer(client):
 
 
 def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
-    with served(lambda: lambda batch: batch["x"], processes=2) as (client, server):
+    with served(lambda: lambda batch: batch["x"], processes=2) as client:
         assert answer(client).shape == (3, 1024)
-        end(server())
 
 
 def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
@@ -93,8 +92,5 @@ def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
         module(torch.ones(512, 1024))
         return lambda batch: module(torch.ones(512, 1024))[:3, 0] * 0 + torch.get_num_threads()
 
-    with served(load, processes=1) as (client, server):
-        try:
-            assert answer(client).tolist() == [2.0] * 3
-        finally:
-            end(server())
+    with served(load, processes=1) as client:
+        assert answer(client).tolist() == [2.0] * 3
