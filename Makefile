@@ -78,7 +78,8 @@ test-others: $(VENVS)/main/test.ok
 test-long: test-all
 	$(BIN)/python -m pytest -m long
 	$(MAKE) test-spark SPARK="3.5 4.1 4.2"
-	$(MAKE) chaos chaos-launchers test-torch test-pythons test-frameworks docker-test
+	$(MAKE) resolve chaos chaos-launchers test-torch test-frameworks docker-test
+	$(MAKE) test-pythons VERSIONS="3.11 3.12 3.13"
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.

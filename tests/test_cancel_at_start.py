@@ -86,7 +86,7 @@ def test_a_cancel_before_tasks_meet_leaves_executors_alone(
     assert executors() == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_loses_an_executor_before_it_has_begun_starts_again(
     held_up: Callable[[], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -140,7 +140,7 @@ def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
 def test_the_gpus_of_the_place_where_a_run_would_train(sessions: Sessions) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
@@ -195,7 +195,7 @@ def nodes() -> list[list[int]]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_instance_is_an_executor(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     sessions.get("local-cluster[2,1,1024]")

@@ -49,7 +49,7 @@ def coordinate(name: str) -> Any:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_collision_of_local_ranks_is_explained(sessions: Sessions) -> None:
     sessions.get("local-cluster[2,1,1024]")
     name = f"{os.getpid() % 1_000_000:06}_locals"

@@ -778,7 +778,7 @@ def two_seen(sessions: Sessions) -> Any:
     return sessions.get("local[4]", **{"spark.executorEnv.CUDA_VISIBLE_DEVICES": "4,6"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tasks_of_the_drivers_jvm_take_turns_with_its_gpus(two_seen: Any) -> None:
     def seen(num_gpus: int) -> list[str]:
         scored = predict(visible, table(two_seen), input=INPUT, output="place string", num_gpus=num_gpus)
@@ -840,7 +840,7 @@ def alive_in_a_rank(pids: list[int]) -> tuple[str, list[int]]:
     return os.environ["CUDA_VISIBLE_DEVICES"], [pid for pid in pids if processes.state(pid)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_executors_ends_the_model_on_its_gpu(sessions: Sessions, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", "4", "tasks of DataFrames cannot ask for GPUs on PySpark 3.5")
     settings = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")

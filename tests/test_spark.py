@@ -430,7 +430,7 @@ def test_an_executor_that_spark_ends_is_an_error_that_says_why(sessions: Session
     assert "out of memory" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions, unreachable: None) -> None:
     """Where they cannot take the channel."""
     sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})

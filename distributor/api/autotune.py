@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from distributor.api.deepspeed import DeepspeedTorchDistributor
@@ -18,7 +19,7 @@ from distributor.launch.deepspeed import reading
 from distributor.launch.deepspeed.reading import Config
 from distributor.run.handle import Run
 from distributor.text.tables import table
-from distributor.values.checks import one_of, optional
+from distributor.values.checks import check_seconds, one_of, optional
 
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
@@ -149,8 +150,11 @@ def autotune(
         >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
     """
     optional(one_of("max", "min"))("mode", mode)
+    optional(partial(check_seconds, least=0))("timeout", timeout)
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
+    if not isinstance(runner, DeepspeedTorchDistributor):
+        raise ConfigurationError(f"distributor must be a DeepspeedTorchDistributor, not a {type(runner).__name__}")
     base = reading.read(runner.deepspeed_config or {})
 
     def submit(config: Config) -> Run:

@@ -28,6 +28,10 @@ class Pinned:
             with suppress(RuntimeError):  # CUDA remembers the error, and torch raises it at the next kernel
                 torch.ones(1, device="cuda")
 
+    def __del__(self) -> None:  # before the memory: another block at its address could not be pinned
+        with suppress(Exception):
+            self.release()
+
     def release(self) -> None:
         if self._held:
             self._held = False

@@ -247,12 +247,8 @@ def start() -> NoReturn:
 def call(arguments: Sequence[str]) -> int:
     """Run a command line, report errors on stderr, and return the exit code."""
     before = signal.signal(signal.SIGTERM, _end)
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
-    silent = logging.NullHandler()  # otherwise py4j logs at length that it was interrupted
-    logging.getLogger().addHandler(silent)
-    logger = logging.getLogger("distributor")
-    logger.addHandler(shown)
+    py4j, silent = logging.getLogger("py4j"), logging.NullHandler()  # it logs at length that it was interrupted
+    py4j.addHandler(silent)
     try:
         ended = main.main(list(arguments), prog_name="distributor", standalone_mode=False)
         return ended if isinstance(ended, int) else 0
@@ -271,8 +267,7 @@ def call(arguments: Sequence[str]) -> int:
         return _complain(as_options(str(error)) if isinstance(error, StartError) else str(error), exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, before)
-        logger.removeHandler(shown)
-        logging.getLogger().removeHandler(silent)
+        py4j.removeHandler(silent)
 
 
 def exit_code(error: DistributorError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import rich_click as click
@@ -48,10 +49,9 @@ def _wrong(name: str, text: str) -> click.UsageError:
 
 def _value(text: str) -> int | float | str:
     for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
+        with suppress(ValueError):
+            if str(value := number(text)) == text:  # the script gets what was written: 1.10 is a version
+                return value
     return text
 
 

@@ -38,7 +38,8 @@ class Request:
 
 
 def with_options(request: Request, options: Mapping[str, Any] | None) -> Request:
-    """Return a request with options of ``Distributor`` that the user gives. They override the request's own.
+    """Return a request with options of ``Distributor`` that the user gives. They override the request's own,
+    of environment variables each by itself.
 
     They cannot be what the call sets: ``num_processes``, ``launch``, and ``local_mode`` or ``use_gpu`` where it does.
 
@@ -52,6 +53,8 @@ def with_options(request: Request, options: Mapping[str, Any] | None) -> Request
                 f"options={{{name!r}: {others[name]!r}}} cannot be used, since {request.asked} itself sets {name}: "
                 f"leave it out{advice}"
             )
+    if isinstance(others.get("env"), Mapping):
+        others["env"] = {**request.options.get("env", {}), **others["env"]}
     chosen: dict[str, Any] = {name: others.pop(name) for name in ("local_mode", "use_gpu") if name in others}
     for name, value in chosen.items():
         if (present := getattr(request, name)) is not None:

@@ -112,7 +112,8 @@ class Backlog:
     def trim(self) -> None:
         """Drop the output that waits to be shown, except its end and the distributor's own lines."""
         waiting, size = self._queue, 0
-        self._queue = deque()
+        newest, self._queue = (self._gaps, self._tails), deque()
+        self._gaps, self._tails = {}, {}
         while waiting:
             key, block = waiting.pop()
             size += len(block)
@@ -123,6 +124,13 @@ class Backlog:
         for key in list(self._gaps):
             if gap := self._gap(key):
                 self._queue.appendleft((key, gap))
+        self._gaps, self._tails = newest  # take() shows them after what waits
+
+    def end_lines(self) -> None:
+        """Queue all unfinished lines: what comes next begins a new one."""
+        for key in [key for key, line in self._partial.items() if line.strip(b"\r ")]:
+            self._partial_size -= len(self._partial[key])
+            self._end_line(key, b"\n")
 
     def _end_line(self, key: Key, rest: bytes) -> None:
         """Queue an unfinished line and ``rest``, or skip them if there is no room."""

@@ -45,6 +45,7 @@ class Console:
         self._changed = threading.Condition()
         self._backlog = Backlog(limit)
         self._footer: tuple[str, ...] = ()
+        self._drawn_footer: tuple[str, ...] = ()
         self._news = False
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -66,12 +67,24 @@ class Console:
                 self._backlog.note(text)
                 self._wake()
 
+    def end_lines(self) -> None:
+        """Show unfinished lines as they are: other ranks write what comes next."""
+        with self._changed:
+            if not self._closing and self._backlog.unfinished:
+                self._backlog.end_lines()
+                self._wake()
+
     def footer(self, lines: Sequence[str]) -> None:
         """Show lines no wider than the terminal below all output if stderr is one, in place of the previous ones."""
         with self._changed:
             if tuple(lines) != self._footer and not self._closing:
                 self._footer = tuple(lines)
                 self._wake()
+
+    def await_footer(self, timeout: float) -> None:
+        """Wait until the newest lines below the output are drawn, or erased."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._drawn_footer == self._footer, timeout)
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
         """Record that a node has skipped lines of a rank, including the rest of an unfinished line."""
@@ -125,5 +138,7 @@ class Console:
                 pass
             with self._changed:
                 backlog.size -= size
+                self._drawn_footer = footer
+                self._changed.notify_all()
                 if not more:
                     self._changed.wait_for(lambda: self._closing or backlog.crowded, _REDRAW)

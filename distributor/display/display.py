@@ -19,6 +19,9 @@ _log = notices.logger
 #: Seconds to wait for a view that hangs.
 _PATIENCE = 2.0
 
+#: Seconds to wait until the status is erased.
+_REDRAWN = 0.5
+
 
 class Display:
     """Shows one run, from :meth:`open` to :meth:`close`. ``look`` tells its state, and whether its end is awaited."""
@@ -83,6 +86,11 @@ class Display:
             _log.debug("cannot show the run: %s", error)
         finally:
             self._looking.release()
+
+    def leave(self) -> None:
+        """Let a caller who no longer waits write where the status was."""
+        self.look()
+        self.logs.await_footer(_REDRAWN)
 
     def close(self) -> None:
         """Show the remaining output, and nothing after it."""

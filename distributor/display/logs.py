@@ -60,6 +60,7 @@ class Logs:
     def release(self, explained: Iterable[int]) -> None:
         """Show the texts for uncaught exceptions at the attempt's end, except of ``explained`` ranks."""
         with self._lock:
+            self._console.end_lines()
             for rank in sorted(self._held.keys() - set(explained)):
                 self._console.write(rank, _STDERR, self._held[rank])
             self._held.clear()
@@ -80,6 +81,10 @@ class Logs:
     def footer(self, lines: Sequence[str]) -> None:
         """Show lines, such as the run's status, below all output if stderr is a terminal."""
         self._console.footer(lines)
+
+    def await_footer(self, timeout: float) -> None:
+        """Wait until the newest lines of :meth:`footer` are drawn, or erased."""
+        self._console.await_footer(timeout)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
         """Record that a node left out lines that it could not send in time; output goes on at ``offset``."""

@@ -31,6 +31,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
+        self._printed: TextIO | None = None  # where the last line went
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
@@ -44,6 +45,7 @@ class Screen:
             if self._drawn is not None and can_redraw(out):
                 self.erase()
             self._write(out, text)
+            self._printed = out
             if other is not None and block is not None:
                 self.flush()
                 other.draw_block(block[0], "", block[1])
@@ -63,8 +65,9 @@ class Screen:
         """Draw a rank's progress bar below the printed lines, in place of the previous one."""
         if out is None:
             return
-        with self._lock:
-            self._draw(out, rank, prefix, text)
+        with self._lock:  # a cell joins only pieces of one stream that follow each other
+            own = self._printed if is_notebook(out) and is_notebook(self._printed) else None
+            self._draw(own or out, rank, prefix, text)
 
     def _draw(self, out: TextIO, rank: int, prefix: str, text: str) -> None:
         terminal = is_terminal(out)
@@ -72,7 +75,9 @@ class Screen:
         with suppress(Exception):
             text = encodable(out, text)
         if terminal:  # a line that wraps could not be erased
-            text = cut(text, shutil.get_terminal_size().columns - 1)
+            if any(each is not self and each._block() for each in self._shared):
+                return  # it stays below the lines, and has one place for a bar: its own
+            text = cut(text, size_of(out).columns - 1)
         if self._drawn == (out, text):
             return
         if self._drawn is not None and (self._drawn[0] is not out or "\n" in self._drawn[1]):
@@ -89,11 +94,13 @@ class Screen:
 
         The cursor stays on an empty line above them: what other code writes goes there, and is not erased.
         """
-        lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
+        lines = [cut(bar, size_of(out).columns - 1)] if bar else []
         text = "\n".join(["", *lines, *footer])
         with self._lock:
             if out is not None and self._drawn != (out, text):
-                self.erase()
+                for each in [*self._shared, self]:
+                    each.erase()
+                    each.flush()
                 self._write(out, f"{text}\r\x1b[{text.count(chr(10))}A")
                 self._note((out, text))
 
@@ -128,10 +135,20 @@ def output(stream: int) -> TextIO | None:
 
 def is_terminal(out: TextIO | None) -> bool:
     """Return whether an output is a terminal, where lines can be redrawn and have colours."""
+    if os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
     try:
         return out is not None and not is_notebook(out) and out.isatty()
     except Exception:  # closed, or not a full file object
         return False
+
+
+def size_of(out: TextIO | None) -> os.terminal_size:
+    """Return how many columns and lines an output's terminal has: stdout may be a file where stderr is none."""
+    columns, lines = 0, 0
+    with suppress(Exception):  # no terminal, closed, or not a full file object
+        columns, lines = os.get_terminal_size(out.fileno() if out is not None else 2)
+    return shutil.get_terminal_size((columns or 80, lines or 24))
 
 
 def can_redraw(out: TextIO | None) -> bool:

@@ -12,6 +12,8 @@ from distributor.values.reports import Progress
 
 _VALUES = 8
 
+_LONGEST = 24  # characters of a list of ranks
+
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
 
@@ -142,8 +144,14 @@ def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
     by_line: dict[str, list[int]] = {}
     for rank in sorted(lines):
         by_line.setdefault(lines[rank], []).append(rank)
-    entries = [(who(ranks), line) for line, ranks in by_line.items()]
+    entries = [(_label(ranks), line) for line, ranks in by_line.items()]
     if len(entries) <= most:
         return entries
     rest = sorted(rank for ranks in list(by_line.values())[most - 1 :] for rank in ranks)
-    return [*entries[: most - 1], (who(rest), "...")]
+    return [*entries[: most - 1], (_label(rest), "...")]
+
+
+def _label(ranks: list[int]) -> str:
+    """Name ranks, not all of many: the line that they have written needs the place."""
+    text, named = who(ranks), ranks[:3]
+    return text if len(text) <= _LONGEST else f"{who(named)} and {len(ranks) - len(named)} more"

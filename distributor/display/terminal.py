@@ -6,7 +6,6 @@ Rich's own ``Live`` takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps e
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distributor.display.console import Console as Output
+from distributor.display.screen import output, size_of
 from distributor.display.snapshot import Snapshot, folded, reported, timed
 from distributor.display.trials import MOST, TrialsSnapshot, heading, lines
 from distributor.display.view import Packed, Shown
@@ -110,7 +110,7 @@ class TerminalTrials:
         self._console.close()
 
     def _render(self, snapshot: TrialsSnapshot) -> tuple[str, ...]:
-        titles, rows = lines(snapshot, min(MOST, shutil.get_terminal_size().lines - _BESIDE))
+        titles, rows = lines(snapshot, min(MOST, size_of(output(2)).lines - _BESIDE))
         table = Table.grid(padding=(0, 2), pad_edge=False)
         for title in titles:
             table.add_column(no_wrap=True, overflow="ellipsis", justify="left" if title in titles[:2] else "right")
@@ -126,7 +126,7 @@ def rendered(content: RenderableType) -> tuple[str, ...]:
     """Return the lines of what Rich renders, for a terminal of this width."""
     # One column less than the terminal has: a line that fills the last column wraps.
     console = Console(
-        width=max(20, shutil.get_terminal_size().columns - 1),
+        width=max(20, size_of(output(2)).columns - 1),
         force_terminal=True,
         no_color=bool(os.environ.get("NO_COLOR")),
         highlight=False,

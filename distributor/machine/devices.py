@@ -22,11 +22,15 @@ from distributor.text.wording import count
 #: ``ROCR_VISIBLE_DEVICES``, which is left unchanged, first: numbers count only the devices that it leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
+_NO_DEVICE = "-1"  # for AMD's HIP, to which an empty list is none at all
+
 _PATIENCE = 60.0  # seconds: ``nvidia-smi`` is slow with many GPUs and no persistence daemon
 
 #: Exit code without NVIDIA's driver. After others, CUDA may still work: an image may have an ``nvidia-smi`` that does
 #: not fit the driver. Source: man nvidia-smi, RETURN VALUE.
 _NOT_LOADED = 9
+
+_DRIVER = "/proc/driver/nvidia/gpus"  # has a folder for each: a container may lack ``nvidia-smi``
 
 _TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"  # of AMD's kernel driver
 
@@ -152,17 +156,20 @@ def list_gpus() -> Listing:
     if nvidia_smi is None:
         return Listing("there is no nvidia-smi")
     try:
-        ended = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
-    except subprocess.TimeoutExpired:
-        return Listing(f"{nvidia_smi} -L did not end within {_PATIENCE:g} s", hangs=True)
+        process = subprocess.Popen([nvidia_smi, "-L"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except OSError as error:
         return Listing(f"nvidia-smi cannot be run: {error}")
-    if ended.returncode != 0:
-        answer = " ".join(f"{ended.stdout}\n{ended.stderr}".split())
-        text = f"nvidia-smi fails with exit code {ended.returncode}{': ' if answer else ''}{answer[:_LONGEST]}"
-        return Listing(text, () if ended.returncode == _NOT_LOADED else None)
-    gpus = tuple(re.findall(r"^GPU .*?(?:\(UUID: (\S+)\))?$", ended.stdout, re.MULTILINE))
-    migs = tuple(re.findall(r"^\s+MIG .*\(UUID: (\S+)\)$", ended.stdout, re.MULTILINE))
+    try:
+        output, errors = process.communicate(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()  # and do not wait: a process that hangs in a driver may not even end then
+        return Listing(f"{nvidia_smi} -L did not end within {_PATIENCE:g} s", hangs=True)
+    if process.returncode != 0:
+        answer = " ".join(f"{output}\n{errors}".split())
+        text = f"nvidia-smi fails with exit code {process.returncode}{': ' if answer else ''}{answer[:_LONGEST]}"
+        return Listing(text, () if process.returncode == _NOT_LOADED else None)
+    gpus = tuple(re.findall(r"^GPU .*?(?:\(UUID: (\S+)\))?$", output, re.MULTILINE))
+    migs = tuple(re.findall(r"^\s+MIG .*\(UUID: (\S+)\)$", output, re.MULTILINE))
     parts = f" with {count(len(migs), 'MIG device')}" if migs else ""
     return Listing(f"nvidia-smi lists {count(len(gpus), 'GPU') if gpus else 'no GPU'}{parts}", gpus, migs)
 
@@ -174,7 +181,8 @@ def _count(listing: Listing) -> int:
             f"this machine's GPUs cannot be counted: {listing.text}. A GPU or its driver may be broken: run "
             "nvidia-smi, or pass use_gpu=False to train on CPUs"
         )
-    return len(listing.gpus or ()) or _count_amd(_TOPOLOGY)
+    known = len(listing.gpus) if listing.gpus is not None else len(list(Path(_DRIVER).glob("*")))
+    return known or _count_amd(_TOPOLOGY)
 
 
 def has_amd() -> bool:
@@ -201,4 +209,5 @@ def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
     ('4,6', '')
     """
     value = ",".join(gpus) if use_gpu else ""
-    return dict.fromkeys(VISIBLE_DEVICES, value)
+    cuda, hip = VISIBLE_DEVICES
+    return {cuda: value, hip: value or _NO_DEVICE}

@@ -202,6 +202,11 @@ def _has_address(interface: str, family: int) -> bool:
     return True
 
 
+def has_ipv4(interface: str) -> bool:
+    """Return whether an interface has an IPv4 address."""
+    return _has_address(interface, socket.AF_INET)
+
+
 def is_loopback(address: str) -> bool:
     """Return whether an address is a loopback address.
 

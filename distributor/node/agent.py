@@ -238,7 +238,8 @@ class _Agent:
         shortages = limits.shortages(limits.here(), node.local_world_size, self._job.resources.use_gpu, files)
         interface, warning = network.interface_towards(node.address, placement.others)
         self._notes.warnings += [*warnings, *shortages, *([] if warning is None else [warning])]
-        sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
+        knows = environment.nccl_knows_better(os.environ, network.has_ipv4)
+        sockets = environment.sockets(os.environ, interface, knows)
         memory, unusable = staging.shared_memory(self._job, self._order, placement.beside)
         self._notes.warnings += unusable
         return Site(self._job, placement, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)

@@ -8,6 +8,7 @@ because a loaded module's file has changed. How runs find it: :mod:`distributor.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import hmac
@@ -36,6 +37,10 @@ _ASK_TIMEOUT = 2.0  # seconds for each part of a request, once its connection is
 _TOKEN_BYTES = 32
 
 _LONGEST_WAIT = 3600.0  # seconds; the time-out of poll(2) is in milliseconds, of 31 bits
+
+_CUDA = "libcuda.so.1"  # the driver's interface
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 _MOST_DESCRIPTORS = 6  # current directory, standard output and error, up to three sockets
 
@@ -128,10 +133,21 @@ def _say(file: Path, text: str) -> None:
 
 def _is_bad_fork() -> bool:
     """Return whether forks cannot use GPUs, for example because CUDA was initialized."""
+    if _is_cuda_initialized():
+        return True
     pid = os.fork()
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
     return os.waitpid(pid, 0)[1] != 0
+
+
+def _is_cuda_initialized() -> bool:
+    """Ask CUDA's driver, if anything has loaded it: torch knows of its own calls only."""
+    try:
+        driver = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
 def _started_runtime() -> str | None:

@@ -41,6 +41,13 @@ _VARYING = re.compile(r"\b0x[0-9a-f]+|\[[0-9a-f.:]+\]:[0-9]+")
 _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, line (?P<line>\d+)')
 
 
+#: Texts of CUDA's errors that follow from the hardware or the driver. Source: cudaGetErrorString in its Runtime API.
+_BROKEN_GPU = re.compile(
+    r"uncorrectable (ECC|NVLink) error|device\(s\) is/are busy or unavailable|system not yet initialized"
+    r"|hardware stack error|GPU is lost",
+    re.IGNORECASE,
+)
+
 #: What torch raises in a rank if a worker of its DataLoader gets SIGKILL, as from the out-of-memory killer.
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: Killed")
 
@@ -70,15 +77,22 @@ def consequent(failures: Sequence[Failure]) -> list[int]:
     return [failure.rank for failure in order_failures(failures)[1:] if is_consequence(failure)] if failures else []
 
 
+def is_broken_gpu(failure: Failure) -> bool:
+    """Return whether CUDA reports a failure of the hardware, or a GPU that cannot be used now."""
+    return failure.kind in ("AcceleratorError", "RuntimeError") and _BROKEN_GPU.search(failure.message) is not None
+
+
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is torch.distributed's, if it is a ``StopError``, if it says that a worker of a
+    An exception counts if its type is torch.distributed's, if it reports a broken GPU, if it is a ``StopError``, if it says that a worker of a
     DataLoader was killed, or if a collective or torch's store raised it as a ``RuntimeError`` or ``TimeoutError``.
     Torch raises many in C++: their traceback ends with the Python line that called it, where one of the user's code
     ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
+        return True
+    if is_broken_gpu(failure):
         return True
     if failure.kind == "RuntimeError" and _KILLED_WORKER.search(f"{failure.message}\n{failure.traceback}"):
         return True

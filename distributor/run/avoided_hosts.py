@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from distributor.outcomes.failures import order_failures
+from distributor.outcomes.failures import is_broken_gpu, order_failures
 from distributor.run.nodes import Nodes
 from distributor.values.outcome import Failure
 from distributor.values.placement import host_in
@@ -16,13 +16,14 @@ _MOST = 2  # failed attempts before a host is avoided
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
     """Return the executor whose host may be at fault for a failed attempt; ``None`` if no host may be.
 
-    A host may be at fault for a lost node, or if a signal killed the rank whose failure caused the others. The user's
+    A host may be at fault for a lost node, or if the rank whose failure caused the others has a broken GPU or was killed
+    by a signal. The user's
     code would fail on any host.
     """
     if nodes.first_lost is not None:
         return nodes.first_lost
     root = order_failures(failures)[0] if failures else None
-    if root is None or root.signal is None or nodes.placement is None:
+    if root is None or nodes.placement is None or not (root.signal or is_broken_gpu(root)):
         return None
     return next((node.executor for node in nodes.placement.nodes if root.rank in node.ranks), None)
 

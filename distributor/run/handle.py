@@ -398,8 +398,12 @@ class Run:
         if self._callbacks.is_running_here and self._life.decided:  # the run waits for this callback
             return True
         try:
-            with plain_interrupts(), self._callers.counted(self._callers.waiting):
-                return self._life.done.wait(timeout)
+            try:
+                with plain_interrupts(), self._callers.counted(self._callers.waiting):
+                    return self._life.done.wait(timeout)
+            finally:
+                if not self._life.done.is_set() and not self._callers.waiting:
+                    self._display.leave()
         except KeyboardInterrupt as interrupt:
             show_shortly(interrupt)
             interrupt.__traceback__ = None  # hides the frames of this package

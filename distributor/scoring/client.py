@@ -218,7 +218,9 @@ class ModelClient:
                 file.write(content)
         count = 0 if self._gpus else order.processes or processes.cpu_count()
         arguments = [self._folder, self._owner, count, order.keep, order.timeout]
-        visible = devices.rank_visibility(self._gpus, True) if self._gpus else {}
+        visible = devices.rank_visibility(self._gpus, bool(self._gpus))
+        for other in model_servers.on_gpus(self._gpus, self._owner):
+            model_servers.release(other)  # its memory may be needed
         with open(os.path.join(self._folder, wire.LOG), "wb") as log:
             return subprocess.Popen(
                 bootstrap.command(package, "model", *map(str, arguments)),

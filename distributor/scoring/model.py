@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -81,12 +84,15 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
         rows = request.batch_rows if request.pads else last - first
         batch = {name: _tensor(_padded(values[first:last], rows)) for name, values in request.inputs.items()}
         try:
-            return score(batch), last - first
+            return _on_cpu(score(batch)), last - first  # a GPU's errors come with its values
         except torch.cuda.OutOfMemoryError as error:
             nonlocal most
             if request.pads or last - first == 1 or last - first < whole:
                 raise _MemoryError(f"the GPU's memory does not suffice for a batch of {rows} rows: {error}") from None
             most = max(most, last - first)
+            raise
+        except Exception:
+            _end_if_lost()
             raise
 
     with torch.inference_mode():
@@ -105,6 +111,18 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
                 return ScoreAnswer(failed=failed)
     outputs = tuple(joined([each[position] for each in done]) for position in range(len(request.outputs)))
     return ScoreAnswer(outputs, failed, halved_rows=most)
+
+
+def _end_if_lost() -> None:
+    """End this process if CUDA cannot go on in it, as after an illegal access: all later rows would fail."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def together(requests: Sequence[ScoreRequest]) -> list[list[int]]:
@@ -202,9 +220,17 @@ def _value(name: str, value: Any, rows: int) -> Any:
     return value
 
 
+def _on_cpu(returned: Any) -> Any:
+    """Return outputs with all tensors on the CPU."""
+    if isinstance(returned, Mapping):
+        return {name: _on_cpu(value) for name, value in returned.items()}
+    if isinstance(returned, (list, tuple)):
+        return (list if isinstance(returned, list) else tuple)(map(_on_cpu, returned))
+    return returned.detach().to("cpu") if isinstance(returned, torch.Tensor) else returned
+
+
 def _plain(value: Any) -> Any:
     """Return tensors as arrays, also those in lists: a Spark task may lack torch."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().to("cpu")
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return [_plain(each) for each in value] if isinstance(value, list) else value

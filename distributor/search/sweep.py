@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -268,7 +269,8 @@ class _Search:
         threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
 
     def _await(self, number: int, run: Run) -> None:
-        run.wait()
+        with suppress(Exception):  # nobody else asks for its error, which the table shows
+            run.result()
         self._events.put((number, None))
 
     def _handle(self) -> None:

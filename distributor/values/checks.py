@@ -88,9 +88,10 @@ def check_title(name: str, value: Any) -> str:
 
 def check_seconds(name: str, seconds: Any, least: float) -> float:
     """Check that a value is a number of seconds from ``least`` to a year."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
+    number = None if isinstance(seconds, bool) else as_number(seconds)
+    if number is None or not least <= number <= _LONGEST:
         raise ConfigurationError(f"{name} must be a number of seconds from {least} to a year, not {seconds!r}")
-    return float(seconds)
+    return float(number)
 
 
 def check_memory(name: str, size: Any) -> int:
@@ -206,9 +207,9 @@ def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
         raise ConfigurationError(f"{name} must be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
     ranks = tuple(logs)
     for rank in ranks:
-        if isinstance(rank, bool) or not isinstance(rank, int):
+        if isinstance(rank, bool) or not hasattr(rank, "__index__"):
             raise ConfigurationError(f"{name} must list ranks as numbers, not {rank!r}")
-    return ranks
+    return tuple(map(operator.index, ranks))
 
 
 def check_ports(name: str, ports: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 #: Marks the processes of one node of a run: its launcher, companions, ranks and their children, but not its agent.
@@ -124,8 +124,10 @@ def waiting(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*environ} else {"GOMP_SPINCOUNT": _TURNS}
 
 
-def nccl_knows_better(environ: Mapping[str, str]) -> bool:
+def nccl_knows_better(environ: Mapping[str, str], has_address: Callable[[str], bool]) -> bool:
     """Return whether NCCL's configuration file names interfaces, or there is IP over InfiniBand, which it prefers.
+
+    Of interfaces without an address NCCL uses none.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
     """
@@ -134,7 +136,7 @@ def nccl_knows_better(environ: Mapping[str, str]) -> bool:
             if any(line.strip().startswith("NCCL_SOCKET_IFNAME") for line in settings):
                 return True
     with suppress(OSError):
-        return any(name.startswith("ib") for name in os.listdir("/sys/class/net"))
+        return any(name.startswith("ib") and has_address(name) for name in os.listdir("/sys/class/net"))
     return False
 
 

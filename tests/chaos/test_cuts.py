@@ -57,6 +57,7 @@ def test_hosts_that_are_all_cut_off_end_by_themselves(
     leftovers.gone(run.id)
 
 
+@pytest.mark.long
 def test_a_failure_is_reported_while_hosts_cannot_reach_each_other(cluster: Hosts, tmp_path: Path) -> None:
     """The launcher beside the rank that fails waits for the store, which is on the other host."""
     cluster.session()

@@ -47,6 +47,7 @@ def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
     assert {tuple(gpus) for _, _, gpus in hidden} == {("",)}
 
 
+@pytest.mark.long
 def test_several_gpus_for_each_rank(cluster: Cluster) -> None:
     cluster.session(WITH_GPUS)
     run = TorchDistributor(3, gpus_per_process=3).submit(visible)

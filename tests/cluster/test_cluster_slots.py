@@ -44,6 +44,7 @@ def test_memory_of_a_run(cluster: Cluster) -> None:
         TorchDistributor(2, use_gpu=False, memory_per_process="1g").run(trainings.rank)
 
 
+@pytest.mark.long
 def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = cluster.session()
     go, here = tmp_path / "go", tmp_path / "here"

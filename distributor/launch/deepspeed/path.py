@@ -100,10 +100,9 @@ class DeepSpeed(BasePath):
         return None if self.resolved is None else self.resolved.final
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        # On import, DeepSpeed asks torch for GPUs. By default, torch would initialize CUDA, and forked ranks could then
-        # use no GPUs. With this variable, torch asks NVML instead.
-        env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
+        # On import, DeepSpeed asks torch for GPUs unless it is told. By default, torch would initialize CUDA, and forked
+        # ranks could then use no GPUs. With the first variable, torch asks NVML instead, which knows no MIG devices.
+        return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if use_gpu else "cpu"}
 
     def advise(self, failure: Failure, job: Job) -> str:
         text = f"{failure.message}\n{failure.traceback}\n{failure.log_tail}"

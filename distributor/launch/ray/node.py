@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
-from distributor.machine import folders, network
+from distributor.machine import devices, folders, network
 from distributor.rank import gpus
 from distributor.values.environment import CONTRACT, NODE_ID
 
@@ -69,5 +69,6 @@ def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, st
     >>> environment({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "1", "HOME": "/root"}, ["/job", "", "/lib"])
     {'HOME': '/root', 'PYTHONPATH': '/job:/lib'}
     """
-    kept = {name: value for name, value in environ.items() if name not in _NOT_FOR_WORKERS}
+    amd = {"CUDA_VISIBLE_DEVICES"} if devices.has_amd() else set()  # of two settings, Ray changes one for its workers
+    kept = {name: value for name, value in environ.items() if name not in _NOT_FOR_WORKERS | amd}
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, path))}

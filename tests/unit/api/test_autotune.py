@@ -11,6 +11,7 @@ from distributor import (
     DeepspeedTorchDistributor,
     PayloadError,
     ResourceError,
+    TorchDistributor,
     TrainingError,
     autotune,
 )
@@ -147,3 +148,16 @@ def test_a_measurement() -> None:
 
     assert autotuning._measured(numpy.float32(2.5), "throughput") == 2.5
     assert autotuning._measured({"throughput": 3}, "throughput") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"timeout": float("nan")}, "^timeout must be a number of seconds"),
+        ({"timeout": "60"}, "^timeout must be a number of seconds"),
+        ({"distributor": TorchDistributor(1, True, False)}, "^distributor must be a DeepspeedTorchDistributor, not"),
+    ],
+)
+def test_wrong_arguments_start_no_experiment(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        autotune(print, {"a": [1]}, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import os
@@ -243,6 +244,9 @@ def test_copies_from_gpus_are_pinned_in_one_piece(fake_cuda: FakeCuda) -> None:
     copies.of({"a": on_gpu(torch.ones(4))}, {"a"}, {}, stay=False)
     assert list(fake_cuda.pinned.values()) == [64]
     assert fake_cuda.calls == 2
+    del copies, first
+    gc.collect()
+    assert not fake_cuda.pinned  # memory that is freed while it is pinned may never be pinned again
 
 
 class Harmful:

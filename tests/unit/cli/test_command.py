@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from distributor.errors import (
     TrainingError,
 )
 from distributor.launch.torchrun import Torchrun
+from distributor.text import notices
 from distributor.values.outcome import Failure
 
 
@@ -141,10 +141,20 @@ def test_signals_are_given_back_once_there_is_a_session(
 def test_warnings_have_the_prefix_distributor(
     fake: type[Fake], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Fake, "run", lambda *_: logging.getLogger("distributor").warning("vm cannot preload"))
+    def run(*_: object) -> None:
+        notices.logger.warning("vm cannot preload")
+        notices.inform("begins at step 0")
+        notices.show_on(shown.append)
+        notices.logger.warning("beside the status")
+        notices.leave(shown.append)
+
+    shown = list[str]()
+    monkeypatch.setattr(notices.logger, "handlers", [notices._handler])  # without pytest's own
+    monkeypatch.setattr(notices.logger, "propagate", False)
+    monkeypatch.setattr(Fake, "run", run)
     assert command.call(["run", "train.py"]) == 0
-    assert capsys.readouterr().err == "[distributor] vm cannot preload\n"
-    assert not any(isinstance(handler, logging.StreamHandler) for handler in logging.getLogger("distributor").handlers)
+    assert capsys.readouterr().err == "[distributor] vm cannot preload\n[distributor] begins at step 0\n"
+    assert shown == ["beside the status"]
 
 
 def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,8 @@ def test_options_may_say_where_to_train_and_whether_to_use_gpus() -> None:
     )
     settled = settle(asked, None, at(CLUSTER))
     assert (settled.processes, settled.use_gpu, settled.options) == (2, False, {"name": "b", "logs": "all"})
+    both = with_options(replace(EVERY, options={"env": {"A": "1", "B": "1"}}), {"env": {"B": "2"}})
+    assert both.options == {"env": {"A": "1", "B": "2"}}
     here = with_options(EVERY, {"local_mode": True})
     assert settle(here, None, lambda mode: Place(gpus=4) if mode else CLUSTER).processes == 4
     assert settle(here, 2, never).local_mode is True

@@ -19,6 +19,10 @@ class Console:
     def write(self, rank: int, stream: int, data: bytes) -> None:
         self.shown[rank, stream] = self.shown.get((rank, stream), b"") + data
 
+    def end_lines(self) -> None:
+        for key, shown in self.shown.items():
+            self.shown[key] = shown if shown.endswith(b"\n") else shown + b"\n"
+
     def skipped(self, rank: int, stream: int, lines: int) -> None:
         self.gaps.append((rank, stream, lines))
 
@@ -111,3 +115,12 @@ def test_a_last_line_has_colours_and_no_other_escape_sequence() -> None:
     assert console.shown[0, 1] == console.shown[1, 1] == text
     logs.take(Log(1, 1, len(text), b"x" * (1 << 20) + b"\nend \x1b[32m" + b"9" * 198))
     assert logs.last_lines[1] == "9" * 198
+
+
+def test_a_line_that_an_attempt_leaves_unfinished_ends_with_it() -> None:
+    logs, console = make()
+    logs.take(Log(0, 1, 0, b"step 29\nste"))
+    logs.release(())
+    logs.begin_again()
+    logs.take(Log(0, 1, 0, b"resuming from step 20\n"))
+    assert console.shown[0, 1] == b"step 29\nste\nresuming from step 20\n"

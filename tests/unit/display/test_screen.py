@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
+import termios
+
 import pytest
 import watch
 from screens import Screen
 
 from distributor.display.console import Console
+from distributor.display.screen import is_terminal, size_of
 
 
 class TestConsole:
@@ -73,3 +79,52 @@ class TestConsole:
         console.write(0, 1, b"one\n")
         console.close()
         assert capsys.readouterr() == ("[rank 0 a] one\n", "")
+
+    def test_a_bar_of_one_run_leaves_the_status_of_another(self, screen: Screen) -> None:
+        table, trial = Console(lambda rank: ""), Console(lambda rank: "a")
+        table.footer(["3 of 20 trials ended", "best 0.5"])
+        self.until(screen, ["", "3 of 20 trials ended", "best 0.5"])
+        trial.write(0, 2, b"10 %\r20 %")
+        trial.write(0, 1, b"one\ntwo\n")
+        self.until(screen, ["[rank 0 a] one", "[rank 0 a] two", "", "3 of 20 trials ended", "best 0.5"])
+        trial.close()
+        table.footer(["4 of 20 trials ended"])
+        self.until(screen, ["[rank 0 a] one", "[rank 0 a] two", "[rank 0 a] 20 %", "", "4 of 20 trials ended"])
+        table.close()
+        assert screen.lines() == ["[rank 0 a] one", "[rank 0 a] two", "[rank 0 a] 20 %"]
+
+    def test_two_runs_take_turns_below_the_lines(self, screen: Screen) -> None:
+        consoles = [Console(lambda rank: "a") for _ in range(2)]
+        for console, lines in zip(consoles, (["a long status of one", "more"], ["short"])):
+            console.footer(lines)
+            self.until(screen, ["", *lines])
+        for console in consoles:
+            console.close()
+
+    def test_whoever_no_longer_waits_may_write_where_the_status_was(self, screen: Screen) -> None:
+        console = Console(lambda rank: "a")
+        console.footer(["running", "more"])
+        self.until(screen, ["", "running", "more"])
+        console.footer([])
+        console.await_footer(watch.DEADLINE)
+        screen.write(">>> ")
+        assert screen.lines() == [">>>"]
+        console.close()
+        assert screen.lines() == [">>>"]
+
+
+def test_the_size_is_that_of_the_terminal_that_is_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    outer, inner = pty.openpty()
+    termios.tcsetwinsize(inner, (20, 57))
+    with open(inner, "w") as out, open(os.devnull, "w") as elsewhere:
+        monkeypatch.setattr(sys, "__stdout__", elsewhere)  # train.py > log
+        assert size_of(out) == (57, 20)
+    os.close(outer)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, kind: str, found: bool) -> None:
+    monkeypatch.setenv("TERM", kind)
+    assert is_terminal(Screen()) is found  # type: ignore[arg-type]

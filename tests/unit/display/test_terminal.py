@@ -48,3 +48,10 @@ class TestTerminal:
         monkeypatch.setenv("NO_COLOR", "1")
         shown = TerminalView().show(at(Status.RUNNING), True)
         assert not re.search(r"\x1b\[[\d;]*3\dm", "".join(shown.footer))
+
+    def test_names_of_many_ranks_leave_room_for_their_lines(self) -> None:
+        lines = {rank: ("even", "odd one", "third")[rank % 3] for rank in range(64)}
+        footer = TerminalView().show(at(Status.RUNNING, ranks_up=64, lines=lines), True).footer
+        plain = [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in footer]
+        assert plain[1] == "  ranks 0, 3, 6 and 19 more  even"
+        assert plain[2].endswith("odd one")

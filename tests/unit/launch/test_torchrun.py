@@ -91,7 +91,7 @@ def test_node_environment_on_cpus(node_rank, mark):
         "PYTHONUNBUFFERED": None,  # removed
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "-1",
     }
 
 

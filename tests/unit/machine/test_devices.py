@@ -1,5 +1,9 @@
 """GPUs of a machine and visible-devices settings."""
 
+import os
+import signal
+import subprocess
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -210,6 +214,29 @@ def test_a_driver_that_hangs_is_an_error(driver, monkeypatch):
     assert devices.local_gpus({"CUDA_VISIBLE_DEVICES": "7"}) == ("7",)  # CUDA may work: ranks find out
 
 
+def test_nobody_waits_for_a_process_that_hangs_in_the_driver(driver, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **options: started.append(popen(*args, **options)) or started[0]
+    )
+    monkeypatch.setattr(popen, "kill", lambda self: None)  # as in an uninterruptible sleep
+    monkeypatch.setattr(devices, "_PATIENCE", 0.1)
+    driver("exec sleep 1000")
+    assert devices.list_gpus().hangs
+    assert started[0].poll() is None
+    os.kill(started[0].pid, signal.SIGKILL)
+    started[0].communicate()
+
+
+def test_gpus_are_counted_without_nvidia_smi(tmp_path, monkeypatch):
+    for name in ("0000:65:00.0", "0000:ca:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(devices, "_DRIVER", str(tmp_path))
+    assert devices.local_gpus({}, lambda: devices.Listing("there is no nvidia-smi")) == ("0", "1")
+    assert devices.local_gpus({}, lambda: devices.Listing("no driver", ())) == ()
+
+
 def write_topology(folder, nodes):
     """AMD's topology: a folder per node with its properties, ``None`` for one that may not be read."""
     for index, properties in enumerate(nodes):
@@ -245,7 +272,8 @@ def test_amd_gpus_beside_nodes_of_other_containers_are_counted(tmp_path, nodes):
     ("gpus", "use_gpu", "expected"), [(("4", "6"), True, "4,6"), (("4",), False, ""), ((), True, ""), ((), False, "")]
 )
 def test_rank_visibility(gpus, use_gpu, expected):
-    assert devices.rank_visibility(gpus, use_gpu) == {"CUDA_VISIBLE_DEVICES": expected, "HIP_VISIBLE_DEVICES": expected}
+    amd = expected or "-1"  # AMD takes an empty list for none
+    assert devices.rank_visibility(gpus, use_gpu) == {"CUDA_VISIBLE_DEVICES": expected, "HIP_VISIBLE_DEVICES": amd}
 
 
 def test_numbers_mean_what_amds_lower_filter_leaves():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,3 +42,16 @@ def test_a_library_that_has_started_is_told_by_name(name: str, monkeypatch: pyte
     module, started, _ = STARTED[name]
     monkeypatch.setitem(sys.modules, module, started)
     assert warm._started_runtime() == name
+
+
+def test_cuda_that_others_have_initialized_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's library is a stand-in, which answers as CUDA does before and after ``cuInit``."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda-stand-in.so"
+    source.write_text("int answer = 3; int cuDeviceGetCount(int *count) { *count = 1; return answer; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
+    monkeypatch.setattr(warm, "_CUDA", str(library))
+    assert not warm._is_cuda_initialized()  # nothing has loaded it
+    loaded = ctypes.CDLL(str(library))
+    assert not warm._is_cuda_initialized()
+    ctypes.c_int.in_dll(loaded, "answer").value = 0
+    assert warm._is_cuda_initialized()

@@ -130,6 +130,9 @@ RuntimeError: Connection closed by peer"""
         (failure(kind="exit", exit_code=3), False),
         (failure(kind="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Killed. "), True),
         (failure(kind="RuntimeError", message="DataLoader worker (pid 7) is killed by signal: Bus error. "), False),
+        (failure(kind="AcceleratorError", message="CUDA error: uncorrectable ECC error encountered"), True),
+        (failure(kind="RuntimeError", message="CUDA error: CUDA-capable device(s) is/are busy or unavailable"), True),
+        (failure(kind="AcceleratorError", message="CUDA error: device-side assert triggered"), False),
         (failure(kind="ValueError", message="DataLoader worker (pid 7) is killed by signal: Killed. "), False),
     ],
 )

@@ -14,6 +14,7 @@ from distributor.values.outcome import Failure
 from distributor.values.placement import NodeFacts
 
 KILLED = Failure(2, 1, "b", "signal", "killed by SIGKILL", signal="SIGKILL", time=1.0)
+BROKEN = Failure(3, 1, "b", "AcceleratorError", "CUDA error: uncorrectable ECC error encountered", time=1.0)
 RAISED = Failure(0, 1, "a", "ValueError", "no", time=0.0)
 ECHO = Failure(0, 1, "a", "RuntimeError", "Connection closed by peer", time=2.0)
 
@@ -40,6 +41,7 @@ def nodes(*lost: str, placed: bool = True) -> Nodes:
         ((), [], None),
         ((), [RAISED], None),
         ((), [ECHO, KILLED], "host-b:40"),
+        ((), [ECHO, BROKEN], "host-b:40"),
         (("host-a:40",), [], "host-a:40"),
         (("host-a:40", "host-b:40"), [KILLED], "host-a:40"),  # Spark ends all tasks when it loses one
     ],

@@ -1,6 +1,8 @@
 """What the model's process makes of a request."""
 
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -109,6 +111,37 @@ def test_a_batch_is_halved_once_and_no_row_is_at_fault(room, options, rows, call
     found = ask(scarce(room, sizes := []), **options)
     assert f"memory does not suffice for a batch of {rows} rows: CUDA out of memory. Pass a smaller" in found.error
     assert (found.failed, len(sizes)) == ({}, calls)
+
+
+@pytest.mark.parametrize(("lost", "ends"), [(True, -signal.SIGKILL), (False, 3)])
+def test_a_process_whose_gpu_is_lost_ends(lost, ends):
+    """After an illegal access CUDA refuses every later call: no row is at fault that comes then."""
+
+    def synchronize():
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def score(batch):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    pid = os.fork()
+    if not pid:
+        torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, synchronize
+        found = ask(score, skips=True)
+        os._exit(3 if len(found.failed) == 10 else 4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == ends
+
+
+def test_a_gpus_errors_are_of_the_rows_whose_values_bring_them():
+    class Late(torch.Tensor):
+        def to(self, *args):
+            raise ValueError("three")
+
+    def score(batch):
+        return batch["x"].as_subclass(Late) if 3 in batch["x"] else batch["x"]
+
+    found = ask(score, skips=True)
+    assert list(found.failed) == [3] and "three" in found.failed[3]
 
 
 def test_a_module_needs_a_gpu_that_torch_sees(monkeypatch):

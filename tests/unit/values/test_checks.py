@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ numpy = pytest.importorskip("numpy")
         (checks.check_logs, "rank0", (0,)),
         (checks.check_logs, "none", ()),
         (checks.check_logs, [2, 0], (2, 0)),
+        (checks.check_logs, numpy.arange(2), (0, 1)),
+        (partial(checks.check_seconds, least=0), numpy.int64(60), 60.0),
         (checks.check_ports, [7000, 7001], (7000, 7001)),
         (checks.check_modules, ["torch.nn"], ("torch.nn",)),
         (checks.optional(checks.check_count), None, None),

@@ -26,10 +26,13 @@ def test_nccls_own_file_wins_over_our_variable(settings, knows, tmp_path):
     path = tmp_path / "nccl.conf"
     if settings is not None:
         path.write_text(settings)
-    assert nccl_knows_better({"NCCL_CONF_FILE": str(path)}) == knows
+    assert nccl_knows_better({"NCCL_CONF_FILE": str(path)}, lambda name: False) == knows
 
 
-@pytest.mark.parametrize(("interfaces", "knows"), [(["lo", "eth0"], False), (["lo", "eth0", "ib0"], True)])
+@pytest.mark.parametrize(
+    ("interfaces", "knows"),
+    [(["lo", "eth0"], False), (["lo", "eth0", "ib0"], True), (["lo", "eth0", "ibs1"], False)],
+)
 def test_nccl_chooses_where_there_is_ip_over_infiniband(interfaces, knows, monkeypatch):
     monkeypatch.setattr("os.listdir", lambda path: {"/sys/class/net": interfaces}[path])
-    assert nccl_knows_better({}) == knows
+    assert nccl_knows_better({}, lambda name: name != "ibs1") == knows  # which has no address
