@@ -20,6 +20,7 @@ import pytest
 import trainings
 import watch
 from at_once import at_once
+from jobs import make_job
 from proxy import Proxy
 from sessions import Sessions, two_gpus
 
@@ -38,6 +39,7 @@ from distributor import (
 )
 from distributor.schedulers.spark import scheduler as spark_scheduler
 from distributor.schedulers.spark.sessions import context_for_tasks
+from distributor.schedulers.spark.slots import Slots, cluster_of
 from distributor.shipping import package
 from distributor.values.environment import CHECK_GPUS
 
@@ -194,6 +196,17 @@ def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
 def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
     with pytest.raises(ResourceError, match=r"needs 5 task slots at once, but the cluster \(local\[4\]\) has 4: lower"):
         on_executors(5).run(trainings.rank)
+
+
+def test_tasks_of_other_sizes_hold_what_they_asked_for(two_executors: Any, tmp_path: Path) -> None:
+    wide = on_executors(1, cpus_per_process=2).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: wide.status is Status.RUNNING)
+    slots = Slots(two_executors, cluster_of(two_executors), make_job(num_processes=1))
+    watch.until(lambda: slots.free() == 2)  # of four, and Spark counts a single running task
+    narrow = on_executors((1, 4)).submit(trainings.rank)
+    assert narrow.results(timeout=watch.DEADLINE) == [0, 1]
+    (tmp_path / "go").touch()
+    assert wide.results(timeout=watch.DEADLINE) == [0]
 
 
 def test_gpus_that_spark_does_not_know_of(two_executors: Any) -> None:

@@ -30,7 +30,13 @@ from distributor.values.plan import Endpoint
 
 RETURN_WINDOW = 3.0  # seconds to reconnect; until then, a node's end looks like that of its connection
 
-_FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
+FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
+
+#: The same where nodes have reached the driver before: a missing task may be on a host that has died. Spark notices it
+#: within ``spark.network.timeout``, 120 seconds, and would end the executors of all tasks that wait in ``allGather``.
+LATER_FACTS_TIMEOUT = 150.0
+
+_LONGEST_GATHER = 300.0  # seconds until a task that has not come counts as lost
 
 #: Seconds for the first message, and for closing after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
@@ -95,7 +101,8 @@ class _Standing:
 class ChannelServer:
     """The driver's end of the channel for one job. Leaving its context ends all connections and the thread.
 
-    A node is lost after ``timeout`` seconds of silence. The default guard does not check nodes and ranks.
+    A node is lost after ``timeout`` seconds of silence. The default guard does not check nodes and ranks. Once no
+    further task has sent facts for ``facts_timeout`` seconds, tasks use ``allGather``.
     """
 
     def __init__(
@@ -105,8 +112,11 @@ class ChannelServer:
         tasks: int = 0,
         guard: Validation | None = None,
         file_sink: FileSink | None = None,
+        facts_timeout: float = FACTS_TIMEOUT,
     ) -> None:
         self._listener = listener
+        self._facts_timeout = facts_timeout
+        self._gathers_since: float | None = None  # when tasks were told to use allGather
         self._guard = Validation(tasks=tasks) if guard is None else guard
         self._timeout = timeout
         self._facts = Facts(tasks, self._answers)
@@ -142,6 +152,12 @@ class ChannelServer:
     def exchanged(self) -> bool:
         """Whether tasks may have got the facts from the driver: such tasks do not wait for others in ``allGather``."""
         return self._facts.begun
+
+    @property
+    def gathering(self) -> bool:
+        """Whether tasks may wait in ``allGather`` for one that has not come, such as one that unpacks an archive."""
+        since = self._gathers_since
+        return since is not None and not self.reached and time.monotonic() - since < _LONGEST_GATHER
 
     @property
     def told(self) -> int:
@@ -400,7 +416,7 @@ class ChannelServer:
                 facts.fallback.cancel()
                 facts.fallback = None
             if facts.fallback is None and not (facts.settled or facts.given_up):
-                facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
+                facts.fallback = self._loop.call_later(self._facts_timeout, self._give_facts_up)
             self._answer_facts()
             if await reader.read(1):  # wait until the task has its answer, or has ended
                 raise frames.ProtocolError("the task sends more data after its facts (address, GPUs and more)")
@@ -416,7 +432,7 @@ class ChannelServer:
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
             return
-        self._facts.given_up = True
+        self._facts.given_up, self._gathers_since = True, time.monotonic()
         self._answer_facts()
 
     def _answer_facts(self) -> None:

@@ -85,10 +85,10 @@ def is_broken_gpu(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is torch.distributed's, if it reports a broken GPU, if it is a ``StopError``, if it says that a worker of a
-    DataLoader was killed, or if a collective or torch's store raised it as a ``RuntimeError`` or ``TimeoutError``.
-    Torch raises many in C++: their traceback ends with the Python line that called it, where one of the user's code
-    ends with a ``raise`` statement.
+    An exception counts if its type is torch.distributed's, if it reports a broken GPU, if it is a ``StopError``, if it
+    says that a worker of a DataLoader was killed, or if a collective or torch's store raised it as a ``RuntimeError``
+    or ``TimeoutError``. Torch raises many in C++: their traceback ends with the Python line that called it, where one
+    of the user's code ends with a ``raise`` statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *TORCH_KINDS):
         return True

@@ -16,9 +16,8 @@ _MOST = 2  # failed attempts before a host is avoided
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
     """Return the executor whose host may be at fault for a failed attempt; ``None`` if no host may be.
 
-    A host may be at fault for a lost node, or if the rank whose failure caused the others has a broken GPU or was killed
-    by a signal. The user's
-    code would fail on any host.
+    A host may be at fault for a lost node, or if the rank whose failure caused the others was killed by a signal or has
+    a broken GPU. The user's code would fail on any host.
     """
     if nodes.first_lost is not None:
         return nodes.first_lost

@@ -20,6 +20,7 @@ class Margins:
     patience: float = 2.0  # until the scheduler is first asked what a run waits for
     ask: float = 0.5  # until it is asked again
     again: float = 0.2  # until it is asked again to end a job that it could not end at once
+    insist: float = 2.0  # until it is asked again to end a job that it has tried to end
     repeat: float = 0.5  # until the order to stop at a step is repeated, since it may get lost
     widen: float = 60.0  # between checks for free slots for more ranks
     blame: float = 1.0  # for the failure to be reported that explains a broken connection between ranks

@@ -42,6 +42,7 @@ class Submission:
         self._alarm = alarm  # its thread ends the job, since Scheduler.cancel may block
         self._margins = margins
         self._resize = resize  # None: the number of ranks is fixed
+        self._has_ended = False
         self._narrower: int | None = None  # ranks of the previous job, if it stopped so that this one could have more
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
@@ -114,7 +115,10 @@ class Submission:
             return otherwise
 
     def run(self, server: ChannelServer) -> Collected:
-        return self.scheduler.run(self.job, server)
+        try:
+            return self.scheduler.run(self.job, server)
+        finally:
+            self._has_ended = True
 
     def stop_ranks(self, reason: str, *, grace: bool, hasty: bool) -> None:
         if self.server is not None:
@@ -129,8 +133,13 @@ class Submission:
         self._alarm.after(0.0, self._end, key=(self, "end"))
 
     def _end(self) -> None:
-        if self.scheduler.cancel():
-            self._alarm.after(self._margins.again, self._end)
+        wait = self._margins.insist
+        try:
+            if not self._has_ended and self.scheduler.cancel():
+                wait = self._margins.again
+        finally:
+            if not self._has_ended:
+                self._alarm.after(wait, self._end, key=(self, "end"))
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Return what the scheduler says that the job waits for. May block in calls to Spark."""

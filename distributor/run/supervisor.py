@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
-from distributor.channel.server import ChannelServer
+from distributor.channel.server import FACTS_TIMEOUT, LATER_FACTS_TIMEOUT, ChannelServer
 from distributor.channel.tls import make_peer_key
 from distributor.channel.validation import Validation
 from distributor.display.display import Display
@@ -73,6 +73,7 @@ class Supervisor:
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
+        self._has_reached = False  # whether nodes of an earlier job have reached the driver
         self._stuck = False  # whether the run ends because its last attempts made no progress
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
@@ -191,10 +192,12 @@ class Supervisor:
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
-            server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), output_sink))
+            patience = LATER_FACTS_TIMEOUT if self._has_reached else FACTS_TIMEOUT
+            server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), output_sink, patience))
             try:
                 yield server
             finally:
+                self._has_reached = self._has_reached or server.reached
                 if self._job.peers is not None:
                     server.retire()
                     channels.push(own.pop_all())

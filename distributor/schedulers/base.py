@@ -54,8 +54,9 @@ class Scheduler(Protocol):
     def cancel(self) -> bool:
         """End the run by force, even on nodes that have received no order to stop. Do nothing if the run has ended.
 
-        Return ``True`` if nothing was ended, because killing tasks now could also end their executors (Spark): call
-        again. On Spark, an agent whose task was killed still gives its ranks the grace period.
+        It is called again until the run has ended: Spark may not know the job yet. Return ``True`` if it should be
+        soon, because killing tasks now could also end their executors (Spark). On Spark, an agent whose task was killed
+        still gives its ranks the grace period.
         """
 
     def room(self, job: Job) -> int | None:

@@ -102,7 +102,10 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
             try:
                 for returned, rows in halved(compute, first, last, failed, all_rows=request.skips):
                     length = request.batch_rows if request.pads else rows
-                    done.append(tuple(each[:rows] for each in _checked(returned, request.outputs, length)))
+                    values = [each[:rows] for each in _checked(returned, request.outputs, length)]
+                    if rows < request.rows:  # the function may use its memory again
+                        values = [each.copy() for each in values]
+                    done.append(tuple(values))
             except _ShapeError as error:
                 return ScoreAnswer(error=str(error))
             except _MemoryError as error:

@@ -100,8 +100,8 @@ class DeepSpeed(BasePath):
         return None if self.resolved is None else self.resolved.final
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        # On import, DeepSpeed asks torch for GPUs unless it is told. By default, torch would initialize CUDA, and forked
-        # ranks could then use no GPUs. With the first variable, torch asks NVML instead, which knows no MIG devices.
+        # On import, DeepSpeed asks torch for GPUs unless it is told. Torch would initialize CUDA by default, and forked
+        # ranks could then use no GPUs. With the first variable, it asks NVML instead, which knows no MIG devices.
         return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if use_gpu else "cpu"}
 
     def advise(self, failure: Failure, job: Job) -> str:

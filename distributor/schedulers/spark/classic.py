@@ -108,6 +108,7 @@ class ClassicSession:
         lost = refused = 0
         while True:
             submitted = time.monotonic()
+            pause(self._cancelled, 0.0, job)
             try:
                 rows = list(self._submit(job, task, server))
             except Exception as error:
@@ -144,12 +145,11 @@ class ClassicSession:
         )
 
     def room(self, job: Job) -> int | None:
-        slots = Slots(self._session, self._cluster, job)
-        free = slots.free()
-        # free() assumes the session's CPUs and GPUs for all running tasks, but this run's own may have more.
-        return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
+        return Slots(self._session, self._cluster, job).free()
 
     def leaving(self) -> str | None:
+        if not is_true(conf(self._session, "spark.decommission.enabled")):
+            return None  # asking about each executor takes a call
         return status.decommissioned(self._session, self._tag)
 
     def cancel(self) -> bool:
@@ -157,7 +157,7 @@ class ClassicSession:
         if not self._tag:
             return False
         may_gather = gathering.may_last(status.running_for(self._session, self._tag), gathering.CLASSIC)
-        if may_gather and self._server is not None and not self._server.exchanged:
+        if self._server is not None and (self._server.gathering or (may_gather and not self._server.exchanged)):
             return True
         self._session.sparkContext.cancelJobsWithTag(self._tag)
         return False
@@ -227,10 +227,9 @@ class ClassicSession:
 
     def _fail_job(self, server: ChannelServer) -> None:
         """Cancel the Spark job of a failed run, so that Spark shows that it has failed, and why."""
-        scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(server.failed_reports.rows), server.stop_reason)}"
         with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
-            cancel_jobs(scala, self._tag, reason)
+            cancel_jobs(self._session.sparkContext._jsc.sc(), self._tag, reason)
 
 
 def broadcast(session: SparkSession, file: IO[bytes]) -> Broadcast[Any]:

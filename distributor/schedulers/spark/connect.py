@@ -135,6 +135,7 @@ class ConnectSession:
         self._server, self._tag = server, f"distributor-{job.job_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout
         refused = 0
+        pause(self._cancelled, 0.0, job)
         while CROWDED in (rows := list(self._submit(job, task)))[:1]:
             refused += 1
             refuse(job, crowded(job), refused, time.monotonic() > deadline)

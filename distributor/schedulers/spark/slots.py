@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -96,20 +96,41 @@ class Executor(NamedTuple):
     address: str  # host and port of its blocks; tasks see another port and, on YARN, the host's number for its name
     cores: int
     running: int  # tasks
+    profiled: tuple[TaskProfile, ...] = ()  # of running tasks that have other CPUs or GPUs than the settings say
 
 
 def executors(session: SparkSession) -> Iterator[Executor]:
     """Yield each executor of a classic session that accepts tasks."""
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
-    running = scheduler.runningTasksByExecutors()
+    running, profiled = scheduler.runningTasksByExecutors(), _profiled(scala)
     for executor in elements(scala.statusStore().executorList(True)):
-        if scheduler.getExecutorDecommissionState(executor.id()).isDefined():
+        if executor.isExcluded() or scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             continue
         tasks = running.get(executor.id())
         busy = int(tasks.get()) if tasks.isDefined() else 0
         # Spark lists the driver too. On a cluster, it has 0 cores, so no task fits there.
-        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)
+        own = tuple(profiled.get(str(executor.id()), ())[:busy])
+        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy, own)
+
+
+def _profiled(scala: Any) -> dict[str, list[TaskProfile]]:
+    """Return the profiles of running tasks, by executor, as far as these are not of the default profile."""
+    found: dict[str, list[TaskProfile]] = {}
+    store, manager = scala.statusStore(), scala.resourceProfileManager()
+    for stage in elements(store.activeStages()):
+        if not (number := stage.resourceProfileId()):
+            continue
+        asked = manager.resourceProfileFromId(number).taskResources()
+        cpus, gpus = (asked.get(name) for name in ("cpus", GPU))
+        held = TaskProfile(
+            int(cpus.get().amount()) if cpus.isDefined() else scala.conf().getInt("spark.task.cpus", 1),
+            float(gpus.get().amount()) if gpus.isDefined() else 0,
+        )
+        for task in elements(store.taskList(stage.stageId(), stage.attemptId(), stage.numTasks())):
+            if task.status() == "RUNNING":
+                found.setdefault(str(task.executorId()), []).append(held)
+    return found
 
 
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
@@ -298,12 +319,8 @@ class Slots:
         return int(scala.maxNumConcurrentTasks(jvm_profile))
 
     def free(self) -> int:
-        """Return the number of free task slots.
-
-        Spark does not say what running tasks occupy: each is assumed to have the CPUs and GPUs of the session's
-        settings.
-        """
-        free = sum(self._usable(executor.cores, executor.running) for executor in executors(self._session))
+        """Return the number of free task slots."""
+        free = sum(self._usable(each.cores, each.running, each.profiled) for each in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], tasks: Mapping[str, int]) -> int:
@@ -314,7 +331,9 @@ class Slots:
             if names.isdisjoint(hosts):
                 mine = {name: min(own[name], executor.running) for name in names & own.keys()}
                 own.update({name: own[name] - count for name, count in mine.items()})
-                room += self._usable(executor.cores, executor.running - sum(mine.values()))
+                count = sum(mine.values())
+                others = executor.profiled if self._job.task_profile is None else executor.profiled[count:]
+                room += self._usable(executor.cores, executor.running - count, others)
         return room
 
     def busy(self) -> bool:
@@ -333,11 +352,14 @@ class Slots:
     def limited(self) -> bool:
         return self._job.node_limit is not None
 
-    def _usable(self, cores: int, running: int) -> int:
-        """Return how many tasks of the job fit on an executor with ``running`` tasks."""
-        fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
+    def _usable(self, cores: int, running: int, profiled: Sequence[TaskProfile] = ()) -> int:
+        """Return how many tasks of the job fit on an executor with ``running`` tasks, ``profiled`` ones among them."""
+        plain = max(0, running - len(profiled))
+        taken = plain * self._cluster.task_cpus + sum(task.cpus for task in profiled)
+        fit = max(0, cores - taken) // self._cpus
         if self._gpus > 0:
-            gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
+            busy = plain * _float(self._cluster.task_gpus) + sum(task.gpus for task in profiled)
+            gpus = self._cluster.executor_gpus - busy
             fit = min(fit, max(0, int(gpus / self._gpus)))
         limit = self._job.node_limit
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)

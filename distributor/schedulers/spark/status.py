@@ -93,7 +93,8 @@ def _tasks(session: SparkSession, tag: str) -> list[Any]:
     tasks = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()
-        scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # events reach the status store late
+        with suppress(Exception):  # some listener, such as the event log's, is slow: the store may know enough
+            scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # events reach the status store late
         store = scala.statusStore()
         for stage in stages_of(session, tag):
             tasks += elements(store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import watch
 from jobs import make_job
 
 from distributor import ConfigurationError
@@ -106,3 +108,31 @@ def test_a_job_that_was_to_be_wider_and_is_not_does_not_try_again() -> None:
 
 def test_a_scheduler_that_cannot_tell_widens_nothing() -> None:
     assert made(RuntimeError("stopping")).look_for_room() == Room(0)
+
+
+def test_a_job_is_ended_again_until_it_has_ended() -> None:
+    """The first time, Spark may not know the job yet, or the call may fail."""
+    calls, ended = [], threading.Event()
+
+    class Slow(Rooms):
+        def cancel(self) -> bool:
+            calls.append(len(calls))
+            if len(calls) == 2:
+                raise OSError("the connection broke")
+            if len(calls) == 4:
+                ended.set()
+            return False
+
+        def run(self, job: Job, server: Any) -> Any:
+            assert ended.wait(watch.DEADLINE)
+
+    alarm, scheduler = Alarm(), Slow(1)
+    submission = Submission(make_job(), scheduler, alarm, Margins(insist=0.01))  # type: ignore[arg-type]
+    alarm.start()
+    submission.end()
+    submission.run(None)  # type: ignore[arg-type]
+    submission.end()
+    alarm.after(0.1, ended.clear)
+    watch.until(lambda: not ended.is_set())
+    alarm.close()
+    assert calls == [0, 1, 2, 3]

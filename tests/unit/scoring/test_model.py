@@ -29,6 +29,17 @@ def test_batches_have_a_bounded_size_and_come_back_together():
     assert sizes == [4, 4, 2]
 
 
+def test_a_function_may_use_its_outputs_memory_again():
+    kept = torch.empty(4)
+
+    def score(batch):
+        rows = len(batch["x"])
+        torch.mul(batch["x"], 2, out=kept[:rows])
+        return kept[:rows]
+
+    assert ask(score).outputs[0].tolist() == [2.0 * i for i in range(10)]
+
+
 @pytest.mark.parametrize("skips", [True, False])
 def test_bad_rows_are_found(skips):
     def score(batch):

@@ -37,6 +37,7 @@ class Server:
 
     stop_reason = "a word from the user"
     receiver = ResultReceiver(limit=0)
+    exchanged = gathering = False
 
     def __init__(
         self, begun: bool = False, reached: bool = True, refused: int = 0, address: str | None = "127.0.0.1:1"
@@ -119,9 +120,19 @@ def test_failures_after_which_no_job_is_submitted_again(
 ) -> None:
     failures = {"other": [RuntimeError("no")], "often": [LOST] * 3, "cancelled": [LOST]}[how]
     left = ends(session, monkeypatch, *failures, [b"Lhost"])
+    submit = session._submit
     if how == "cancelled":
-        session.cancel()
+        monkeypatch.setattr(session, "_submit", lambda *args: session.cancel() or submit(*args))
     with pytest.raises(RuntimeError, match="no" if how == "other" else "exited unexpectedly"):
+        session.collect(JOB, None, Server())
+    assert left == [[b"Lhost"]]
+
+
+def test_nothing_is_submitted_after_a_cancel(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a large call is broadcast: Spark does not know the job yet, so nothing was cancelled."""
+    left = ends(session, monkeypatch, [b"Lhost"])
+    session.cancel()
+    with pytest.raises(RunCancelledError):
         session.collect(JOB, None, Server())
     assert left == [[b"Lhost"]]
 

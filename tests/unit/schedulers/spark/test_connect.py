@@ -104,12 +104,20 @@ def test_large_parts_are_sent_once_and_under_names_of_their_own() -> None:
 
 def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote()
-    remote.session.cancel()
-    assert remote.interrupted == []
     monkeypatch.setattr(remote.session, "_submit", lambda *_: [b"Lhost"])
     assert remote.session.collect(SHIPPED, None, SERVER).lost_hosts == ("host",)
     remote.session.cancel()
     assert remote.interrupted == ["distributor-r1"]
+
+
+def test_nothing_is_submitted_after_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the code is still being sent to the server."""
+    remote = Remote()
+    remote.session.cancel()
+    assert remote.interrupted == []
+    monkeypatch.setattr(remote.session, "_submit", lambda *_: pytest.fail("submitted"))
+    with pytest.raises(RunCancelledError):
+        remote.session.collect(SHIPPED, None, SERVER)
 
 
 def test_progress_tells_whether_tasks_have_started() -> None:

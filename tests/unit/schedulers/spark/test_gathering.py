@@ -13,23 +13,25 @@ from distributor.schedulers.spark.slots import Cluster
 
 
 @pytest.mark.parametrize(
-    ("running_for", "exchanged", "held_back"),
+    ("running_for", "exchanged", "waits", "held_back"),
     [
-        pytest.param(None, False, False, id="no-task-has-started"),
-        pytest.param(1.0, False, True, id="tasks-are-starting"),
-        pytest.param(1.0, True, False, id="tasks-have-the-facts-of-all"),
-        pytest.param(gathering.CLASSIC + 1, False, False, id="tasks-have-begun-without-the-driver"),
+        pytest.param(None, False, False, False, id="no-task-has-started"),
+        pytest.param(1.0, False, False, True, id="tasks-are-starting"),
+        pytest.param(1.0, True, False, False, id="tasks-have-the-facts-of-all"),
+        pytest.param(gathering.CLASSIC + 1, False, False, False, id="tasks-have-begun-without-the-driver"),
+        pytest.param(gathering.CLASSIC + 1, False, True, True, id="tasks-wait-for-one-that-unpacks-an-archive"),
     ],
 )
 def test_when_a_classic_session_kills_tasks(
-    running_for: float | None, exchanged: bool, held_back: bool, monkeypatch: pytest.MonkeyPatch
+    running_for: float | None, exchanged: bool, waits: bool, held_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[str] = []
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobsWithTag=killed.append))
     session = classic.ClassicSession(spark, Cluster("spark://host:7077", executor_cores=4))
     assert not session.cancel()  # there is no job yet
     monkeypatch.setattr("distributor.schedulers.spark.status.running_for", lambda *_: running_for)
-    session._tag, session._server = "distributor-r1", SimpleNamespace(exchanged=exchanged)  # type: ignore[assignment]
+    server: Any = SimpleNamespace(exchanged=exchanged, gathering=waits)
+    session._tag, session._server = "distributor-r1", server
     assert session.cancel() is held_back
     assert killed == ([] if held_back else ["distributor-r1"])
 

@@ -311,3 +311,19 @@ def test_first_runs_at_the_same_moment_share_a_profile(monkeypatch):
     assert {each for each, _ in made} == {slots.profile(session, TaskProfile(2))}
     assert {each for _, each in made} == {"another"}
     assert set(asked) == {session}
+
+
+@pytest.mark.parametrize(
+    ("fields", "profiled", "usable"),
+    [
+        pytest.param({"task_profile": TaskProfile(1, 1)}, [TaskProfile(1, 4)], 0, id="one-task-has-all-gpus"),
+        pytest.param({"task_profile": TaskProfile(1, 1)}, [TaskProfile(1, 1)] * 3, 1, id="one-gpu-is-left"),
+        pytest.param({}, [TaskProfile(4)], 11, id="four-cpus-beside-a-plain-task"),
+        pytest.param({}, [], 14, id="plain-tasks"),
+    ],
+)
+def test_what_running_tasks_with_a_profile_hold(fields, profiled, usable):
+    there = cluster(executor_gpus=4)
+    job = make_job("run", 4, Function("train", b""), False, **fields)
+    running = max(2, len(profiled)) if "task_profile" not in fields else len(profiled)
+    assert Slots(None, there, job)._usable(16, running, profiled) == usable
