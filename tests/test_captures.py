@@ -31,7 +31,7 @@ def test_it_comes_from_the_drivers_jvm(one_jvm: Any) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_comes_encrypted(sessions: Sessions) -> None:
     sessions.get("local[2]", **{"spark.io.encryption.enabled": "true"})
     array = numbers()

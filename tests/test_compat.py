@@ -67,7 +67,7 @@ def fails() -> None:
     raise ValueError("bad batch")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         values = serverless_gpu.distributed(gpus=8, gpu_type="H100", remote=True)(who).distributed(offset=10)
@@ -111,7 +111,7 @@ def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.usefixtures("fake_gpus")
 def test_each_rank_checks_its_gpu_before_the_function(
     make_local: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -207,7 +207,7 @@ MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RA
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_ranks_find_the_variables_that_azure_sets(anywhere: None) -> None:
     two = {"process_count_per_instance": 2}
     found = azureml.run(seen, *TORCH, distribution=azureml.PyTorchDistribution(**two), environment_variables={"A": "1"})

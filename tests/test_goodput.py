@@ -33,7 +33,7 @@ def lose_steps(steps: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_lost_steps_are_redone(make: Make, tmp_path: Path) -> None:
     run = make(1, checkpoints=tmp_path, max_restarts=1).submit(lose_steps, 15)
     assert run.wait(watch.DEADLINE)

@@ -67,7 +67,7 @@ def compute() -> float:
     return float(torch.ones(2).sum())
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     "training",
     [*(pytest.param(training, marks=pytest.mark.long_on_executors) for training in (backward, step)), group_of_its_own],
@@ -79,7 +79,7 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
     assert warning.endswith("require_group=True makes this an error")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     ("ranks", "function", "require_group"),
     [

@@ -68,7 +68,7 @@ def test_small_values_come_through_spark(one_jvm: Any, arrived: dict[int, int]) 
     assert arrived == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_values_may_be_larger_than_sparks_limit(sessions: Sessions) -> None:
     sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
     assert submit(value).result(timeout=watch.DEADLINE) == content(0)

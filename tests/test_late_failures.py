@@ -90,6 +90,7 @@ def test_values_survive_the_death_of_what_passes_them_on(
     assert WARNING in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [pytest.param("cancelAllJobs", marks=pytest.mark.long), "stop"])
 def test_values_that_have_arrived_outlive_sparks_job(sessions: Sessions, end: str, tmp_path: Path) -> None:
     spark = sessions.get("local-cluster[2,2,1024]")
@@ -100,6 +101,7 @@ def test_values_that_have_arrived_outlive_sparks_job(sessions: Sessions, end: st
     assert has_succeeded(run, SMALL)
 
 
+@pytest.mark.long
 def test_values_arrive_although_a_worker_dies_meanwhile(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     wire.stop_after(LARGE // 2, times=1, hang=True)

@@ -33,6 +33,7 @@ def test_logs_chooses_the_ranks_whose_lines_are_shown(
     assert all(prefix == rank for prefix, rank in shown)
 
 
+@pytest.mark.long_on_executors
 def test_equal_lines_of_many_ranks_are_folded(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     def same() -> None:
         for step in range(3):

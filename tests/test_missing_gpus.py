@@ -103,7 +103,7 @@ def test_gpus_are_counted_in_processes_that_have_ended(monkeypatch: pytest.Monke
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_executors_check_their_gpus(sessions: Sessions, tmp_path: Path) -> None:
     script = tmp_path / "discover.sh"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")

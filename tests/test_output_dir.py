@@ -68,7 +68,7 @@ def write_in_steps(signals: str) -> None:
         file.write("whole")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_files_come_while_the_run_goes(make: Make, mode: str, here: Path, out: Path, tmp_path: Path) -> None:
     """As they are closed, again if they change; and they go if their rank removes them."""
     if mode != LOCAL:
@@ -134,6 +134,7 @@ def train_on() -> list[str]:
     return found
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here: Path, out: Path) -> None:
     import torch
@@ -416,7 +417,7 @@ def write_a_temporary_file() -> None:
     Path("result").touch()
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_ranks_temporary_folder_is_no_output(make: Make, here: Path, out: Path) -> None:
     make(1, output_dir=out, env={"TMPDIR": "scratch"}).run(write_a_temporary_file)
     assert files(out) == {"result": ""}

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.spark
 
 ROWS = 3_000
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed < 5 else pytest.mark.long) for seed in range(50)]
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.long) for seed in range(50)]
 
 
 def table(session: Any, rows: int = ROWS) -> Any:
@@ -230,16 +230,16 @@ def broken(kind: str) -> Any:
         pytest.param(
             "killed", "3 times, the process that loads the model was killed by SIGKILL", marks=pytest.mark.slow
         ),
-        pytest.param("nothing", "must return a module or a function of a batch, not NoneType", marks=pytest.mark.slow),
+        pytest.param("nothing", "must return a module or a function of a batch, not NoneType", marks=pytest.mark.long),
         pytest.param(
             "short",
             r"the output 'total' of \d+ rows is of shape \[\d+\]: the model must return one value for each row",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
-        pytest.param("names", r"the model returned \['other'\], without the output 'total'", marks=pytest.mark.slow),
-        pytest.param("text", "the output 'total' cannot become float", marks=pytest.mark.slow),
-        pytest.param("sparse", "the model's outputs cannot be sent: TypeError", marks=pytest.mark.slow),
-        pytest.param("functions", r"the model's outputs cannot be sent: .*pickle", marks=pytest.mark.slow),
+        pytest.param("names", r"the model returned \['other'\], without the output 'total'", marks=pytest.mark.long),
+        pytest.param("text", "the output 'total' cannot become float", marks=pytest.mark.long),
+        pytest.param("sparse", "the model's outputs cannot be sent: TypeError", marks=pytest.mark.long),
+        pytest.param("functions", r"the model's outputs cannot be sent: .*pickle", marks=pytest.mark.long),
     ],
 )
 def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: str) -> None:
@@ -247,7 +247,7 @@ def test_a_model_that_is_wrong_is_one_sentence(one_jvm: Any, kind: str, words: s
         predict(broken(kind), table(one_jvm, 10).coalesce(1), input=INPUT, output="total float").collect()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loader_may_print(one_jvm: Any) -> None:
     def load() -> Any:
         print("loading weights")
@@ -328,7 +328,7 @@ def victims_of(kind: str) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 50))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 50))])
 def test_executors_and_workers_may_be_killed(two_executors: Any, seed: int) -> None:
     chance = random.Random(seed)
     killed: list[str] = []
@@ -395,12 +395,12 @@ def hangs(place: str) -> Any:
         pytest.param(
             "exit in load",
             r"the model cannot be loaded: SystemExit: 4 \(.*test_predict.py, line \d+, in load\)",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "_exit in load",
             "the model cannot be loaded: the loader ended its process with exit status 4",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -413,7 +413,7 @@ def test_a_model_that_hangs_or_exits_is_one_sentence(one_jvm: Any, place: str, w
         assert [len(each.children()) for each in servers()] == [1], "what hung is killed, and the loader stays"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_larger_timeout_is_that_of_the_model_that_is_kept(one_jvm: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
@@ -542,7 +542,7 @@ def test_a_model_that_nobody_uses_ends(one_jvm: Any) -> None:
     assert folders() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_columns_may_have_any_names(one_jvm: Any) -> None:
     number = functions.col("id").cast("float")
     frame = one_jvm.range(3).select(number.alias("a.b"), (2 * number).alias("odd `name`"))
@@ -754,7 +754,7 @@ def places(scored: Any, rows: int = ROWS) -> list[str]:
     return sorted({row.place for row in found})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("amount", [None, pytest.param("0.5", marks=pytest.mark.long)], ids=["profile", "settings"])
 def test_tasks_that_share_a_gpu_feed_one_process_there(sessions: Sessions, tmp_path: Path, amount: str | None) -> None:
     """Spark hands out the GPUs that a script names, on which nobody computes."""

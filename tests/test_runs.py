@@ -23,7 +23,7 @@ from sessions import LOCAL, Make
 
 from distributor import ResultError, RunCancelledError, Status, TrainingError
 
-SLOW = pytest.mark.slow_on_executors
+SLOW = pytest.mark.long_on_executors
 
 
 def nodes_of(mode: str) -> int:
@@ -107,7 +107,7 @@ def test_rank0_first_waits_with_a_group_for_gpus_only(make_local: Make, tmp_path
 
 
 @pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path: Path, name: str) -> None:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
         make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)
@@ -210,7 +210,7 @@ def test_torchs_elastic_agent_handles_the_signals_of_its_variable(make_local: Ma
     assert handled == {*variable.split(",")}
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_variables_that_ask_for_more_than_cpus_have_are_warned_of(
     make: Make, local: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +221,7 @@ def test_variables_that_ask_for_more_than_cpus_have_are_warned_of(
     assert ("ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate" in caplog.text) == local
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_callables_of_every_kind_can_be_trained(make: Make) -> None:
     offset = 5
 
@@ -292,7 +292,7 @@ def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) ->
     assert str(caught.value).count("Traceback") == 1
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_script_from_a_pipe_is_read_on_the_driver(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     """A shell passes such a path for ``<(...)``. Ranks cannot open it."""
     receiver, sender = os.pipe()
@@ -310,7 +310,7 @@ def test_a_script_from_a_pipe_is_read_on_the_driver(make: Make, capfd: pytest.Ca
     assert lines[1:3] == [f'  File "{path}", line 7, in <module>', '    raise ValueError("x")']
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path) -> None:
     line = "torch.nn.Linear(2, 1).cuda()"
     (tmp_path / "train.py").write_text(f"import torch\n\n{line}\n")
@@ -320,7 +320,7 @@ def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path) -> N
     assert "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True" in str(caught.value)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_script_that_exits_with_a_code_is_a_training_error(make: Make, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('before', flush=True)\nsys.exit(3)\n")
@@ -351,7 +351,7 @@ def test_a_project_folder_is_current_directory_and_on_the_path(
     assert "script sees model of pkg" in out
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def fail():\n    raise ValueError('x')\n")
     (tmp_path / "train.py").write_text("import helper\n\nhelper.fail()\n")
@@ -533,7 +533,7 @@ def test_each_rank_gets_sigterm_once(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     make: Make, tmp_path: Path, killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -592,7 +592,7 @@ def test_a_value_that_cannot_be_pickled_names_rank_and_type(make: Make) -> None:
         make(2).run(threading.Lock)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None:
     def only_rank_0_plain() -> object:
         return 1 if os.environ["RANK"] == "0" else threading.Lock()
@@ -602,7 +602,7 @@ def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None
         make(2).submit(only_rank_0_plain).results()
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_an_exception_that_holds_a_lock_comes_back_without_it(make: Make) -> None:
     def fail() -> None:
         error = ValueError("holds a lock")
@@ -634,7 +634,7 @@ def test_output_is_whole_prefixed_and_in_order(make: Make, capfd: pytest.Capture
     assert captured.err.count("] oops") == 2
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
     def look() -> dict[str, object]:
         import multiprocessing
@@ -664,6 +664,7 @@ def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
         assert seen["threads"] == 1
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("keep_warm", [600.0, pytest.param(0.0, marks=pytest.mark.slow_on_executors)])
 def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_warm: float) -> None:
     """That of the rendezvous store holds locks of libc now and then, which a fork would wait for for ever."""
@@ -681,7 +682,7 @@ def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_war
         assert all(thread > pid for thread in threads)  # numbers are given in order
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_path: Path) -> None:
     def train(folder: str) -> int:
         import atexit
@@ -699,7 +700,7 @@ def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["atexit", "thread"]
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_unflushed_output_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -711,7 +712,7 @@ def test_unflushed_output_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.
     assert "] from C" in capfd.readouterr().out
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
     def train() -> None:
         threading.Thread(target=time.sleep, args=(600,)).start()
@@ -722,7 +723,7 @@ def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_exit_codes_are_those_of_the_operating_system(make: Make) -> None:
     assert make(1).run(sys.exit, 256) is None
     with pytest.raises(TrainingError, match="exited with code 255"):
@@ -733,7 +734,7 @@ def test_exit_codes_are_those_of_the_operating_system(make: Make) -> None:
         make(1).run(os._exit, 0)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_the_first_line_of_an_odd_exception_is_the_error(make: Make) -> None:
     def fail(kind: str) -> None:
         if kind == "note":
@@ -754,7 +755,7 @@ def test_the_first_line_of_an_odd_exception_is_the_error(make: Make) -> None:
         assert str(caught.value).splitlines()[0].endswith(line)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> None:
     def raise_from_handlers() -> None:
         def handle(number: int, frame: object) -> None:
@@ -785,7 +786,7 @@ def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> 
     assert make(2).run(give) == 7
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -800,7 +801,7 @@ def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: 
     assert env["UNRELATED_TO_IT"] == ("1" if mode == LOCAL else None)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_arguments_have_pysparks_names(make: Make) -> None:
     assert make(1).run(train_object=trainings.rank) == 0
     assert make(1).submit(train_object=trainings.rank).result() == 0

@@ -50,6 +50,7 @@ def squared(x: float) -> None:
     runtime.report(step=1, loss=x * x + rank)
 
 
+@pytest.mark.long_on_executors
 def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     study = sweep(make(2), squared, {"x": uniform(-1, 1)}, metric=GOAL, trials=4, at_once=2)
     assert [trial.outcome for trial in study.table] == ["complete"] * 4

@@ -139,6 +139,7 @@ def report_in_two_attempts(first: int, last: int, base: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.long_on_executors
 def test_tensorboard_reads_one_line_across_restarts_and_resumes(make: Make, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     board = TensorBoard(tmp_path / "logs")

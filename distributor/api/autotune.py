@@ -153,7 +153,7 @@ def autotune(
     optional(partial(check_seconds, least=0))("timeout", timeout)
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
-    if not isinstance(runner, DeepspeedTorchDistributor):
+    if not hasattr(runner, "with_config"):
         raise ConfigurationError(f"distributor must be a DeepspeedTorchDistributor, not a {type(runner).__name__}")
     base = reading.read(runner.deepspeed_config or {})
 

@@ -72,6 +72,7 @@ def test_a_failure_is_reported_while_hosts_cannot_reach_each_other(cluster: Host
     watch.gone(run.id)
 
 
+@pytest.mark.long
 def test_a_short_cut_is_survived(cluster: Hosts, path: str, tmp_path: Path) -> None:
     run = train(cluster, path, tmp_path, heartbeat_timeout=30, steps=400)
     cluster.cut("host-b")

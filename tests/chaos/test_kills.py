@@ -119,6 +119,7 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
     watch.gone(run.id)
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long_on_executors)])
 def test_nothing_outlives_the_driver(
     number: signal.Signals, path: str, mode: str, tmp_path: Path, leftovers: Leftovers

@@ -42,7 +42,7 @@ def kill_something(run: Run, chance: random.Random, names: list[str]) -> str:
     return name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(60 * watch.DEADLINE)
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.long)], ids=["DDP", "FSDP2"])

@@ -68,6 +68,7 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path:
     return run
 
 
+@pytest.mark.long
 def test_a_client_of_connect_gets_values_errors_and_resources(client: Callable[[str], Any]) -> None:
     """One client for all, since it takes seconds to start: values, placement, live lines, typed errors, resources."""
     answers, printed, warned = client(

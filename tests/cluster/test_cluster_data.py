@@ -68,6 +68,7 @@ def global_batches(folder: Path) -> list[list[int]]:
     return [[row for rank in sorted(ranks) for row in ranks[rank]] for ranks in last]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.long), (1, 3)])
 def test_a_lost_host_changes_no_row(hosts: Hosts, width: Any, tmp_path: Path) -> None:
     session = hosts.session()

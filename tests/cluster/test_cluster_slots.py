@@ -107,6 +107,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_another_torch_on_one_host(cluster: Cluster, skewed: Path) -> None:
     cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "other"})
     with pytest.raises(StartError, match=r"torch is \S+ on host-\S and \S+ on host-\S: ranks need") as caught:

@@ -8,9 +8,9 @@ from distributor.display.backlog import Backlog
 
 
 def test_a_display_that_is_too_slow_shows_the_end_last() -> None:
-    backlog = Backlog(200_000)
-    for number in range(6000):
-        backlog.write((0, 1), b"line %04d of the output, with some text\n" % number)
+    backlog = Backlog(1 << 20)
+    for number in range(20_000):
+        backlog.write((0, 1), b"line %05d of the output, with some text\n" % number)
     backlog.trim()
     shown = b""
     while True:
@@ -19,13 +19,13 @@ def test_a_display_that_is_too_slow_shows_the_end_last() -> None:
         backlog.size -= size
         if not backlog:
             break
-    numbers = [int(found) for found in re.findall(rb"line (\d{4}) of", shown)]
-    assert numbers == sorted(set(numbers)) and numbers[-1] == 5999
+    numbers = [int(found) for found in re.findall(rb"line (\d{5}) of", shown)]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 19_999
     assert shown.count(b"the display could not keep up") == 2  # before what was kept, and before the end
 
 
 def test_an_unfinished_line_ends_where_others_go_on() -> None:
-    backlog = Backlog(1000)
+    backlog = Backlog(1 << 20)
     backlog.write((0, 1), b"loss 0.5\nresu")
     backlog.write((1, 2), b"10 %\r37 %")
     backlog.end_lines()

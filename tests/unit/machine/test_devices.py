@@ -222,7 +222,7 @@ def test_nobody_waits_for_a_process_that_hangs_in_the_driver(driver, monkeypatch
     )
     monkeypatch.setattr(popen, "kill", lambda self: None)  # as in an uninterruptible sleep
     monkeypatch.setattr(devices, "_PATIENCE", 0.1)
-    driver("exec sleep 1000")
+    driver("while :; do :; done")
     assert devices.list_gpus().hangs
     assert started[0].poll() is None
     os.kill(started[0].pid, signal.SIGKILL)
