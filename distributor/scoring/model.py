@@ -118,7 +118,8 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
 
 def _end_if_lost() -> None:
     """End this process if CUDA cannot go on in it, as after an illegal access: all later rows would fail."""
-    if not torch.cuda.is_initialized():
+    is_initialized: Callable[[], bool] = torch.cuda.is_initialized
+    if not is_initialized():
         return
     try:
         torch.cuda.synchronize()

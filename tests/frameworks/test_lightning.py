@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pandas
@@ -11,7 +12,8 @@ from sessions import Make
 
 from distributor import Data, TrainingError, runtime
 
-pytest.importorskip("pytorch_lightning")
+if importlib.util.find_spec("pytorch_lightning") is None:  # its import takes ten seconds of each process that collects
+    pytest.skip("no pytorch_lightning here", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 
