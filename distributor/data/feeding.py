@@ -53,13 +53,16 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
     Beside checkpoints, a snapshot is kept as long as one of these may refer to it.
     """
     with ExitStack() as kept:
-        places = {}
+        places, beside = {}, list[str]()
+        if job.checkpoints is not None:
+            kept.callback(_remove_unneeded, job, job.checkpoints, beside)
         for name, each in data.items():
             if snapshots.is_snapshot(each):
                 folder = each.source if is_url(each.source) else os.path.abspath(each.source)
                 manifest = snapshots.find(folder)
             elif job.checkpoints is not None:
-                folder, manifest = kept.enter_context(_kept(job, name, each, job.checkpoints, wanted))
+                folder, manifest = _kept(job, name, each, job.checkpoints, wanted)
+                beside.append(folder)
             else:
                 folder, manifest = kept.enter_context(_temporary(job, name, each, wanted))
             places[name] = Dataset(folder, each.lanes, manifest.id if manifest is not None else "")
@@ -91,10 +94,10 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
         folders.remove(private)
 
 
-@contextmanager
 def _kept(
     job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Callable[[], bool]
-) -> Iterator[tuple[str, SnapshotManifest]]:
+) -> tuple[str, SnapshotManifest]:
+    """Return the snapshot beside the checkpoints, which is written unless it is there."""
     beside = open_storage(checkpoints.dir)
     there, saved = _snapshots(beside, checkpoints.dir, name), _saved(checkpoints)
     source = snapshots.source_of(data)
@@ -107,11 +110,20 @@ def _kept(
         folder = os.path.join(checkpoints.dir, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
         there.append((folder, _write(job, name, data, folder, source, wanted)))
     _remove_old(beside, there, saved)
+    return there[-1]
+
+
+def _remove_unneeded(job: Job, checkpoints: Checkpoints, folders: Sequence[str]) -> None:
+    """Remove a run's snapshots beside its checkpoints at its end, unless one of these may refer to them."""
     try:
-        yield there[-1]
-    finally:
-        if not _saved(checkpoints):
-            _remove(beside, folder)
+        needed = not folders or _saved(checkpoints)
+    except OSError as error:  # the run has ended as it has
+        text = "the next run there removes it unless a checkpoint needs it"
+        notices.logger.warning("run %s: its data stays in %s: %s; %s", job.label, ", ".join(folders), error, text)
+        return
+    if not needed:
+        for folder in folders:
+            _remove(open_storage(checkpoints.dir), folder)
 
 
 def _saved(checkpoints: Checkpoints) -> list[float]:
