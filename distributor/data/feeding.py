@@ -99,17 +99,22 @@ def _kept(
 ) -> tuple[str, SnapshotManifest]:
     """Return the snapshot beside the checkpoints, which is written unless it is there."""
     beside = open_storage(checkpoints.dir)
-    there, saved = _snapshots(beside, checkpoints.dir, name), _saved(checkpoints)
+    there = _snapshots(beside, checkpoints.dir, name)
+    try:
+        saved: list[float] | None = _saved(checkpoints)
+    except OSError:  # a checkpoint that cannot be read now may refer to each of them
+        saved = None
     source = snapshots.source_of(data)
     folder, newest = there[-1] if there else ("", None)
     same = newest is not None and newest.source.is_same(source)
-    if newest is not None and (same or (same is None and saved)):
+    if newest is not None and (same or (same is None and saved != [])):
         text = f"continues with the snapshot in {folder}, {snapshots.described(newest, source)}"
         notices.inform(f"run {job.label}: data {name!r}: {text}")
     else:
         folder = os.path.join(checkpoints.dir, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
         there.append((folder, _write(job, name, data, folder, source, wanted)))
-    _remove_old(beside, there, saved)
+    if saved is not None:
+        _remove_old(beside, there, saved)
     return there[-1]
 
 
@@ -127,8 +132,8 @@ def _remove_unneeded(job: Job, checkpoints: Checkpoints, folders: Sequence[str])
 
 
 def _saved(checkpoints: Checkpoints) -> list[float]:
-    """Return when the checkpoints that are there were committed."""
-    return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).committed()]
+    """Return when the checkpoints that are there were committed. OSError: one may be there that cannot be read."""
+    return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).all_committed()]
 
 
 def _snapshots(beside: Storage, where: str, name: str) -> list[tuple[str, SnapshotManifest]]:

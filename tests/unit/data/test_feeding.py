@@ -9,13 +9,11 @@ import pytest
 from jobs import make_job
 
 from distributor.checkpoint.catalog import Catalog, Draft
-from distributor.checkpoint.records import folder_name
+from distributor.checkpoint.records import INDEX, MANIFEST, folder_name
 from distributor.data import feeding
 from distributor.data.source import Data
 from distributor.machine.storage import Folder
 from distributor.values.checkpoints import Checkpoints
-
-TABLE = {"a": [1, 2, 3]}
 
 
 @pytest.fixture
@@ -23,8 +21,8 @@ def place(tmp_path):
     return tmp_path / "saved"
 
 
-def feed(place, *names, table=TABLE, **options):
-    data = {name: Data(pa.table(table), **options) for name in names or ("train",)}
+def feed(place, *names, **options):
+    data = {name: Data(pa.table({"a": [1, 2, 3]}), **options) for name in names or ("train",)}
     return feeding.feed(make_job(checkpoints=Checkpoints(str(place))), data, lambda: True)
 
 
@@ -56,3 +54,38 @@ def test_a_store_that_fails_at_the_end_changes_no_result(place, monkeypatch, cap
     with feed(place, "train", "test"):
         pass
     assert kept(place) == []
+
+
+@pytest.mark.parametrize("hidden", [MANIFEST, INDEX[0]])
+def test_data_stays_while_a_checkpoint_cannot_be_read(place, monkeypatch, caplog, hidden):
+    """A manifest that cannot be read now may be whole, and so may an index, which may name more."""
+    with feed(place):
+        save(place)
+    read = Folder.read
+
+    def fail(self, name):
+        return stale() if name.endswith(hidden) else read(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "read", fail)
+        with feed(place, dtypes={"a": "float32"}):
+            assert len(kept(place)) == 2
+    assert len(kept(place)) == 2
+    assert "Stale file handle" in caplog.text
+    with feed(place, dtypes={"a": "float32"}):
+        pass
+    assert len(kept(place)) == 2, "the checkpoint is of the first"
+    (place / folder_name(1, "3f2a-0", 1) / MANIFEST).write_bytes(b"damaged")
+    with feed(place, dtypes={"a": "float32"}):
+        pass
+    assert kept(place) == []
+
+
+def test_data_of_unknown_rows_goes_on_while_a_checkpoint_cannot_be_read(place, monkeypatch):
+    with feed(place):
+        save(place)
+    before = kept(place)
+    monkeypatch.setattr(Catalog, "read", stale)
+    with feed(place):
+        assert kept(place) == before
+    assert kept(place) == before
