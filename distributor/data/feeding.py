@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from distributor.machine.storage import Storage, is_url, open_storage
 from distributor.text import notices
 from distributor.text.wording import duration, size
 from distributor.values.checkpoints import Checkpoints
-from distributor.values.dataset import Dataset
+from distributor.values.dataset import MANIFEST, Dataset
 from distributor.values.job import Job
 
 #: Begins the names of snapshots' folders beside checkpoints.
@@ -99,7 +99,10 @@ def _kept(
 ) -> tuple[str, SnapshotManifest]:
     """Return the snapshot beside the checkpoints, which is written unless it is there."""
     beside = open_storage(checkpoints.dir)
-    there = _snapshots(beside, checkpoints.dir, name)
+    there, others = _snapshots(beside, checkpoints.dir, name)
+    if job.fence is not None:  # otherwise, another run may be writing there
+        for folder in filter(snapshots.is_begun, others):
+            _remove(beside, folder)
     try:
         saved: list[float] | None = _saved(checkpoints)
     except OSError:  # a checkpoint that cannot be read now may refer to each of them
@@ -136,15 +139,17 @@ def _saved(checkpoints: Checkpoints) -> list[float]:
     return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).all_committed()]
 
 
-def _snapshots(beside: Storage, where: str, name: str) -> list[tuple[str, SnapshotManifest]]:
-    """Return the snapshots of this name, the oldest first."""
-    found = []
+def _snapshots(beside: Storage, where: str, name: str) -> tuple[list[tuple[str, SnapshotManifest]], list[str]]:
+    """Return the snapshots of this name, the oldest first, and other folders with such names."""
+    found, others = list[tuple[str, SnapshotManifest]](), list[str]()
     for folder, _ in beside.folders():
-        if fnmatch.fnmatchcase(folder, f"{_PREFIX}{name}-????????"):
+        if re.fullmatch(f"{_PREFIX}{re.escape(name)}-[0-9a-f]{{8}}", folder):
             path = os.path.join(where, folder)
-            manifest = snapshots.find(path)
-            found += [] if manifest is None else [(path, manifest)]
-    return sorted(found, key=lambda each: each[1].created)
+            if (manifest := snapshots.find(path)) is None:
+                others.append(path)
+            else:
+                found.append((path, manifest))
+    return sorted(found, key=lambda each: each[1].created), others
 
 
 def _remove_old(beside: Storage, there: Sequence[tuple[str, SnapshotManifest]], saved: Sequence[float]) -> None:
@@ -155,5 +160,7 @@ def _remove_old(beside: Storage, there: Sequence[tuple[str, SnapshotManifest]], 
 
 
 def _remove(beside: Storage, folder: str) -> None:
+    name = os.path.basename(folder)
     with suppress(OSError):  # of a URL: the next run tries again
-        beside.remove_folder(os.path.basename(folder))
+        beside.remove(f"{name}/{MANIFEST}")  # first: nothing continues with what is left if this is interrupted
+        beside.remove_folder(name)

@@ -12,8 +12,10 @@ from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.records import INDEX, MANIFEST, folder_name
 from distributor.data import feeding
 from distributor.data.source import Data
-from distributor.machine.storage import Folder
+from distributor.machine.storage import Folder, open_storage
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.dataset import MANIFEST as SNAPSHOT
+from distributor.values.lease_record import FencingToken
 
 
 @pytest.fixture
@@ -21,13 +23,19 @@ def place(tmp_path):
     return tmp_path / "saved"
 
 
-def feed(place, *names, **options):
+@pytest.fixture(params=["{}", "file://{}"], ids=["folder", "url"])
+def where(request, place):
+    return request.param.format(place)
+
+
+def feed(where, *names, held=True, **options):
     data = {name: Data(pa.table({"a": [1, 2, 3]}), **options) for name in names or ("train",)}
-    return feeding.feed(make_job(checkpoints=Checkpoints(str(place))), data, lambda: True)
+    fence = FencingToken(str(where), "3f2a") if held else None
+    return feeding.feed(make_job(checkpoints=Checkpoints(str(where)), fence=fence), data, lambda: True)
 
 
-def save(place, step=1):
-    catalog = Catalog(Folder(place), Checkpoints(str(place)))
+def save(where, step=1):
+    catalog = Catalog(open_storage(str(where)), Checkpoints(str(where)))
     catalog.commit(Draft(folder_name(step, "3f2a-0", step), step, 1, "3f2a-0", (), {}))
 
 
@@ -89,3 +97,29 @@ def test_data_of_unknown_rows_goes_on_while_a_checkpoint_cannot_be_read(place, m
     with feed(place):
         assert kept(place) == before
     assert kept(place) == before
+
+
+def test_what_a_killed_driver_has_begun_is_removed_by_the_next_that_holds_the_place(place, where):
+    with feed(where):
+        save(where)
+    (begun,) = kept(place)
+    (place / begun / SNAPSHOT).rename(place / begun / f".{SNAPSHOT}.part")
+    own = {"data-train-20240101": "train.csv", "data-train-eval-20240101": "files-00000000/train.csv"}
+    for folder, file in own.items():
+        (place / folder / file).parent.mkdir(parents=True)
+        (place / folder / file).touch()
+    with feed(where, held=False):
+        assert begun in kept(place)
+    with feed(where):
+        assert begun not in kept(place)
+    assert {*own} < {*kept(place)}
+
+
+def test_nothing_continues_with_data_that_was_partly_removed(place, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), feed(place):
+        patch.setattr(Folder, "remove_folder", killed)
+    assert len(kept(place)) == 1
+    assert not list(place.glob(f"*/{SNAPSHOT}"))
