@@ -132,6 +132,11 @@ def trial_folder(place: str, study: str, number: int, params: Mapping[str, Any])
     return f"{folder_of(place, study)}/{number}-{digest}"
 
 
+def is_begun(trial: optuna.trial.FrozenTrial) -> bool:
+    """Whether a trial counts: it neither waits in a user's queue nor was refused before it had a run."""
+    return trial.state.name != "WAITING" and not (trial.state.name == "FAIL" and RUN_ID not in trial.user_attrs)
+
+
 def of_optuna(trial: optuna.trial.FrozenTrial) -> Trial:
     """Return the record of a trial that ended under an earlier driver."""
     outcome = {"COMPLETE": "complete", "PRUNED": "pruned"}.get(trial.state.name, "failed")

@@ -1,10 +1,81 @@
-"""What Optuna is told of a trial's reports."""
+"""What Optuna is told of a trial's reports, and how a study that is kept goes on; runs are stood in for."""
 
 import math
+import secrets
 from types import SimpleNamespace
 
-from distributor.metrics.table import Row
+import pytest
+
+from distributor import ConfigurationError, Distributor, StartError, sweep, uniform
+from distributor.metrics.table import Metrics, Row
 from distributor.search.sweep import _Search
+
+optuna = pytest.importorskip("optuna")
+
+GOAL = ("loss", "min")
+
+
+class Ended:
+    """A run that has ended; it has reported once in each attempt."""
+
+    _reports_live = True
+    progress = error = None
+
+    def __init__(self, *reports):
+        self.id = secrets.token_hex(6)
+        self.metrics = Metrics(tuple(Row(number, 1, 0.0, 0, values) for number, values in enumerate(reports)))
+        self.latest_metrics = reports[-1]
+
+    def result(self):
+        return None
+
+    def wait(self, timeout=None):
+        return True
+
+    def cancel(self, why):
+        pass
+
+    def snapshot(self):
+        return SimpleNamespace(seconds=1.0)
+
+
+def train(x, y=0):
+    return x + y
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """Runs of trials end at once, unless their calls are refused. Returns their places of checkpoints and arguments."""
+    calls = []
+
+    def submit(self, function, *args, **kwargs):
+        self.plan(function, *args, **kwargs)
+        calls.append((self._options.project.checkpoints.dir, kwargs))
+        return Ended({"loss": float(function(*args, **kwargs))})
+
+    monkeypatch.setattr(Distributor, "submit", submit)
+    return calls
+
+
+@pytest.fixture
+def search(submitted, tmp_path):
+    """Goes on with a study in a storage."""
+    storage = optuna.storages.InMemoryStorage()
+
+    def go_on(space, function=train, trials=2, sampler=None, **options):
+        distributor = Distributor(
+            1, local_mode=True, use_gpu=False, progress=False, checkpoints=str(tmp_path), **options
+        )
+        given = {"metric": GOAL, "trials": trials, "at_once": 1, "sampler": sampler}
+        return sweep(distributor, function, space, name="kept", storage=storage, **given)
+
+    go_on.storage = storage
+    return go_on
+
+
+def states(search):
+    study = optuna.load_study(study_name="kept", storage=search.storage)
+    return [trial.state.name for trial in study.get_trials()]
 
 
 def test_without_a_pruner_the_last_report_of_the_lowest_rank_is_noted():
@@ -22,3 +93,61 @@ def test_without_a_pruner_the_last_report_of_the_lowest_rank_is_noted():
     search._kept.resumes = False
     _Search._report(search, active, (Row(0, 3, 0.0, 0, {"loss": 3.0}),))
     assert noted == [(2, 2.0)]
+
+
+def test_other_choices_are_refused_and_the_study_goes_on_with_those_it_had(search):
+    search({"x": [1, 2]}, trials=1)
+    for space in ({"x": [1, 2, 3]}, {"x": uniform(0, 1)}):
+        with pytest.raises(ConfigurationError, match=r"begun with x from Cat.*1, 2.*: pass that, or another name"):
+            search(space)
+    study = search({"x": [1, 2]})
+    assert [trial.outcome for trial in study.table] == ["complete"] * 2
+
+
+def test_a_call_that_is_refused_leaves_no_trial_to_the_next(search):
+    with pytest.raises(ConfigurationError, match="cannot be called with these arguments"):
+        search({"z": [1]}, trials=1)
+    assert states(search) == ["FAIL"]
+    study = search({"x": [1]}, trials=1)
+    assert [(trial.number, trial.params) for trial in study.table] == [(1, {"x": 1})]
+    assert [trial.number for trial in search({"x": [1]}, trials=1).table] == [1]
+
+
+def test_what_a_user_has_queued_is_tried_first_and_counts_once_it_begins(search, submitted):
+    study = optuna.create_study(study_name="kept", storage=search.storage)
+    study.enqueue_trial({"x": 2})
+    study.enqueue_trial({"y": 7})
+    sampler = optuna.samplers.RandomSampler()
+    found = search({"x": [1, 2], "y": [5, 7]}, trials=3, sampler=sampler)
+    assert [trial.number for trial in found.table] == [0, 1, 2]
+    assert submitted[0][1]["x"] == 2
+    assert submitted[1][1]["y"] == 7
+
+
+def test_what_is_queued_but_not_in_the_space_fails_alone(search):
+    study = optuna.create_study(study_name="kept", storage=search.storage)
+    study.enqueue_trial({"x": 3})
+    with pytest.raises(ConfigurationError, match=r"trial 0 of the study 'kept' cannot choose.*'3' not in \(1, 2\)"):
+        search({"x": [1, 2]}, trials=1)
+    assert [trial.outcome for trial in search({"x": [1, 2]}, trials=1).table] == ["complete"]
+
+
+def test_a_trial_whose_driver_was_killed_while_it_chose_gets_the_rest(search, submitted):
+    study = optuna.create_study(study_name="kept", storage=search.storage)
+    study.ask().suggest_categorical("x", [1, 2])
+    found = search({"x": [1, 2], "y": [5]}, trials=1)
+    assert [trial.number for trial in found.table] == [0]
+    assert submitted[0][1].keys() == {"x", "y"}
+
+
+def test_a_trial_that_had_begun_stays_for_a_later_call_if_this_one_is_refused(search, monkeypatch):
+    def killed(self, trial):
+        raise StartError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(StartError):
+        patch.setattr(_Search, "_tell", killed)
+        search({"x": [1]}, trials=1)
+    with pytest.raises(ConfigurationError, match="cannot be called"):
+        search({"x": [1]}, function=lambda z: z, trials=1)
+    assert states(search) == ["RUNNING"]
+    assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
