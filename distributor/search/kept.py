@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Names of what Optuna keeps for us: with a trial, and with the study.
 RUN_ID, ERROR = "distributor.run_id", "distributor.error"
-METRIC, ID = "distributor.metric", "distributor.id"
+ID, METRIC, TARGET, PARAMETERS = "distributor.id", "distributor.metric", "distributor.target", "distributor.parameters"
 
 _JOURNAL = "study.journal"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
+from distributor.api.identity import target_name
 from distributor.api.scheduling import choose_scheduler, choose_session
 from distributor.display.choose import choose_trials
 from distributor.errors import (
@@ -30,7 +31,18 @@ from distributor.metrics.table import Row
 from distributor.run.callback_thread import Callbacks
 from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
-from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, is_begun, of_optuna, trial_folder
+from distributor.search.kept import (
+    ERROR,
+    ID,
+    METRIC,
+    PARAMETERS,
+    RUN_ID,
+    TARGET,
+    Kept,
+    is_begun,
+    of_optuna,
+    trial_folder,
+)
 from distributor.search.live import Live
 from distributor.search.space import distributions, is_changed, suggest
 from distributor.search.study import Study, Trial
@@ -97,7 +109,8 @@ def sweep(
             behind a URL or not kept, in the folder ``DISTRIBUTOR_RUNS``).
 
     Raises:
-        ConfigurationError: an argument is wrong, or Optuna is not installed.
+        ConfigurationError: an argument is wrong, Optuna is not installed, or the study of this name is of another
+            function, script, metric or space.
         StartError: another driver has the study, or a trial could not start while no other ran.
         TrainingError: too many trials failed; this is the first one's error.
 
@@ -180,6 +193,7 @@ class _Search:
         )
         self._prunes = pruner is not None
         self._warned = False  # that nothing is pruned
+        self._remembered = False  # in the study, what it is of
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
         self.study = Study(kept.name, metric, self._optuna, self._identify())
@@ -193,7 +207,6 @@ class _Search:
         for each in earlier:
             if each.state.is_finished():
                 self.study.add(of_optuna(each))
-        self._optuna.set_user_attr(METRIC, metric[0])
         self._events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]] = queue.SimpleQueue()
         self._active: dict[int, _Active] = {}
         self._failed: list[bool] = []  # of each trial that has ended, but for failures without blame
@@ -204,10 +217,23 @@ class _Search:
         self._slots = _Slots(self._distributor, at_once)
         self._live = Live(self.study, self._wanted, choose_trials() if distributor._options.output.progress else None)
 
+    @property
+    def _identity(self) -> dict[str, str]:
+        """What the study keeps with its first trial that begins, so that a later call cannot take it for another."""
+        return {
+            METRIC: self._metric[0],
+            TARGET: target_name(self._train),
+            PARAMETERS: ", ".join(sorted(self._space)),
+        }
+
     def _check(self, there: Sequence[optuna.trial.FrozenTrial]) -> None:
         """Check that the study can go on with what is asked now, before any trial begins."""
-        metric = self._optuna.user_attrs.get(METRIC, self._metric[0]), self._optuna.direction.name.lower()[:3]
+        kept = {**self._identity, **self._optuna.user_attrs}
+        metric = kept[METRIC], self._optuna.direction.name.lower()[:3]
         changed = [(f"metric={metric!r}", f"{self._metric!r}")] if metric != self._metric else []
+        for key, what in ((TARGET, "the function or script"), (PARAMETERS, "the parameters")):
+            if kept[key] != self._identity[key]:
+                changed.append((f"{what} {kept[key]!r}", f"{self._identity[key]!r}"))
         for name, now in self._space.items():
             earlier = (each.distributions[name] for each in there if name in each.distributions)
             if (before := next((each for each in earlier if is_changed(each, now)), None)) is not None:
@@ -270,6 +296,10 @@ class _Search:
             raise
         self._active[trial.number] = _Active(trial, run, known=known)
         trial.set_user_attr(RUN_ID, run.id)
+        if not self._remembered:
+            self._remembered = True
+            for key, value in self._identity.items():
+                self._optuna.set_user_attr(key, value)
         threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
 
     def _params(self, trial: optuna.Trial) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 import secrets
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,7 +148,32 @@ def test_a_trial_that_had_begun_stays_for_a_later_call_if_this_one_is_refused(se
     with monkeypatch.context() as patch, pytest.raises(StartError):
         patch.setattr(_Search, "_tell", killed)
         search({"x": [1]}, trials=1)
-    with pytest.raises(ConfigurationError, match="cannot be called"):
-        search({"x": [1]}, function=lambda z: z, trials=1)
+    with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match="too few slots"):
+        patch.setattr(Distributor, "submit", Mock(side_effect=ConfigurationError("too few slots")))
+        search({"x": [1]}, trials=1)
     assert states(search) == ["RUNNING"]
     assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
+
+
+def other(x, y=0):
+    return -x
+
+
+def test_a_study_is_of_one_function_and_its_parameters(search, tmp_path):
+    search({"x": [1, 2]})
+    with pytest.raises(ConfigurationError, match="the function or script 'train', and cannot go on with 'other': pass"):
+        search({"x": [1, 2]}, function=other)
+    with pytest.raises(ConfigurationError, match=r"script 'train', .* with 'train\.py': pass that, or another name="):
+        search({"x": [1, 2]}, function=tmp_path / "train.py")
+    with pytest.raises(ConfigurationError, match="the parameters 'x', and cannot go on with 'x, y': pass that, or"):
+        search({"x": [1, 2], "y": [1]})
+    changed = {}
+    exec("def train(x): return 10 * x", changed)
+    assert len(search({"x": [1, 2]}, function=changed["train"], trials=3).table) == 3
+
+
+def test_a_study_of_another_kind_is_refused_before_a_trial_begins(search, submitted):
+    optuna.create_study(study_name="kept", storage=search.storage, direction="maximize")
+    with pytest.raises(ConfigurationError, match=r"metric=\('loss', 'max'\), and cannot go on with \('loss', 'min'\)"):
+        search({"x": [1]})
+    assert submitted == []
