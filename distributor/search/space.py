@@ -72,8 +72,10 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
             return distributions.IntDistribution(int(values.low), int(values.high))
         case Range():
             return distributions.FloatDistribution(values.low, values.high, log=values.log)
-        case list() | tuple() if values and all(isinstance(each, (str, int, float, type(None))) for each in values):
-            return distributions.CategoricalDistribution(values)
+        case list() | tuple():
+            plain = [each.item() if getattr(each, "shape", None) == () else each for each in values]  # scalars of NumPy
+            if plain and all(isinstance(each, (str, int, float, type(None))) for each in plain):
+                return distributions.CategoricalDistribution(plain)
     raise ConfigurationError(
         f"space: {name} must be uniform(low, high), log_uniform(low, high), int_range(low, high), or a list of texts "
         f"and numbers to choose from, not {values!r}"
@@ -81,7 +83,10 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
 
 
 def suggest(trial: Trial, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """Let a trial choose the parameters that it lacks. ValueError: Optuna does not allow what is to be chosen."""
+    """Let a trial choose the parameters that it lacks, and return all as the next driver will find them in a storage.
+
+    ValueError: Optuna does not allow what is to be chosen.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     chosen = trial.params
@@ -93,7 +98,10 @@ def suggest(trial: Trial, space: Mapping[str, BaseDistribution]) -> dict[str, An
                 trial.suggest_int(name, low, high)
             case CategoricalDistribution(choices=choices):
                 trial.suggest_categorical(name, choices)
-    return dict(trial.params)
+    params = trial.params
+    return {
+        name: each.to_external_repr(each.to_internal_repr(params[name])) for name, each in trial.distributions.items()
+    }
 
 
 def is_changed(before: BaseDistribution, now: BaseDistribution) -> bool:

@@ -11,6 +11,7 @@ from distributor import ConfigurationError, Distributor, StartError, sweep, unif
 from distributor.metrics.table import Metrics, Row
 from distributor.search.sweep import _Search
 
+numpy = pytest.importorskip("numpy")
 optuna = pytest.importorskip("optuna")
 
 GOAL = ("loss", "min")
@@ -61,7 +62,8 @@ def submitted(monkeypatch):
 @pytest.fixture
 def search(submitted, tmp_path):
     """Goes on with a study in a storage."""
-    storage = optuna.storages.InMemoryStorage()
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal"))
+    storage = optuna.storages.JournalStorage(backend)
 
     def go_on(space, function=train, trials=2, sampler=None, **options):
         distributor = Distributor(
@@ -141,13 +143,38 @@ def test_a_trial_whose_driver_was_killed_while_it_chose_gets_the_rest(search, su
     assert submitted[0][1].keys() == {"x", "y"}
 
 
-def test_a_trial_that_had_begun_stays_for_a_later_call_if_this_one_is_refused(search, monkeypatch):
+def begin_alone(search, space, monkeypatch):
+    """Begin a trial, whose driver is killed."""
+
     def killed(self, trial):
         raise StartError("killed")
 
     with monkeypatch.context() as patch, pytest.raises(StartError):
         patch.setattr(_Search, "_tell", killed)
-        search({"x": [1]}, trials=1)
+        search(space, trials=1)
+
+
+@pytest.mark.parametrize(
+    ("space", "queued"),
+    [
+        ({"x": [numpy.float64(0.001)]}, {}),
+        ({"x": [numpy.int64(1)]}, {}),
+        ({"x": uniform(0, 1)}, {"x": numpy.float64(0.5)}),
+        ({"x": uniform(0, 10)}, {"x": 5}),
+        ({"x": uniform(1, 1)}, {}),
+    ],
+)
+def test_a_trial_that_begins_again_has_the_folder_that_it_had(search, submitted, monkeypatch, space, queued):
+    optuna.create_study(study_name="kept", storage=search.storage).enqueue_trial(queued)
+    begin_alone(search, space, monkeypatch)
+    search(space, trials=1)
+    assert len(submitted) == 2
+    assert submitted[0] == submitted[1]
+    assert {type(params["x"]) for _, params in submitted} <= {int, float}
+
+
+def test_a_trial_that_had_begun_stays_for_a_later_call_if_this_one_is_refused(search, monkeypatch):
+    begin_alone(search, {"x": [1]}, monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match="too few slots"):
         patch.setattr(Distributor, "submit", Mock(side_effect=ConfigurationError("too few slots")))
         search({"x": [1]}, trials=1)
