@@ -27,7 +27,7 @@ from distributor.errors import (
     TrainingError,
 )
 from distributor.machine import devices, processes
-from distributor.metrics.table import Row
+from distributor.metrics.table import Metrics, Row
 from distributor.run.callback_thread import Callbacks
 from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
@@ -387,7 +387,7 @@ class _Search:
             run.result()
         except DistributorError as failure:
             error = failure
-        value = run.latest_metrics.get(name)
+        value = _last_value(run, name)
         if value is None and active.known:  # an earlier driver has seen it end, but was killed before it told Optuna
             value = active.known[max(active.known)]
         made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
@@ -443,6 +443,15 @@ class _Search:
             if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended
                 for frozen in self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
                     self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def _last_value(run: Run, name: str) -> float | None:
+    """Return the last value of a metric: the lowest rank's, of the last attempt that has reported it."""
+    if name in (newest := run.latest_metrics):
+        return newest[name]
+    rows = [row for row in run.metrics if name in row.values]
+    last = max((row.attempt for row in rows), default=0)
+    return Metrics(tuple(row for row in rows if row.attempt == last)).latest.get(name)
 
 
 def too_many(failed: Sequence[bool]) -> bool:

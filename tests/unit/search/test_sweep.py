@@ -182,6 +182,13 @@ def test_a_trial_that_had_begun_stays_for_a_later_call_if_this_one_is_refused(se
     assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
 
 
+def test_a_value_counts_although_the_last_attempt_reports_only_others(search, monkeypatch):
+    """It went on from a checkpoint after the last evaluation."""
+    run = Ended({"loss": 3.0}, {"loss": 2.0, "lr": 1.0}, {"lr": 0.5})
+    monkeypatch.setattr(Distributor, "submit", lambda *_, **__: run)
+    assert [(trial.outcome, trial.value) for trial in search({"x": [1]}, trials=1).table] == [("complete", 2.0)]
+
+
 def other(x, y=0):
     return -x
 
