@@ -87,6 +87,7 @@ class Spool:
     begin: bytes = b""
     _reports: int = 0
     _thinned: bool = False
+    _torn: bool = False  # the last line is not complete
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _mode: str = "a+b"
 
@@ -164,7 +165,9 @@ class Spool:
                 if unsent > BOUND and self._reports % 2 ** (1 + 8 * (unsent - BOUND) // BOUND):
                     self._tell_thinned()
                     return
-            self._file.write(codec.pack(entry) + b"\n")
+            line = codec.pack(entry) + b"\n"
+            data = b"\n" + line if self._torn else line
+            self._torn = self._file.write(data) < len(data)  # on a full disk
 
     def _tell_thinned(self) -> None:
         if not self._thinned:

@@ -38,6 +38,31 @@ def test_what_a_full_disk_has_cut_is_left_out(tmp_path, left):
     assert sent(spool) == [0, 1, 2] and not spool.is_whole
 
 
+def test_a_line_that_a_full_disk_has_cut_costs_no_other(tmp_path):
+    spool = Spool.create(tmp_path, BEGIN)
+
+    class Full:
+        """A file of which only a part is written, as on a full disk."""
+
+        def __init__(self, file):
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            return self._file.write(data[: len(data) // 2])
+
+    spool.append(Values(0, 0.0, {"loss": 1.0}))
+    real, spool._file = spool._file, Full(spool._file)
+    for step in (1, 2):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    spool._file = real
+    for step in (3, 4):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    assert sent(spool) == [0, 3, 4]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 4096, b"[1, 2]\n", b"no end"], ids=["empty", "zeros", "other", "torn"]
 )
