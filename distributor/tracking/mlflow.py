@@ -18,7 +18,7 @@ from distributor.metrics.rank import DATA_WAIT
 from distributor.metrics.table import Row, TrackedRow
 from distributor.run.handle import Run
 from distributor.text import notices
-from distributor.text.wording import without_user
+from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
 from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, Sender, Server, SpoolDelivery
@@ -324,7 +324,8 @@ class _Tracked:
     checkpoints: Checkpoints | None = None  # once it has ended
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        self.delivery.spool.append(Tags({name: text[:LONGEST_TAG] for name, text in tags.items()}))
+        """Note facts by name, such as paths and errors, but no password of a URL."""
+        self.delivery.spool.append(Tags({name: without_password(text)[:LONGEST_TAG] for name, text in tags.items()}))
 
     def report(self, rows: Sequence[Row]) -> None:
         """Note rows, but leave to rank 0 what it has logged itself."""
