@@ -235,7 +235,8 @@ def load_checkpoint(
 ) -> int | None:
     """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
 
-    There is none either in a run without ``checkpoints=``, which a warning says. With ``folder``, none is an error.
+    There is none either in a run without ``checkpoints=``, which a warning says. With ``folder``, none is an error, as
+    are checkpoints of which none has the metric of ``best``.
 
     With ``Checkpoints(memory=True)``, restarted ranks load the newest state that the nodes' memory holds for all ranks,
     unless a newer checkpoint was committed.
@@ -254,11 +255,12 @@ def load_checkpoint(
         weights_only: refuse objects that may run code when they are loaded (default), as in ``torch.load``.
 
     Raises:
-        ConfigurationError: ``folder`` has no checkpoint, the ranks do not call this and the other checkpoint
-            functions in the same order, several ranks outside a run have not called ``init_process_group``, a module
-            uses FullyShardedDataParallel or is on the meta device, or the checkpoint belongs to another model or to an
-            optimizer of other parameters, contains objects that ``weights_only`` refuses, or was written by
-            ``checkpoint_folder`` (such checkpoints are passed over if the place has others).
+        ConfigurationError: ``folder`` has no checkpoint, or there are checkpoints of which none has the metric of
+            ``best``, the ranks do not call this and the other checkpoint functions in the same order, several ranks
+            outside a run have not called ``init_process_group``, a module uses FullyShardedDataParallel or is on the
+            meta device, or the checkpoint belongs to another model or to an optimizer of other parameters, contains
+            objects that ``weights_only`` refuses, or was written by ``checkpoint_folder`` (such checkpoints are passed
+            over if the place has others).
         OSError: the folder or URL of checkpoints cannot be read; or no checkpoint can be loaded, but some may be whole.
         RuntimeError: another rank has failed in this call; the error quotes that rank's error.
 

@@ -537,7 +537,7 @@ import sys
 sys.path[:0] = {path!r}
 import optuna, test_sweep
 from distributor import TorchDistributor, sweep
-sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_for_ever, {{"folder": [{folder!r}]}},
+sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_at_first, {{"folder": [{folder!r}]}},
       metric=("loss", "min"), trials=1, name="search", storage=optuna.storages.RDBStorage({url!r}))
 """
 
@@ -554,16 +554,20 @@ def test_a_driver_that_has_a_study_in_a_storage_is_seen_wherever_the_storage_is(
     monkeypatch.setenv("DISTRIBUTOR_RUNS", str(tmp_path / "b"))
     options: Any = {"metric": GOAL, "trials": 1, "name": "search", "storage": optuna.storages.RDBStorage(url)}
     with pytest.raises(StartError, match="the study 'search' is held by run .* or pass another name"):
-        sweep(make_local(1), wait_for_ever, {"folder": [str(folder)]}, **options)
+        sweep(make_local(1), wait_at_first, {"folder": [str(folder)]}, **options)
     driver.kill()
     driver.wait()
-    study = sweep(make_local(1), report_zero, {"folder": [str(folder)]}, **options)
+    (folder / "again").touch()
+    study = sweep(make_local(1), wait_at_first, {"folder": [str(folder)]}, **options)
     assert [(trial.number, trial.outcome) for trial in study.table] == [(0, "complete")]
 
 
-def report_zero(folder: str) -> None:
+def wait_at_first(folder: str) -> None:
+    """Wait for ever, until it is begun again."""
     from distributor import runtime
 
+    if not Path(folder, "again").exists():
+        wait_for_ever(folder)
     runtime.report(loss=0.0)
 
 

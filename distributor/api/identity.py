@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distributor.shipping import pickling
 from distributor.values.job import Function, Module, Script, Target
 from distributor.values.lease_record import Identity, Resume
 
@@ -39,6 +40,16 @@ def identify(
     digests = {key: _digest(text.encode()) for key, text in shown.items()}
     short = {key: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for key, text in shown.items()}
     return Identity(name, resume, called, _digest(code), digests, short)
+
+
+def target_name(train_object: Any) -> str:
+    """Return the name of a function, or the file name of a script, as :func:`identify` does.
+
+    >>> target_name("/home/me/train.py"), target_name(print)
+    ('train.py', 'print')
+    """
+    is_script = isinstance(train_object, (str, os.PathLike))
+    return os.path.basename(train_object) if is_script else pickling.name_of(train_object)
 
 
 def _source_of(function: Callable[..., Any]) -> bytes:

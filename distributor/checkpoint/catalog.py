@@ -75,6 +75,13 @@ class Catalog:
         self._number = max(self._number, newest + len(self._unread))
         return list(self._known)
 
+    def all_committed(self) -> list[Manifest]:
+        """Like :meth:`committed`, but raise an ``OSError`` if something cannot be read that may be whole."""
+        found = self.committed()
+        if hidden := {name: error for name, error in self._unread.items() if self._is_hidden(name)}:
+            raise OSError(f"what is in {self._checkpoints.dir!r} cannot be read: {records.described(hidden)}")
+        return found
+
     def read(self, folder: str) -> Manifest | None:
         """Return the manifest of a folder's checkpoint; ``None`` if it has none, so is not committed."""
         data = self._fetch(f"{folder}/{MANIFEST}", MANIFEST)

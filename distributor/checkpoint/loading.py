@@ -166,9 +166,10 @@ def load_checkpoint(
             passed[name] = found
             memory = memory if isinstance(chosen, Manifest) else None  # a committed checkpoint is loaded instead
         call.tell(passed, "finds no checkpoint")
-        if folder is not None:
+        if folder is not None or (best is not None and call.has_any()):
             place, metric = call.session.settings.checkpoints.dir, f" with the metric {best[0]!r}" if best else ""
-            raise ConfigurationError(f"{_WHAT}: there is no checkpoint{metric} in {place!r} that can be loaded")
+            last = "; leave best= out to load the last one" if best else ""
+            raise ConfigurationError(f"{_WHAT}: there is no checkpoint{metric} in {place!r} that can be loaded{last}")
         if session.exchange.rank == 0 and not passed and (runs := places.named_runs(session.settings.checkpoints.dir)):
             reports.warn(f"{_WHAT}: there is no checkpoint in {session.settings.checkpoints.dir!r}{runs}")
         call.resume(None)
@@ -246,6 +247,10 @@ class _Call:
         key, exchange = f"{self.key}/{self._count}", self.session.exchange
         values = exchange.gather(key, own, _WHAT, patient=patient)
         return exchange.share(key, answer(values) if exchange.rank == 0 else [], _WHAT, patient=patient)
+
+    def has_any(self) -> bool:
+        """Whether rank 0 finds checkpoints in the place, also such as cannot be chosen."""
+        return bool(self.ask(b"", lambda _: [b"any" if self.session.catalog.committed() else b""], patient=True))
 
     def tell(self, passed: Mapping[str, OSError], what: str) -> None:
         if self.session.exchange.rank == 0:

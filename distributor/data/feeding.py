@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from distributor.machine.storage import Storage, is_url, open_storage
 from distributor.text import notices
 from distributor.text.wording import duration, size
 from distributor.values.checkpoints import Checkpoints
-from distributor.values.dataset import Dataset
+from distributor.values.dataset import MANIFEST, Dataset
 from distributor.values.job import Job
 
 #: Begins the names of snapshots' folders beside checkpoints.
@@ -53,13 +53,16 @@ def feed(job: Job, data: Mapping[str, Data], wanted: Callable[[], bool]) -> Iter
     Beside checkpoints, a snapshot is kept as long as one of these may refer to it.
     """
     with ExitStack() as kept:
-        places = {}
+        places, beside = {}, list[str]()
+        if job.checkpoints is not None:
+            kept.callback(_remove_unneeded, job, job.checkpoints, beside)
         for name, each in data.items():
             if snapshots.is_snapshot(each):
                 folder = each.source if is_url(each.source) else os.path.abspath(each.source)
                 manifest = snapshots.find(folder)
             elif job.checkpoints is not None:
-                folder, manifest = kept.enter_context(_kept(job, name, each, job.checkpoints, wanted))
+                folder, manifest = _kept(job, name, each, job.checkpoints, wanted)
+                beside.append(folder)
             else:
                 folder, manifest = kept.enter_context(_temporary(job, name, each, wanted))
             places[name] = Dataset(folder, each.lanes, manifest.id if manifest is not None else "")
@@ -91,43 +94,62 @@ def _temporary(job: Job, name: str, data: Data, wanted: Callable[[], bool]) -> I
         folders.remove(private)
 
 
-@contextmanager
 def _kept(
     job: Job, name: str, data: Data, checkpoints: Checkpoints, wanted: Callable[[], bool]
-) -> Iterator[tuple[str, SnapshotManifest]]:
+) -> tuple[str, SnapshotManifest]:
+    """Return the snapshot beside the checkpoints, which is written unless it is there."""
     beside = open_storage(checkpoints.dir)
-    there, saved = _snapshots(beside, checkpoints.dir, name), _saved(checkpoints)
+    there, others = _snapshots(beside, checkpoints.dir, name)
+    if job.fence is not None:  # otherwise, another run may be writing there
+        for folder in filter(snapshots.is_begun, others):
+            _remove(beside, folder)
+    try:
+        saved: list[float] | None = _saved(checkpoints)
+    except OSError:  # a checkpoint that cannot be read now may refer to each of them
+        saved = None
     source = snapshots.source_of(data)
     folder, newest = there[-1] if there else ("", None)
     same = newest is not None and newest.source.is_same(source)
-    if newest is not None and (same or (same is None and saved)):
+    if newest is not None and (same or (same is None and saved != [])):
         text = f"continues with the snapshot in {folder}, {snapshots.described(newest, source)}"
         notices.inform(f"run {job.label}: data {name!r}: {text}")
     else:
         folder = os.path.join(checkpoints.dir, f"{_PREFIX}{name}-{secrets.token_hex(4)}")
         there.append((folder, _write(job, name, data, folder, source, wanted)))
-    _remove_old(beside, there, saved)
+    if saved is not None:
+        _remove_old(beside, there, saved)
+    return there[-1]
+
+
+def _remove_unneeded(job: Job, checkpoints: Checkpoints, folders: Sequence[str]) -> None:
+    """Remove a run's snapshots beside its checkpoints at its end, unless one of these may refer to them."""
     try:
-        yield there[-1]
-    finally:
-        if not _saved(checkpoints):
-            _remove(beside, folder)
+        needed = not folders or _saved(checkpoints)
+    except OSError as error:  # the run has ended as it has
+        text = "the next run there removes it unless a checkpoint needs it"
+        notices.logger.warning("run %s: its data stays in %s: %s; %s", job.label, ", ".join(folders), error, text)
+        return
+    if not needed:
+        for folder in folders:
+            _remove(open_storage(checkpoints.dir), folder)
 
 
 def _saved(checkpoints: Checkpoints) -> list[float]:
-    """Return when the checkpoints that are there were committed."""
-    return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).committed()]
+    """Return when the checkpoints that are there were committed. OSError: one may be there that cannot be read."""
+    return [each.time for each in Catalog(open_storage(checkpoints.dir), checkpoints).all_committed()]
 
 
-def _snapshots(beside: Storage, where: str, name: str) -> list[tuple[str, SnapshotManifest]]:
-    """Return the snapshots of this name, the oldest first."""
-    found = []
+def _snapshots(beside: Storage, where: str, name: str) -> tuple[list[tuple[str, SnapshotManifest]], list[str]]:
+    """Return the snapshots of this name, the oldest first, and other folders with such names."""
+    found, others = list[tuple[str, SnapshotManifest]](), list[str]()
     for folder, _ in beside.folders():
-        if fnmatch.fnmatchcase(folder, f"{_PREFIX}{name}-????????"):
+        if re.fullmatch(f"{_PREFIX}{re.escape(name)}-[0-9a-f]{{8}}", folder):
             path = os.path.join(where, folder)
-            manifest = snapshots.find(path)
-            found += [] if manifest is None else [(path, manifest)]
-    return sorted(found, key=lambda each: each[1].created)
+            if (manifest := snapshots.find(path)) is None:
+                others.append(path)
+            else:
+                found.append((path, manifest))
+    return sorted(found, key=lambda each: each[1].created), others
 
 
 def _remove_old(beside: Storage, there: Sequence[tuple[str, SnapshotManifest]], saved: Sequence[float]) -> None:
@@ -138,5 +160,7 @@ def _remove_old(beside: Storage, there: Sequence[tuple[str, SnapshotManifest]], 
 
 
 def _remove(beside: Storage, folder: str) -> None:
+    name = os.path.basename(folder)
     with suppress(OSError):  # of a URL: the next run tries again
-        beside.remove_folder(os.path.basename(folder))
+        beside.remove(f"{name}/{MANIFEST}")  # first: nothing continues with what is left if this is interrupted
+        beside.remove_folder(name)

@@ -278,12 +278,13 @@ class _Gather:
             rows = self._taken(self._order, step % round_steps, count)
             fields = {name: value for each in self._windows for name, value in each.gather(rows, per_lane).items()}
             if not plan.drop_last:
-                fields[VALID] = torch.from_numpy(self._taken(self._valid, step % round_steps, count))
+                valid = self._taken(self._valid, step % round_steps, count)
+                fields[VALID] = torch.from_numpy(valid.copy())  # the next window takes its place in the ring
             yield [fields] if count == 1 else _split(fields, count)
             step += count
 
     def _taken(self, ring: Any, step: int, count: int) -> Any:
-        """Return what the ring has for a number of batches, batch after batch and lane after lane."""
+        """Return what the ring has for a number of batches, batch after batch and lane after lane; maybe a view."""
         per_lane = self._plan.per_lane
         taken = ring[:, step * per_lane : (step + count) * per_lane]
         return taken.reshape(-1, count, per_lane).swapaxes(0, 1).reshape(-1)

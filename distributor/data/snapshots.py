@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import time
 import uuid
@@ -23,6 +24,9 @@ from distributor.text import notices
 from distributor.text.wording import count, size
 from distributor.values import codec
 from distributor.values.dataset import MANIFEST
+
+#: What is in the folder of a snapshot before its manifest.
+_BEGUN = re.compile(rf"files-[0-9a-f]{{8}}|\.{re.escape(MANIFEST)}\.part")
 
 
 def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
@@ -73,6 +77,12 @@ def find(folder: str) -> SnapshotManifest | None:
     """Return the manifest of the snapshot in a folder; ``None`` if there is none."""
     content = open_storage(folder).read(MANIFEST)
     return None if content is None else codec.read(SnapshotManifest, content)
+
+
+def is_begun(folder: str) -> bool:
+    """Whether a folder has nothing but what a driver has left that was killed while it wrote a snapshot there."""
+    names = Url(folder, PAUSES).sizes() if is_url(folder) else os.listdir(folder)
+    return all(_BEGUN.fullmatch(name.partition("/")[0]) for name in names)
 
 
 def source_of(data: Data) -> SourceDigest:

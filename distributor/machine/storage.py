@@ -9,6 +9,7 @@ less: listings may be out of date, moving is copying and removing. URLs are acce
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -329,12 +330,28 @@ class Url:
         self._retry(call)
 
     def remove_folder(self, name: str) -> None:
+        path = self._at(name)
+
         def call() -> None:
             self._fs.invalidate_cache()
-            if self._fs.exists(self._at(name)):
-                self._fs.rm(self._at(name), recursive=True)
+            if not self._fs.exists(path):
+                return
+            if glob.escape(path) == path:
+                self._fs.rm(path, recursive=True)
+            else:  # rm would take the path as a pattern, and remove other folders
+                self._remove_each(path)
 
         self._retry(call)
+
+    def _remove_each(self, path: str) -> None:
+        """Remove a folder's files one by one, and then its folders."""
+        found: Mapping[str, Mapping[str, Any]] = self._fs.find(path, withdirs=True, detail=True)
+        folders = {path, *(name for name, entry in found.items() if entry["type"] == "directory")}
+        for file in found.keys() - folders:
+            self._fs.rm_file(file)
+        for folder in sorted(folders, reverse=True):
+            with suppress(Exception):  # object stores have no folders
+                self._fs.rmdir(folder)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Names of what Optuna keeps for us: with a trial, and with the study.
 RUN_ID, ERROR = "distributor.run_id", "distributor.error"
-METRIC, ID = "distributor.metric", "distributor.id"
+ID, METRIC, TARGET, PARAMETERS = "distributor.id", "distributor.metric", "distributor.target", "distributor.parameters"
 
 _JOURNAL = "study.journal"
 
@@ -130,6 +130,11 @@ def trial_folder(place: str, study: str, number: int, params: Mapping[str, Any])
     """Return the folder or URL for the checkpoints of one trial."""
     digest = hashlib.sha256(repr(sorted(params.items())).encode()).hexdigest()[:8]
     return f"{folder_of(place, study)}/{number}-{digest}"
+
+
+def is_begun(trial: optuna.trial.FrozenTrial) -> bool:
+    """Whether a trial counts: it neither waits in a user's queue nor was refused before it had a run."""
+    return trial.state.name != "WAITING" and not (trial.state.name == "FAIL" and RUN_ID not in trial.user_attrs)
 
 
 def of_optuna(trial: optuna.trial.FrozenTrial) -> Trial:

@@ -11,6 +11,7 @@ from distributor.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,40 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
             return distributions.IntDistribution(int(values.low), int(values.high))
         case Range():
             return distributions.FloatDistribution(values.low, values.high, log=values.log)
-        case list() | tuple() if values and all(isinstance(each, (str, int, float, type(None))) for each in values):
-            return distributions.CategoricalDistribution(values)
+        case list() | tuple():
+            plain = [each.item() if getattr(each, "shape", None) == () else each for each in values]  # scalars of NumPy
+            if plain and all(isinstance(each, (str, int, float, type(None))) for each in plain):
+                return distributions.CategoricalDistribution(plain)
     raise ConfigurationError(
         f"space: {name} must be uniform(low, high), log_uniform(low, high), int_range(low, high), or a list of texts "
         f"and numbers to choose from, not {values!r}"
     )
+
+
+def suggest(trial: Trial, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
+    """Let a trial choose the parameters that it lacks, and return all as the next driver will find them in a storage.
+
+    ValueError: Optuna does not allow what is to be chosen.
+    """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    chosen = trial.params
+    for name in (each for each in space if each not in chosen):
+        match space[name]:
+            case FloatDistribution(low=low, high=high, log=log):
+                trial.suggest_float(name, low, high, log=log)
+            case IntDistribution(low=low, high=high):
+                trial.suggest_int(name, low, high)
+            case CategoricalDistribution(choices=choices):
+                trial.suggest_categorical(name, choices)
+    params = trial.params
+    return {
+        name: each.to_external_repr(each.to_internal_repr(params[name])) for name, each in trial.distributions.items()
+    }
+
+
+def is_changed(before: BaseDistribution, now: BaseDistribution) -> bool:
+    """Whether Optuna refuses to go on with a parameter: only the bounds of numbers may change."""
+    if type(before) is not type(now) or hasattr(now, "choices"):
+        return bool(before != now)
+    return bool(before.log != now.log)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
+from distributor.api.identity import target_name
 from distributor.api.scheduling import choose_scheduler, choose_session
 from distributor.display.choose import choose_trials
 from distributor.errors import (
@@ -26,13 +27,24 @@ from distributor.errors import (
     TrainingError,
 )
 from distributor.machine import devices, processes
-from distributor.metrics.table import Row
+from distributor.metrics.table import Metrics, Row
 from distributor.run.callback_thread import Callbacks
 from distributor.run.handle import Run, active_runs
 from distributor.run.interrupt import plain_interrupts
-from distributor.search.kept import ERROR, ID, METRIC, RUN_ID, Kept, of_optuna, trial_folder
+from distributor.search.kept import (
+    ERROR,
+    ID,
+    METRIC,
+    PARAMETERS,
+    RUN_ID,
+    TARGET,
+    Kept,
+    is_begun,
+    of_optuna,
+    trial_folder,
+)
 from distributor.search.live import Live
-from distributor.search.space import distributions
+from distributor.search.space import distributions, is_changed, suggest
 from distributor.search.study import Study, Trial
 from distributor.text import notices
 from distributor.values.checks import check_count, check_title
@@ -97,7 +109,8 @@ def sweep(
             behind a URL or not kept, in the folder ``DISTRIBUTOR_RUNS``).
 
     Raises:
-        ConfigurationError: an argument is wrong, or Optuna is not installed.
+        ConfigurationError: an argument is wrong, Optuna is not installed, or the study of this name is of another
+            function, script, metric or space.
         StartError: another driver has the study, or a trial could not start while no other ran.
         TrainingError: too many trials failed; this is the first one's error.
 
@@ -180,24 +193,20 @@ class _Search:
         )
         self._prunes = pruner is not None
         self._warned = False  # that nothing is pruned
+        self._remembered = False  # in the study, what it is of
         self._stopped = threading.Event()  # by a sampler that has tried everything
         setattr(self._optuna, "stop", self._stopped.set)  # noqa: B010  # Optuna's own works only inside optimize()
         self.study = Study(kept.name, metric, self._optuna, self._identify())
-        earlier = self._optuna.get_trials()
+        there = self._optuna.get_trials()
+        if there:
+            self._optuna.sampler.reseed_rng()
+        self._check(there)
+        earlier = [each for each in there if is_begun(each)]
         self._begun = len(earlier)
         self._adopted = [each for each in earlier if not each.state.is_finished()]
         for each in earlier:
             if each.state.is_finished():
                 self.study.add(of_optuna(each))
-        if earlier:
-            self._optuna.sampler.reseed_rng()
-            before = (self._optuna.user_attrs.get(METRIC, metric[0]), self._optuna.direction.name.lower()[:3])
-            if before != metric:
-                raise ConfigurationError(
-                    f"the study {kept.name!r} was begun with metric={before!r}, and cannot go on with {metric!r}: pass "
-                    "that, or another name="
-                )
-        self._optuna.set_user_attr(METRIC, metric[0])
         self._events: queue.SimpleQueue[tuple[int, tuple[Row, ...] | None]] = queue.SimpleQueue()
         self._active: dict[int, _Active] = {}
         self._failed: list[bool] = []  # of each trial that has ended, but for failures without blame
@@ -207,6 +216,34 @@ class _Search:
         self._distributor = distributor._narrowest()
         self._slots = _Slots(self._distributor, at_once)
         self._live = Live(self.study, self._wanted, choose_trials() if distributor._options.output.progress else None)
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        """What the study keeps with its first trial that begins, so that a later call cannot take it for another."""
+        return {
+            METRIC: self._metric[0],
+            TARGET: target_name(self._train),
+            PARAMETERS: ", ".join(sorted(self._space)),
+        }
+
+    def _check(self, there: Sequence[optuna.trial.FrozenTrial]) -> None:
+        """Check that the study can go on with what is asked now, before any trial begins."""
+        kept = {**self._identity, **self._optuna.user_attrs}
+        metric = kept[METRIC], self._optuna.direction.name.lower()[:3]
+        changed = [(f"metric={metric!r}", f"{self._metric!r}")] if metric != self._metric else []
+        for key, what in ((TARGET, "the function or script"), (PARAMETERS, "the parameters")):
+            if kept[key] != self._identity[key]:
+                changed.append((f"{what} {kept[key]!r}", f"{self._identity[key]!r}"))
+        for name, now in self._space.items():
+            earlier = (each.distributions[name] for each in there if name in each.distributions)
+            if (before := next((each for each in earlier if is_changed(each, now)), None)) is not None:
+                changed.append((f"{name} from {before}", f"{now}"))
+        if changed:
+            before, now = changed[0]
+            raise ConfigurationError(
+                f"the study {self.study.name!r} was begun with {before}, and cannot go on with {now}: pass that, or "
+                "another name="
+            )
 
     def run(self) -> Study:
         """Search to the end, and return the study."""
@@ -241,32 +278,53 @@ class _Search:
         return bool(self._adopted) or (self._begun < self._wanted and not self._stopped.is_set())
 
     def _start(self) -> None:
+        import optuna
+
         known: dict[int, float] = {}
         if self._adopted:
-            import optuna
-
             frozen = self._adopted.pop(0)
             trial, known = optuna.trial.Trial(self._optuna, frozen._trial_id), dict(frozen.intermediate_values)
         else:
-            trial = self._optuna.ask(self._space)
+            trial = self._optuna.ask()
             self._begun += 1
-        params = trial.params
+        try:
+            run = self._submit(trial.number, self._params(trial))
+        except Exception:
+            if RUN_ID not in trial.user_attrs:  # otherwise it goes on in a later call, which may ask what can be done
+                with suppress(Exception):  # of the storage; the first error says more
+                    self._optuna.tell(trial.number, state=self._states.FAIL)
+            raise
+        self._active[trial.number] = _Active(trial, run, known=known)
+        trial.set_user_attr(RUN_ID, run.id)
+        if not self._remembered:
+            self._remembered = True
+            for key, value in self._identity.items():
+                self._optuna.set_user_attr(key, value)
+        threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
+
+    def _params(self, trial: optuna.Trial) -> dict[str, Any]:
+        try:
+            return suggest(trial, self._space)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"trial {trial.number} of the study {self.study.name!r} cannot choose from this space: {error}. Pass "
+                "the space= that the study was begun with, which must have what is enqueued, or another name="
+            ) from error
+
+    def _submit(self, number: int, params: Mapping[str, Any]) -> Run:
         args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
         is_script = isinstance(self._train, (str, os.PathLike))
         checkpoints = self._distributor._options.project.checkpoints
         if checkpoints is not None:
-            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, trial.number, params))
+            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, number, params))
         distributor = self._distributor._with(
             checkpoints=checkpoints,
             progress=False,
-            callbacks=(*self._callbacks, _Listener(trial.number, self._events)),
+            callbacks=(*self._callbacks, _Listener(number, self._events)),
             cpus_per_process=self._slots.cpus,
-            trial=TrialInfo(trial.number, params, self.study.name, self.study.id),
+            trial=TrialInfo(number, params, self.study.name, self.study.id),
         )
-        run = distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
-        self._active[trial.number] = _Active(trial, run, known=known)
-        trial.set_user_attr(RUN_ID, run.id)
-        threading.Thread(target=self._await, args=(trial.number, run), name="distributor-trial", daemon=True).start()
+        return distributor.submit(self._train, *(args if is_script else ()), **({} if is_script else params))
 
     def _await(self, number: int, run: Run) -> None:
         with suppress(Exception):  # nobody else asks for its error, which the table shows
@@ -329,7 +387,7 @@ class _Search:
             run.result()
         except DistributorError as failure:
             error = failure
-        value = run.latest_metrics.get(name)
+        value = _last_value(run, name)
         if value is None and active.known:  # an earlier driver has seen it end, but was killed before it told Optuna
             value = active.known[max(active.known)]
         made = Trial(active.trial.number, active.trial.params, "complete", value, run.snapshot().seconds, None, run.id)
@@ -385,6 +443,15 @@ class _Search:
             if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended
                 for frozen in self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
                     self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def _last_value(run: Run, name: str) -> float | None:
+    """Return the last value of a metric: the lowest rank's, of the last attempt that has reported it."""
+    if name in (newest := run.latest_metrics):
+        return newest[name]
+    rows = [row for row in run.metrics if name in row.values]
+    last = max((row.attempt for row in rows), default=0)
+    return Metrics(tuple(row for row in rows if row.attempt == last)).latest.get(name)
 
 
 def too_many(failed: Sequence[bool]) -> bool:

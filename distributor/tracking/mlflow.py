@@ -18,10 +18,10 @@ from distributor.metrics.rank import DATA_WAIT
 from distributor.metrics.table import Row, TrackedRow
 from distributor.run.handle import Run
 from distributor.text import notices
-from distributor.text.wording import without_user
+from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
-from distributor.tracking.mlflow_sender import Sender, Server, SpoolDelivery
+from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, Sender, Server, SpoolDelivery
 from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import check_flag
@@ -196,7 +196,7 @@ class MLflow:
         found = {} if best is None else {"distributor.best": str(best.number), "distributor.best.run": best.run_id}
         spool.append(Tags({"distributor.trials": str(len(study.table)), **found}))
         if best is not None:
-            spool.append(Params({f"best.{name}": str(value) for name, value in best.params.items()}))
+            spool.append(Params({f"best.{name}": str(value)[:LONGEST_PARAM] for name, value in best.params.items()}))
             spool.append(Values(None, time.time(), {study.metric[0]: best.value}))
         spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
         self._runs[study.id] = _Tracked(self._sender.add(spool), study.id)
@@ -292,7 +292,7 @@ class MLflow:
             None if trial is None else trial.study_id,
         )
         spool = Spool.create(self._folder, begin)
-        spool.append(Params({name: str(value) for name, value in run.arguments.items()}))
+        spool.append(Params({name: str(value)[:LONGEST_PARAM] for name, value in run.arguments.items()}))
         tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
         spool.append(Tags({**tags, "distributor.run": run.id}))
         return _Tracked(self._sender.add(spool), begin.study_key)
@@ -324,7 +324,8 @@ class _Tracked:
     checkpoints: Checkpoints | None = None  # once it has ended
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        self.delivery.spool.append(Tags(tags))
+        """Note facts by name, such as paths and errors, but no password of a URL."""
+        self.delivery.spool.append(Tags({name: without_password(text)[:LONGEST_TAG] for name, text in tags.items()}))
 
     def report(self, rows: Sequence[Row]) -> None:
         """Note rows, but leave to rank 0 what it has logged itself."""

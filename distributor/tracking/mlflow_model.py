@@ -13,6 +13,7 @@ import torch
 
 from distributor.checkpoint.loading import load_module
 from distributor.text import notices
+from distributor.text.wording import without_password
 from distributor.tracking.mlflow_files import log_files
 from distributor.values.checkpoints import Checkpoints
 
@@ -40,7 +41,7 @@ class Registration:
             self._save(module, run, os.path.join(folder, _FOLDER))
             log_files(client, run, folder)
         version = _add_version(client, self.name, run)
-        client.set_tag(run, "distributor.registered", f"{self.name} {version}, of {path}")
+        client.set_tag(run, "distributor.registered", f"{self.name} {version}, of {without_password(path)}")
         return version
 
     def _save(self, module: torch.nn.Module, run: str, folder: str) -> None:

@@ -30,7 +30,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0  # seconds between two requests: the server c
 
 _MOST_METRICS, _MOST_OTHERS = 800, 90  # in one request; MLflow takes 1,000, and 100 of the others
 
-_LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 500, 5000  # characters that all versions of MLflow take
+_LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG = 250, 500, 5000  # characters that all versions of MLflow take
 
 #: Codes with which MLflow refuses for good what is sent, and those that concern the whole run.
 _REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
@@ -186,13 +186,13 @@ class SpoolDelivery:
                             metrics.append(Metric(clean, float(value), int(1000 * entry.at), step))
                 case Params():
                     for name, value in entry.params.items():
-                        clean, value = self._rename(name), value[:_LONGEST_PARAM]
+                        clean, value = self._rename(name), value[:LONGEST_PARAM]
                         if self._params.setdefault(clean, value) == value:
                             others.append(Param(clean, value))
                         else:
                             others.append(RunTag(f"changed.{clean}"[:_LONGEST_NAME], value))
                 case Tags():
-                    others += [RunTag(name[:_LONGEST_NAME], text[:_LONGEST_TAG]) for name, text in entry.tags.items()]
+                    others += [RunTag(name[:_LONGEST_NAME], text[:LONGEST_TAG]) for name, text in entry.tags.items()]
                 case LogFiles():
                     try:
                         log_files(client, str(self.run), entry.files, "logs")

@@ -87,6 +87,7 @@ class Spool:
     begin: bytes = b""
     _reports: int = 0
     _thinned: bool = False
+    _torn: bool = False  # the last line is not complete
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _mode: str = "a+b"
 
@@ -164,7 +165,9 @@ class Spool:
                 if unsent > BOUND and self._reports % 2 ** (1 + 8 * (unsent - BOUND) // BOUND):
                     self._tell_thinned()
                     return
-            self._file.write(codec.pack(entry) + b"\n")
+            line = codec.pack(entry) + b"\n"
+            data = b"\n" + line if self._torn else line
+            self._torn = self._file.write(data) < len(data)  # on a full disk
 
     def _tell_thinned(self) -> None:
         if not self._thinned:
@@ -180,17 +183,24 @@ class Spool:
 
         What comes with it would be sent again if the server did not take it.
         """
-        data = os.pread(self._file.fileno(), _CHUNK, self.sent)
         entries: list[Entry] = []
         end = self.sent
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            with suppress(ValueError):  # a line that a full disk has cut
-                entry: Entry = codec.read(Entry, line)  # type: ignore[arg-type]
-                if entries and isinstance(entry, RunEnded):
-                    break
-                entries.append(entry)
-            end += len(line)
+        while not entries and (lines := self._lines(end)):
+            for line in lines:
+                with suppress(ValueError):  # a line that a full disk has cut
+                    entry: Entry = codec.read(Entry, line)  # type: ignore[arg-type]
+                    if entries and isinstance(entry, RunEnded):
+                        break
+                    entries.append(entry)
+                end += len(line)
         return entries, end
+
+    def _lines(self, begin: int) -> list[bytes]:
+        """Return some lines that are complete, at least one if there is one."""
+        length = _CHUNK
+        while b"\n" not in (data := os.pread(self._file.fileno(), length, begin)) and len(data) == length:
+            length *= 2  # the line is longer
+        return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
     def acknowledge(self, end: int) -> None:
         """Note that all entries before ``end`` have been sent."""

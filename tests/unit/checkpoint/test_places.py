@@ -127,6 +127,19 @@ def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
     assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) == 2
 
 
+def test_no_training_begins_anew_beside_checkpoints_without_the_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) is None
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    with pytest.raises(
+        ConfigurationError, match=r"no checkpoint with the metric 'loss' in '.*mine' that.*leave best= out"
+    ):
+        runtime.load_checkpoint({"step": 0}, best=("loss", "min"))
+    assert runtime.load_checkpoint({"step": 0}) == 1
+
+
 def test_files_of_checkpoint_folder_are_passed_over_by_loads_of_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

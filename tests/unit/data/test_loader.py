@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from distributor.data import snapshots
+from distributor.data import row_order, snapshots
 from distributor.data.loader import RankDataset, _Deliver
 from distributor.data.reader import DataError
 from distributor.data.source import Data
@@ -74,6 +74,17 @@ def test_evaluation_marks_the_rows_that_it_repeats(there):
     seen = []
     for batch in loader(there, shuffle=False):
         seen += batch["y"][batch["_valid"]].tolist()
+    assert sorted(seen) == list(range(ROWS))
+
+
+@pytest.mark.parametrize(("width", "window_bytes"), [(1, 1), (12, 1), (12, 2000)])
+def test_batches_that_wait_keep_the_marks_of_their_rows(there, monkeypatch, width, window_bytes):
+    """Windows of one and of two batches are read anew while batches wait."""
+    monkeypatch.setattr(row_order, "WINDOW_BYTES", window_bytes)
+    seen = []
+    for rank in range(width):
+        for batch in list(loader(there, rank, width, shuffle=False)):
+            seen += batch["y"][batch["_valid"]].tolist()
     assert sorted(seen) == list(range(ROWS))
 
 

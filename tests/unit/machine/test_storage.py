@@ -42,6 +42,21 @@ def test_a_storage_keeps_files(tmp_path: Path, kind: str) -> None:
         storage.size("f")
 
 
+@pytest.mark.parametrize("root", ["memory://runs", "file://{}"])
+@pytest.mark.parametrize("name", ["exp[1]", "exp*", "exp?"])
+def test_a_urls_folder_with_signs_of_patterns_is_removed_and_no_other(tmp_path: Path, root: str, name: str) -> None:
+    both = [Url(f"{root.format(tmp_path)}/{folder}") for folder in (name, "exp1")]
+    for each in both:
+        each.write("step-1/model.pt", b"weights")
+        each.write("step-1/below/a[b]", b"")
+        each.write("step-2", b"")
+    both[0].remove_folder("step-1")
+    assert [sorted(each.sizes()) for each in both] == [["step-2"], ["step-1/below/a[b]", "step-1/model.pt", "step-2"]]
+    assert not (tmp_path / name / "step-1").exists()
+    both[1].remove_folder("step-1")
+    assert sorted(both[1].sizes()) == ["step-2"]
+
+
 def test_all_errors_of_a_storage_are_oserrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Url(f"file://{tmp_path}")
     with pytest.raises(OSError):

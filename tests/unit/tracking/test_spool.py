@@ -2,7 +2,7 @@
 
 import pytest
 
-from distributor.tracking.spool import RunBegun, RunEnded, Spool, Values
+from distributor.tracking.spool import Params, RunBegun, RunEnded, Spool, Values
 
 BEGIN = RunBegun("a", None, "a", 0.0, "/", "train")
 
@@ -36,6 +36,54 @@ def test_what_a_full_disk_has_cut_is_left_out(tmp_path, left):
     left.write_bytes(left.read_bytes()[:-5])
     (spool,) = Spool.left_in(tmp_path)
     assert sent(spool) == [0, 1, 2] and not spool.is_whole
+
+
+def test_a_line_longer_than_what_is_sent_together_is_sent(tmp_path):
+    spool = Spool.create(tmp_path, BEGIN)
+    spool.append(Params({f"p{number}": "x" * 500 for number in range(2000)}))
+    spool.append(Values(1, 0.0, {"loss": 1.0}))
+    spool.append(RunEnded("FINISHED", 1.0))
+    spool.release()
+    (left,) = Spool.left_in(tmp_path)
+    found = []
+    while entries := left.read()[0]:
+        found += entries
+        left.acknowledge(left.read()[1])
+    assert [type(each) for each in found] == [RunBegun, Params, Values, RunEnded]
+    assert len(found[1].params) == 2000
+
+
+def test_much_that_cannot_be_read_holds_nothing_up(tmp_path, left):
+    begin, *rest = left.read_bytes().splitlines(keepends=True)
+    left.write_bytes(b"".join([begin, b"x" * (1 << 20), b"\n", *rest]))
+    (spool,) = Spool.left_in(tmp_path)
+    spool.acknowledge(len(begin))
+    assert sent(spool) == [0, 1, 2, "end"]
+
+
+def test_a_line_that_a_full_disk_has_cut_costs_no_other(tmp_path):
+    spool = Spool.create(tmp_path, BEGIN)
+
+    class Full:
+        """A file of which only a part is written, as on a full disk."""
+
+        def __init__(self, file):
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            return self._file.write(data[: len(data) // 2])
+
+    spool.append(Values(0, 0.0, {"loss": 1.0}))
+    real, spool._file = spool._file, Full(spool._file)
+    for step in (1, 2):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    spool._file = real
+    for step in (3, 4):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    assert sent(spool) == [0, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""What of a run is noted for MLflow, which need not be installed here."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from distributor.tracking import mlflow_model
+from distributor.tracking.mlflow import _Tracked
+from distributor.tracking.mlflow_sender import LONGEST_TAG, SpoolDelivery
+from distributor.tracking.spool import RunBegun, Spool
+from distributor.values.checkpoints import Checkpoints
+
+
+@pytest.fixture
+def tracked(tmp_path):
+    return _Tracked(SpoolDelivery(Spool.create(tmp_path, RunBegun("a", None, "a", 0.0, "/", "train"))), None)
+
+
+def tags(tracked):
+    """What is noted after the beginning."""
+    return {name: text for entry in tracked.delivery.spool.read()[0][1:] for name, text in entry.tags.items()}
+
+
+def test_of_a_placement_only_what_the_server_takes_is_noted(tracked):
+    tracked.describe(SimpleNamespace(placement="host: rank\n" * 40_000, num_processes=40_000))
+    found = tags(tracked)
+    assert len(found["distributor.placement"]) == LONGEST_TAG
+    assert found["distributor.num_processes"] == "40000"
+
+
+def test_no_password_of_a_url_is_noted(tracked):
+    tracked.tag({"distributor.checkpoint": "sftp://me:pw@host/kept/step-8", "distributor.error": "no sftp://:p@w@host"})
+    assert tags(tracked) == {
+        "distributor.checkpoint": "sftp://me@host/kept/step-8",
+        "distributor.error": "no sftp://@host",
+    }
+
+
+def test_a_container_of_azures_stays(tracked):
+    tracked.tag({"distributor.checkpoint": "abfss://data@account.dfs.core.windows.net/kept/step-8"})
+    assert tags(tracked) == {"distributor.checkpoint": "abfss://data@account.dfs.core.windows.net/kept/step-8"}
+
+
+def test_a_registered_model_names_its_checkpoint_without_a_password(monkeypatch):
+    monkeypatch.setattr(mlflow_model, "load_module", lambda *_: "sftp://me:pw@host/kept/step-8")
+    monkeypatch.setattr(mlflow_model, "log_files", lambda *_: None)
+    monkeypatch.setattr(mlflow_model, "_add_version", lambda *_: "1")
+    monkeypatch.setattr(mlflow_model.Registration, "_save", lambda *_: None)
+    client = Mock()
+    registration = mlflow_model.Registration("digits", lambda: torch.nn.Linear(1, 1))
+    registration.register(client, "abc", Checkpoints("sftp://me:pw@host/kept"))
+    client.set_tag.assert_called_once_with("abc", "distributor.registered", "digits 1, of sftp://me@host/kept/step-8")
