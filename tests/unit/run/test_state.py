@@ -293,7 +293,9 @@ UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on h
         ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [AtRest(None)]),
         ((*UP, DIED), RESTS_A, [AtRest(None)]),
         ((*UP, UNABLE), RESTS_A, [AtRest(None)]),  # it could not start its ranks in another attempt either
-        ((HELLO_A, FAILED), RESTS_A, []),  # the other node may still come up
+        ((HELLO_A, FAILED), RESTS_A, [AtRest(None)]),  # the other one may have no channel
+        ((HELLO_A, STARTED_A), RESTS_A, [AtRest(None)]),  # and its rank may have failed
+        ((HELLO_A, HELLO_B, FAILED), RESTS_A, []),  # the other one comes up
     ],
 )
 def test_nodes_that_have_all_stopped_are_told_how_it_goes_on(
