@@ -65,7 +65,7 @@ class Supervisor:
         join: Join | None = None,
     ) -> None:
         self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
-        self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
+        self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
         self._feed = feed
@@ -171,6 +171,7 @@ class Supervisor:
             self.attempt.begin()
             submission.fit(lambda: self.state.cause is None)
             self.state.fit(submission.job)
+            self.reports.fit(submission.job.world_size)
             with self._channel(output_sink, channels) as submission.server:
                 over = isinstance(self.state.cause, Cancelled | StartTimeout)
                 collected = Collected() if over else submission.run(submission.server)
