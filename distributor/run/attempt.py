@@ -31,6 +31,9 @@ class Line(Protocol):
         Without ``port``, where ranks of another attempt would meet on node 0, these nodes cannot begin one.
         """
 
+    def quiet(self) -> float:
+        """Return for how many seconds no output of ranks has arrived."""
+
 
 class Attempt:
     """One attempt of a run. Any thread may report an event to it."""
@@ -56,6 +59,9 @@ class Attempt:
         self._perform(actions)
         return live
 
+    def _due(self, deadline: Deadline) -> None:
+        self.on(events.Due(deadline, self._line.quiet()))
+
     def _ask_scheduler(self, deadline: Deadline) -> None:
         self.on(self._submission.ask_scheduler(deadline))
 
@@ -69,7 +75,7 @@ class Attempt:
                 case events.EndJob():
                     self._submission.end()
                 case events.Arm(deadline=deadline):
-                    self._alarm.after(action.after, partial(self.on, events.Due(deadline)), key=(self, deadline))
+                    self._alarm.after(action.after, partial(self._due, deadline), key=(self, deadline))
                 case events.AskScheduler(deadline=deadline):
                     self._alarm.after(0.0, partial(self._ask_scheduler, deadline), key=(self, deadline, "ask"))
                 case events.AskRoom():

@@ -194,7 +194,7 @@ class AttemptState:
             case DriverTerminated():
                 return self._on_terminate(now)
             case Due():
-                return self._on_due(event.deadline, now)
+                return self._on_due(event, now)
             case Asked(deadline=Deadline.START):
                 return [] if event.step is None else self._late(event.step, now)
             case Asked():
@@ -425,9 +425,17 @@ class AttemptState:
         self._doubt = self._doubt or leaves_doubt(new, recovery)
         self._again = not self._doubt and surely_again(new, self.number, recovery)
 
-    def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
+    def _brings(self, quiet: float, now: float) -> bool:
+        """Return whether nodes still bring files or output of their ended ranks."""
+        since = self.phase.since + self._job.deadlines.grace_period
+        output = quiet < self._margins.stop and not self.nodes.all_gone and now - since < self._margins.output
+        return self.nodes.keeping or output
+
+    def _on_due(self, due: Due, now: float) -> list[Action]:
+        deadline = due.deadline
         if deadline is Deadline.END:
-            return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
+            waits = self._brings(due.quiet, now) and not self.killed
+            return [Arm(Deadline.END, self._margins.stop)] if waits else [EndJob()]
         if deadline is Deadline.BLAME:
             return self._blame((), now) if isinstance(self.phase, _ALIVE) else []
         if deadline is Deadline.TERMINATE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ class Supervisor:
         self._dumps = Dumps(lambda: self._job.world_size)
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
         self._stuck = False  # whether the run ends because its last attempts made no progress
+        self._output_at = -math.inf  # when output of ranks last arrived, on the monotonic clock
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
         self.submission = Submission(job, scheduler, self._alarm, margins, resize)
@@ -410,9 +412,13 @@ class Supervisor:
         following.begin()
         self._cancel_too(current)
 
+    def quiet(self) -> float:
+        return time.monotonic() - self._output_at
+
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
     def on_log(self, log: Log) -> None:
+        self._output_at = time.monotonic()
         if log.stream != REPORTS:
             self._display.logs.take(log)
             return

@@ -360,6 +360,22 @@ def test_nodes_that_bring_their_last_files_get_time(events: Any, action: Any) ->
     assert after(*UP, FAILED, *events).on(Due(Deadline.END), 20.0) == [action]
 
 
+@pytest.mark.parametrize(
+    ("events", "quiet", "now", "action"),
+    [
+        ((), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+        ((), 1.5, 20.0, EndJob()),  # nothing has come since END was set
+        ((), 0.5, 400.0, EndJob()),  # it never ends
+        ((BYE_A,), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+        ((BYE_A, DIED), 0.5, 20.0, EndJob()),  # nobody is left to bring more
+        ((Kill(),), 0.5, 20.0, EndJob()),
+        ((Cancel("enough"),), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+    ],
+)
+def test_nodes_that_bring_the_rest_of_their_output_get_time(events: Any, quiet: float, now: float, action: Any) -> None:
+    assert after(*UP, FAILED, *events).on(Due(Deadline.END, quiet), now) == [action]
+
+
 @pytest.mark.parametrize("before", [UP, (*UP, FAILED)])
 @pytest.mark.parametrize("event", [Cancel("enough"), Kill()])
 def test_what_the_user_cancels_is_known_even_if_it_stops_for_another_reason(before: Any, event: Any) -> None:

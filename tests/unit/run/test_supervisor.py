@@ -160,3 +160,18 @@ def test_a_narrow_run_of_a_wide_range_keeps_what_its_ranks_may_report(tmp_path: 
     assert len(data) > 2 * room(64)
     assert supervisor.reports.latest == {"loss": 19_999.0}
     assert supervisor.reports.metrics.dropped == 0
+
+
+def test_a_job_is_not_ended_while_output_of_its_ended_ranks_arrives() -> None:
+    scheduler = Mock()
+    scheduler.cancel.return_value = False
+    supervisor = Supervisor(make_job(grace_period=0.1), scheduler, Mock(), Margins(stop=1.5))
+    supervisor._alarm.start()
+    supervisor.on(events.Heard("a", messages.AllNodes((Node(0, "a", "host-a", "127.0.0.1", 1, 0, 0, 1),))))
+    supervisor.on(events.Heard("a", messages.Failed(replace(KILLED, rank=0), attempt=0)))
+    for offset in range(25):
+        supervisor.on_log(Log(0, 1, offset, b"x"))
+        time.sleep(0.1)
+    assert not scheduler.cancel.called
+    watch.until(lambda: scheduler.cancel.called)
+    supervisor._alarm.close()
