@@ -94,6 +94,24 @@ def test_a_copy_that_is_cut_off_does_not_count(node: Endpoint, folder: Path, tmp
     assert (folder / "5-0.record").read_bytes() == b"new"
 
 
+def test_an_old_connection_does_not_write_into_a_newer_copy(folder: Path) -> None:
+    """Its thread may still wait for bytes when the rank sends its next state."""
+    store = replica_store.ReplicaStore(RUN, SharedMemory(str(folder), LIMIT, True))
+    old, new = (store.reserve(Copy("5-0", 3, 0, 1000)) for _ in range(2))
+    new.tensors[:] = b"n" * 1000
+    new.seal(b"new", b"")
+    old.tensors[:] = b"o" * 1000
+    with pytest.raises(OSError, match="a newer copy of the rank's state has begun to arrive"):
+        old.seal(b"old", b"")
+    old.close()
+    new.close()
+    assert (folder / "5-0").read_bytes() == b"n" * 1000
+    assert (folder / "5-0.record").read_bytes() == b"new"
+    memory = (folder / "5-0").stat().st_ino
+    store.reserve(Copy("5-0", 3, 0, 1000)).close()
+    assert (folder / "5-0").stat().st_ino == memory, "memory of an older copy is used again"
+
+
 def test_a_copy_without_room_is_refused(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     path = state(tmp_path, LIMIT + 1)
     with pytest.raises(OSError, match="a rank needs 1 MiB of shared memory"):
