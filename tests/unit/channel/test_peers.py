@@ -205,6 +205,25 @@ def test_a_server_that_cannot_accept_for_a_moment_goes_on(
     assert not server.is_alive()
 
 
+def test_a_server_that_can_start_no_thread_for_a_moment_goes_on(
+    node: Endpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, start = [RuntimeError("can't start new thread")] * 70, threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if refused:
+            raise refused.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    monkeypatch.setattr(peers, "_ACCEPT_AGAIN", 0.01)
+    for _ in range(70):  # more than the server has places for
+        with pytest.raises(OSError):
+            peers.recall(node, str(folder / "5-0"), [(0, 1)])
+    peers.send_copy(node, "5-0", b"record", b"", str(state(tmp_path, 1000)), [(0, 1000)])
+    assert (folder / "5-0.record").read_bytes() == b"record"
+
+
 def test_keys_are_not_shown(key: PeerKey) -> None:
     assert repr(replace(key)) == "PeerKey()"
 
