@@ -16,8 +16,6 @@ from distributor.run.state import AttemptState
 from distributor.run.submission import Submission
 from distributor.text import notices
 
-_log = notices.logger
-
 
 class Line(Protocol):
     """What an attempt requests of its run. No method blocks."""
@@ -89,4 +87,4 @@ class Attempt:
                 case events.Announce():
                     self._display.announce(action.text)
                 case events.Warn():
-                    _log.warning("%s", action.text)
+                    notices.soon(notices.warn, action.text)

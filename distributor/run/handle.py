@@ -34,6 +34,7 @@ from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
 from distributor.run.supervisor import Feed, Supervisor
 from distributor.schedulers.base import Scheduler
+from distributor.text import notices
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
@@ -547,6 +548,8 @@ class Run:
             try:
                 self._supervisor.end(self._verdict)
                 self._display.look()
+                self._display.logs.flush()  # callbacks may read the files
+                notices.flush()
                 self._life.decided.set()
                 self._callbacks.close()
                 self._tell_end(consequent)

@@ -240,7 +240,7 @@ class Supervisor:
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
         """Log that another attempt follows, and record the end of this one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
-        _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
+        notices.soon(notices.warn, f"run {self._job.label}: {what}{limit}: {why}")
         self._display.logs.release(self.consequent())
         self._end_attempt(why)
 
@@ -424,9 +424,9 @@ class Supervisor:
             return
         for text in self.reports.take(log):
             if isinstance(text, Resumed):
-                notices.inform(f"run {self._job.label}: {escapes.plain(str(text))}")
+                notices.soon(notices.inform, f"run {self._job.label}: {escapes.plain(str(text))}")
             else:
-                _log.warning("run %s: %s", self._job.label, text)
+                notices.soon(notices.warn, f"run {self._job.label}: {text}")
 
     def offsets(self, node: str) -> tuple[Offset, ...]:
         ranks = self.state.nodes.ranks_of(node)
