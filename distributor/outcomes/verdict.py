@@ -101,8 +101,8 @@ def verdict(
         return Verdict(error=StallError(cause.message, stacks=cause.stacks))
     if isinstance(cause, Disagreed):
         return Verdict(error=StopError(cause.message))
-    if isinstance(cause, StartTimeout) and collected is not None and (why := _agent_error(collected)) is not None:
-        return Verdict(error=why)
+    if isinstance(cause, StartTimeout) and collected is not None and (failed := _agent_error(collected)) is not None:
+        return Verdict(error=failed)
     if isinstance(cause, StartTimeout | Unfit):
         return Verdict(error=StartError(cause.message))
     if collected is not None:
