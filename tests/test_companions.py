@@ -81,6 +81,15 @@ def test_a_companion_that_never_gets_ready_is_a_late_start(tmp_path: Path) -> No
     is_gone([], run.id)
 
 
+def test_a_node_that_cannot_be_planned_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The other node does not wait for it until start_timeout has passed."""
+    launch = Accompanied("serve", {"folder": str(tmp_path)}, (), unplanned=(1,))
+    run = submit(accompanied.see, str(tmp_path), launch=launch, max_restarts=1)
+    with pytest.raises(StartError, match="^there is no plan for node 1$"):
+        run.result(timeout=watch.DEADLINE)
+    is_gone([], run.id)
+
+
 def touch_and_fail(path: str) -> None:
     Path(path).touch()
     raise ValueError("the rank's own")

@@ -30,7 +30,7 @@ _SILENCE = 30.0  # seconds without progress after which the other side is lost
 _MOST_BYTES = 4 << 20
 _MOST_LINES = 64
 
-_ACCEPT_AGAIN = 0.1  # seconds after a failure to accept, for example with too many open files
+_ACCEPT_AGAIN = 0.1  # seconds after a failure to accept or serve, for example with too many open files
 
 
 P = ParamSpec("P")
@@ -85,7 +85,12 @@ class PeerServer(threading.Thread):
                 if self._closed.wait(_ACCEPT_AGAIN):
                     return
                 continue
-            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+            except RuntimeError:  # this process can start no further thread now
+                line.close()
+                self._places.release()
+                self._closed.wait(_ACCEPT_AGAIN)
 
     def close(self) -> None:
         """Accept no more connections; requests that are being served go on."""

@@ -20,8 +20,6 @@ from distributor.values.messages import Message
 from distributor.values.outcome import REPORTS, Log
 from distributor.values.placement import Node, Placement, digest
 
-_log = notices.logger
-
 _MOST_LOGGED = 10  # refusals
 
 _MOST_WARNINGS = 64  # of one node, shown during the run; its report at the end repeats all
@@ -81,7 +79,7 @@ class Validation:
         if self._refused <= _MOST_LOGGED:
             last = "; further ended connections are not logged" if self._refused == _MOST_LOGGED else ""
             run = f"run {self._label}: " if self._label else ""
-            _log.warning("%sthe driver ended a connection from %s, which %s%s", run, peer, why, last)
+            notices.soon(notices.warn, f"{run}the driver ended a connection from {peer}, which {why}{last}")
 
     @property
     def names(self) -> Collection[str] | None:

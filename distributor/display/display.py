@@ -98,8 +98,8 @@ class Display:
         self._snapshot = None  # it refers to the run's handle, which Python must be able to free
         notices.leave(self.logs.note)
         self.logs.close()
-        if self.logs.error is not None:
-            _log.warning("the logs in %s are incomplete: %s", self.logs.folder, self.logs.error)
+        if incomplete := self.logs.incomplete:
+            _log.warning("the logs in %s", incomplete)
 
     def _follow(self, view: View) -> None:
         while not self._closed.wait(view.interval):

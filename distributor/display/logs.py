@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from distributor.display.console import Console
+from distributor.display.log_files import LogFiles
 from distributor.text import escapes
 from distributor.values.messages import Offset
 from distributor.values.outcome import UNCAUGHT, Log
@@ -30,14 +30,12 @@ class Logs:
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console = console
-        self.folder = folder
+        self._files = None if folder is None else LogFiles(folder)
         self._offsets: dict[tuple[int, int], int] = {}
         self._before: dict[tuple[int, int], int] = {}  # number of bytes of each stream in the run's earlier jobs
         self._held: dict[int, bytes] = {}
         self._open: dict[tuple[int, int], str] = {}  # unfinished escape sequences, which the next piece continues
         self._lock = threading.Lock()
-        #: The first error in writing the files, which are incomplete from then on.
-        self.error: OSError | None = None
         #: The last line of each rank, for views and errors. It may have colours, as escape sequences.
         self.last_lines: dict[int, str] = {}
 
@@ -108,7 +106,20 @@ class Logs:
                 if (rank, stream) in self._offsets
             )
 
+    @property
+    def incomplete(self) -> str:
+        """Which files are incomplete, and why; ``""`` if none are."""
+        files = self._files
+        return "" if files is None or files.error is None else f"{files.folder} are incomplete: {files.error}"
+
+    def flush(self) -> None:
+        """Wait until the files have all output that has arrived."""
+        if self._files is not None:
+            self._files.flush()
+
     def close(self) -> None:
+        if self._files is not None:
+            self._files.close()
         self._console.close()
 
     def _note_last_line(self, key: tuple[int, int], data: bytes) -> None:
@@ -122,22 +133,11 @@ class Logs:
             self.last_lines[key[0]] = escapes.end_of(last, _LAST_LINE)
 
     def _write(self, key: tuple[int, int], offset: int, data: bytes) -> None:
-        if self.folder is None or self.error is not None:
+        if self._files is None:
             return
         rank, stream = key
         offset += self._before.get(key, 0)
         if _NAMES[stream] == "stderr":  # the file takes stderr and UNCAUGHT, in the order in which they arrive
             other = (rank, _STDERR if stream == UNCAUGHT else UNCAUGHT)
             offset += self._before.get(other, 0) + self._offsets.get(other, 0)
-        try:
-            path = self.folder / f"rank-{rank}.{_NAMES[stream]}"
-            # Opened each time: a large run may have more files than a process may have open.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                while data:
-                    count = os.pwrite(descriptor, data, offset)
-                    offset, data = offset + count, data[count:]
-            finally:
-                os.close(descriptor)
-        except OSError as error:  # such as a full disk: training goes on, and the user is told at the end
-            self.error = error
+        self._files.write(f"rank-{rank}.{_NAMES[stream]}", offset, data)

@@ -160,6 +160,11 @@ class Reports:
         row = _row(rank, report)
         self._add_news(TrackedRow(*row) if isinstance(report, TrackedReport) else row)
 
+    def fit(self, world_size: int) -> None:
+        """Note how many ranks the job has: each rank computes from it how much it may report."""
+        with self._lock:
+            self._room = _SLACK * reports.room(world_size)
+
     def begin_again(self) -> None:
         """Prepare for the run's next job, whose ranks write new streams. Keep the reports of earlier jobs."""
         with self._lock:

@@ -81,6 +81,7 @@ class _Agent:
         self._terminated = False
         most = self._job.recovery.max_restarts if self._job.launch.restarts else 0
         self._restarts = AttemptOrders(most, self._job.attempt)
+        self._share: Share | None = None  # what this node knows of the placement
         self._attempt: NodeAttempt | None = None
         self._logs: Tailing | None = None
         self._files: NewFiles | None = None
@@ -109,7 +110,7 @@ class _Agent:
             except Exception as error:
                 told = rank_exits.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
-                self._link.tell(messages.Failed(attempt=self._restarts.ordered))
+                await self._link.fail(self._share, self._restarts.ordered)
             await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
@@ -234,6 +235,7 @@ class _Agent:
 
     def _site(self) -> Site:
         placement, warnings = self._place()
+        self._share = placement
         node, files = placement.node, launchers.files_needed(placement)
         shortages = limits.shortages(limits.here(), node.local_world_size, self._job.resources.use_gpu, files)
         interface, warning = network.interface_towards(node.address, placement.others)

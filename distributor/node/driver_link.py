@@ -67,6 +67,13 @@ class DriverLink:
         self._uplink = uplink
         return None
 
+    async def fail(self, placement: Share | None, attempt: int) -> None:
+        """Tell the driver that this node has failed. Connect first if need be: other nodes may wait for this one."""
+        if not self.nodes and placement is not None:
+            with suppress(StartError, frames.ProtocolError):
+                await self.open(placement)
+        self.tell(messages.Failed(attempt=attempt))
+
     def _dial(self) -> tuple[Dial, str] | None:
         """Return how to connect, and the address as text; ``None`` if there is no channel."""
         if self._socket is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +26,8 @@ class ReplicaStore:
         self._run_id = run_id
         self._folder = Path(memory.folder)
         self._limit = memory.limit
+        self._newest: dict[Path, IncomingReplica] = {}
+        self._lock = threading.Lock()
 
     def reserve(self, copy: Copy) -> IncomingReplica:
         """Reserve memory for a copy, in place of one of the same name. OSError if it does not fit or is invalid."""
@@ -37,7 +41,18 @@ class ReplicaStore:
                 f"a rank's state without its tensors has {copy.record + copy.objects} bytes, which is already more "
                 "than this node may keep in shared memory"
             )
-        return IncomingReplica(self._folder / copy.slot, copy.tensors, self._limit)
+        incoming = IncomingReplica(self._folder / copy.slot, self._seal)
+        with self._lock:
+            before = self._newest.get(incoming.path)
+            self._newest[incoming.path] = incoming
+        incoming.reserve(copy.tensors, self._limit, anew=before is not None and before.is_open)
+        return incoming
+
+    def _seal(self, incoming: IncomingReplica, record: bytes, objects: bytes) -> None:
+        with self._lock:
+            if self._newest[incoming.path] is not incoming:
+                raise OSError("a newer copy of the rank's state has begun to arrive")
+            state_folders.write_beside(incoming.path, objects, record)
 
     def path_of(self, path: str) -> str:
         """Return ``path`` if it is a file of this run's states here. OSError if not, or for the server's token."""
@@ -48,20 +63,30 @@ class ReplicaStore:
 
 
 class IncomingReplica:
-    """Memory for one copy of a state. An older copy at ``path`` becomes invalid.
+    """A copy of a state that arrives at ``path``. ``seal`` makes it valid, unless a newer one has begun to arrive."""
 
-    OSError if the files with tensors in the folder of ``path`` would exceed ``limit`` bytes.
-    """
+    def __init__(self, path: Path, seal: Callable[[IncomingReplica, bytes, bytes], None]) -> None:
+        self.path = path
+        self.is_open = True  # its connection may still write
+        self._seal = seal
+        self._view = self._tensors = memoryview(b"")
 
-    def __init__(self, path: Path, size: int, limit: int) -> None:
-        self._path = path
-        path.with_suffix(".record").unlink(missing_ok=True)
-        length = max(size, 1)  # an empty file cannot be mapped
-        if not path.exists() or path.stat().st_size != length:
-            path.unlink(missing_ok=True)
-            state_folders.create_file(path, length, limit)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
+    def reserve(self, size: int, limit: int, *, anew: bool) -> None:
+        """Reserve memory. An older copy at the path becomes invalid; its memory is used again unless ``anew``.
+
+        OSError if the files with tensors in the folder would exceed ``limit`` bytes.
+        """
+        path, length = self.path, max(size, 1)  # an empty file cannot be mapped
+        try:
+            path.with_suffix(".record").unlink(missing_ok=True)
+            if anew or not path.exists() or path.stat().st_size != length:
+                path.unlink(missing_ok=True)
+                state_folders.create_file(path, length, limit)
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+        except OSError:
+            self.is_open = False
+            raise
         self._view = memoryview(self._map)
         self._tensors = self._view[:size]
 
@@ -71,11 +96,12 @@ class IncomingReplica:
 
     def seal(self, record: bytes, objects: bytes) -> None:
         """Write the rest of the copy beside the tensors, which makes it valid."""
-        state_folders.write_beside(self._path, objects, record)
+        self._seal(self, record, objects)
 
     def close(self) -> None:
         """Release this process's view; the file stays."""
         self._tensors.release()
+        self.is_open = False
         with suppress(BufferError):  # the traceback of a broken connection may refer to this memory
             self._view.release()
             self._map.close()

@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _TAIL_BYTES = 8 << 10  # bytes of last output in a failure report
 
 MAX_LAG = 8 << 20  # bytes that wait; beyond, lines are skipped unless the driver keeps all in files
 
-_KEEP_OF_LAG = 64 << 10  # bytes that are not skipped, so that the live view goes on with recent output
+_KEEP_OF_LAG = 64 << 10  # bytes that are not left out, so that the live view goes on with recent output
 
 _RELEASE_STEP = 4 << 20  # bytes of disk space freed at a time, at least
 
@@ -108,11 +108,12 @@ class Tailing:
         ]
         self._descriptors = _Descriptors(max(1, min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN)))
         self._uplink: Uplink | None = None
+        self._live = False  # the driver has got output, and may lack the last of it
         self.tails: dict[int, bytes] = {}  # the last of stdout and stderr, in the order read
         self.seen = 0  # bytes that the ranks have written, as seen here
 
     def ship_to(self, uplink: Uplink) -> None:
-        self._uplink = uplink
+        self._uplink, self._live = uplink, True
 
     def stop_shipping(self) -> None:
         self._uplink = None
@@ -147,12 +148,16 @@ class Tailing:
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
-        """Return what the driver must keep but has not received."""
-        return tuple(
-            Rest(file.rank, file.stream, str(file.path), max(file.acked, file.base), file.base)
-            for file in self._files
-            if file.kept and self._end_of(file) > max(file.acked, file.base)
-        )
+        """Return what the driver has not received: all that it must keep, and the last of what it shows live."""
+        return tuple(self._rest())
+
+    def _rest(self) -> Iterator[Rest]:
+        for file in self._files:
+            end, start = self._end_of(file), max(file.acked, file.base)
+            if not file.kept:  # lost with a connection that broke after the last piece was sent
+                start = max(start, end - _KEEP_OF_LAG)
+            if end > start and (file.kept or (file.shipped and self._live)) and file.path.exists():
+                yield Rest(file.rank, file.stream, str(file.path), start, file.base)
 
     def _end_of(self, file: _File) -> int:
         """Return the number of bytes of a stream, which goes on if a rank has truncated the file."""
@@ -195,7 +200,7 @@ class Tailing:
             if file.shipped and self._uplink is not None:
                 await self._uplink.send_log(outcome.Log(file.rank, file.stream, start, data))
             elif not file.kept:
-                self._release(file, file.offset)
+                self._release(file, file.offset - (_KEEP_OF_LAG if self._live else 0))
         return longest
 
     def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:

@@ -97,14 +97,14 @@ def joined(first: Cause, then: Cause) -> Cause:
     """Return the cause to report if ``then`` is reported while a run is being stopped because of ``first``.
 
     Failed ranks and lost nodes are combined, because their reports may arrive in any order. Otherwise, ``first`` stays.
+    The failures of ``then`` must be of other ranks.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())
     """
     if not isinstance(first, (RankFailed, NodeLost)) or not isinstance(then, (RankFailed, NodeLost)):
         return first
-    known = {failure.rank for failure in first.failures}
-    failures = (*first.failures, *(failure for failure in then.failures if failure.rank not in known))
+    failures = (*first.failures, *then.failures)
     nodes = tuple(name for cause in (first, then) if isinstance(cause, NodeLost) for name in cause.nodes)
     return NodeLost(nodes, failures) if nodes else replace(first, failures=failures)
 

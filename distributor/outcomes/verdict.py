@@ -15,6 +15,7 @@ from typing import Any
 import distributor.errors
 from distributor.errors import (
     CompanionError,
+    DistributorError,
     GroupError,
     NodeLostError,
     PreemptionError,
@@ -100,6 +101,8 @@ def verdict(
         return Verdict(error=StallError(cause.message, stacks=cause.stacks))
     if isinstance(cause, Disagreed):
         return Verdict(error=StopError(cause.message))
+    if isinstance(cause, StartTimeout) and collected is not None and (failed := _agent_error(collected)) is not None:
+        return Verdict(error=failed)
     if isinstance(cause, StartTimeout | Unfit):
         return Verdict(error=StartError(cause.message))
     if collected is not None:
@@ -171,10 +174,11 @@ def values(
     local: bool = False,
 ) -> dict[int, Any]:
     """Return the ranks' return values, or raise why one is missing. ``reported`` are as in :func:`on_one_clock`."""
+    if (why := _agent_error(collected)) is not None:
+        raise why
     for report in collected.reports:
         if report.error is not None:
-            kind, message = report.error
-            raise getattr(distributor.errors, kind)(escapes.colours(message))
+            raise _told(report.error)
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
@@ -201,6 +205,17 @@ def values(
         message = escapes.colours(failure.message)
         raise ResultError(f"rank {failure.rank} on {failure.host} finished, but {message}")
     return {rank: pickling.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
+
+
+def _agent_error(collected: Collected) -> DistributorError | None:
+    """Return the error of a node whose agent failed, as it prepared the node: others' errors may follow from it."""
+    return next((_told(each.error) for each in collected.reports if each.node_rank < 0 and each.error), None)
+
+
+def _told(error: tuple[str, str]) -> DistributorError:
+    kind, message = error
+    told: DistributorError = getattr(distributor.errors, kind)(escapes.colours(message))
+    return told
 
 
 def on_one_clock(failures: Sequence[Failure], reported: Sequence[Failure]) -> list[Failure]:

@@ -95,6 +95,8 @@ class RankResult:
 
         If pickling makes no progress for :data:`VALUE_PATIENCE`, report that the value cannot be pickled, and exit.
         """
+        if not self.is_mine:
+            return
         moment, host = _monotonic(), self._order.host
         outcome = Outcome(self._rank, host, "finished", None, self._called, _wall(), alone)
         if self._rank != 0 and not self._order.collect_all:

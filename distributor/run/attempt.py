@@ -16,8 +16,6 @@ from distributor.run.state import AttemptState
 from distributor.run.submission import Submission
 from distributor.text import notices
 
-_log = notices.logger
-
 
 class Line(Protocol):
     """What an attempt requests of its run. No method blocks."""
@@ -30,6 +28,9 @@ class Line(Protocol):
 
         Without ``port``, where ranks of another attempt would meet on node 0, these nodes cannot begin one.
         """
+
+    def quiet(self) -> float:
+        """Return for how many seconds no output of ranks has arrived."""
 
 
 class Attempt:
@@ -56,6 +57,9 @@ class Attempt:
         self._perform(actions)
         return live
 
+    def _due(self, deadline: Deadline) -> None:
+        self.on(events.Due(deadline, self._line.quiet()))
+
     def _ask_scheduler(self, deadline: Deadline) -> None:
         self.on(self._submission.ask_scheduler(deadline))
 
@@ -69,7 +73,7 @@ class Attempt:
                 case events.EndJob():
                     self._submission.end()
                 case events.Arm(deadline=deadline):
-                    self._alarm.after(action.after, partial(self.on, events.Due(deadline)), key=(self, deadline))
+                    self._alarm.after(action.after, partial(self._due, deadline), key=(self, deadline))
                 case events.AskScheduler(deadline=deadline):
                     self._alarm.after(0.0, partial(self._ask_scheduler, deadline), key=(self, deadline, "ask"))
                 case events.AskRoom():
@@ -83,4 +87,4 @@ class Attempt:
                 case events.Announce():
                     self._display.announce(action.text)
                 case events.Warn():
-                    _log.warning("%s", action.text)
+                    notices.soon(notices.warn, action.text)

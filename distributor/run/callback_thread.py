@@ -45,9 +45,15 @@ class Callbacks:
             self.tell("on_start")
 
     def _begin(self, run: Any) -> threading.Thread:
-        self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
-        self._thread.start()
-        return self._thread
+        self._thread = thread = threading.Thread(
+            target=self._serve, args=(run,), name="distributor-callbacks", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no further thread can be started, so nobody waits for this one
+            self._thread = None
+            raise
+        return thread
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method, with the run and ``arguments``, on all callbacks that have it."""

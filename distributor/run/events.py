@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class Due:
     """A deadline has passed."""
 
     deadline: Deadline
+    quiet: float = math.inf  # seconds for which no output of ranks has arrived
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
 from distributor.run.supervisor import Feed, Supervisor
 from distributor.schedulers.base import Scheduler
+from distributor.text import notices
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
@@ -395,8 +396,8 @@ class Run:
 
         Ctrl-C ends only the wait. The run continues.
         """
-        if self._callbacks.is_running_here and self._life.decided:  # the run waits for this callback
-            return True
+        if self._callbacks.is_running_here:  # the run waits for this callback
+            return self._life.decided.wait(timeout)
         try:
             try:
                 with plain_interrupts(), self._callers.counted(self._callers.waiting):
@@ -454,7 +455,7 @@ class Run:
 
     def _leave_callbacks(self) -> bool:
         """Let a run whose result is known end before a callback that takes long; return whether there is one."""
-        return self._life.decided and self._callbacks.leave()
+        return self._life.decided.is_set() and self._callbacks.leave()
 
     def stop(self, timeout: float | None = None) -> None:
         """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
@@ -547,7 +548,9 @@ class Run:
             try:
                 self._supervisor.end(self._verdict)
                 self._display.look()
-                self._life.decided = True
+                self._display.logs.flush()  # callbacks may read the files
+                notices.flush()
+                self._life.decided.set()
                 self._callbacks.close()
                 self._tell_end(consequent)
             finally:
@@ -599,7 +602,7 @@ class _Callers:
 class _Life:
     """Whether a run has begun or was withdrawn, whether its result is known, and whether it is over."""
 
-    decided: bool = False
+    decided: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

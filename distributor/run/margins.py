@@ -10,6 +10,7 @@ class Margins:
     """All in seconds."""
 
     stop: float = 5.0  # from the end of the grace period until the scheduler ends the run
+    output: float = 300.0  # beyond the grace period, for nodes to bring their ranks' last output, while it arrives
     kill: float = 2.0  # for nodes to kill their ranks after run.kill(), before the scheduler ends the nodes
     lost: float = 2.0  # for a job to end by itself, once a node is lost and all others have ended
     unreached: float = 60.0  # until a warning that no node has reached the driver or, after run.stop(), not all

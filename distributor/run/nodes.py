@@ -205,9 +205,12 @@ class Nodes:
 
     @property
     def all_rest(self) -> bool:
-        """Whether some node waits for a decision about another attempt, and none has ranks."""
+        """Whether some node waits for a decision about another attempt, and no known one has ranks.
+
+        A node that has not been heard may be without a channel, and so never tell that it has ended.
+        """
         resting = self._numbers[Resting]
-        return resting > 0 and resting + self._gone == len(self._by_name)
+        return resting > 0 and resting + self._gone == len(self._phases)
 
     @property
     def next_port(self) -> int | None:

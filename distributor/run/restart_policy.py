@@ -95,12 +95,21 @@ def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
         return True
     if not isinstance(cause, RankFailed | NodeLost):
         return False
-    if any(failure.kind in _LASTING for failure in cause.failures):
+    if leaves_doubt(cause, recovery):
         return False
     if recovery.restart_on == "any":
         return True
-    killed = isinstance(cause, NodeLost) or any(failure.kind == "signal" for failure in cause.failures)
-    return killed and all(failure.kind == "signal" or is_consequence(failure) for failure in cause.failures)
+    return isinstance(cause, NodeLost) or any(failure.kind == "signal" for failure in cause.failures)
+
+
+def leaves_doubt(cause: Cause, recovery: Recovery) -> bool:
+    """Return whether another attempt can no more be certain after a cause, whatever is reported besides."""
+    failures = cause.failures if isinstance(cause, RankFailed | NodeLost) else ()
+    if any(failure.kind in _LASTING for failure in failures):
+        return True
+    return recovery.restart_on != "any" and not all(
+        failure.kind == "signal" or is_consequence(failure) for failure in failures
+    )
 
 
 def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:

@@ -55,7 +55,7 @@ from distributor.run.events import (
 )
 from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
-from distributor.run.restart_policy import surely_again
+from distributor.run.restart_policy import leaves_doubt, surely_again
 from distributor.stopping.driver import CoordinatedStop
 from distributor.text.wording import alone, who
 from distributor.values import messages
@@ -143,6 +143,9 @@ class AttemptState:
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
         self._again = False  # another attempt certainly follows, whatever else is reported
+        self._doubt = False  # that is never certain, because of what was reported
+        self._failed: set[int] = set()  # ranks whose failures were reported
+        self._decided = False  # the resting nodes were told how it goes on
         self._unexplained: tuple[Failure, ...] = ()  # broken connections between ranks, with no cause so far
 
     @property
@@ -191,7 +194,7 @@ class AttemptState:
             case DriverTerminated():
                 return self._on_terminate(now)
             case Due():
-                return self._on_due(event.deadline, now)
+                return self._on_due(event, now)
             case Asked(deadline=Deadline.START):
                 return [] if event.step is None else self._late(event.step, now)
             case Asked():
@@ -309,6 +312,9 @@ class AttemptState:
     def _on_failed(self, failure: Failure | None, now: float) -> list[Action]:
         if failure is None:
             return self._stop(RankFailed(), "a rank failed", now)
+        if failure.rank in self._failed:  # told again, after a break of the connection
+            return []
+        self._failed.add(failure.rank)
         if is_echo(failure) and isinstance(self.phase, _ALIVE):
             self._unexplained += (failure,)
             return [Arm(Deadline.BLAME, self._margins.blame)] if len(self._unexplained) == 1 else []
@@ -341,7 +347,10 @@ class AttemptState:
         return []
 
     def _if_all_rest(self) -> list[Action]:
-        return [AtRest(self.nodes.next_port)] if self.nodes.all_rest else []
+        if self._decided or not self.nodes.all_rest:
+            return []
+        self._decided = True  # nodes that rest end one after another
+        return [AtRest(self.nodes.next_port)]
 
     def _on_halt(self) -> list[Action]:
         self.wish = self.wish or Halt()
@@ -395,6 +404,7 @@ class AttemptState:
         return [*actions, StopRanks("killed", grace=False), Arm(Deadline.END, self._margins.kill)]
 
     def _stop(self, cause: Cause, reason: str, now: float) -> list[Action]:
+        before = self.cause
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
@@ -402,15 +412,32 @@ class AttemptState:
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
         # During the grace period, reports about a lost node can still arrive, unless no node has ever connected.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
-        # Not asked again for each of the ranks that fail next: in a large run, these are thousands.
-        self._again = self._again or surely_again(self.cause or cause, self.number, self._job.recovery)
+        if not self._again and (before is None or self.cause is not before):
+            self._foresee(cause)
         return [StopRanks(reason, hasty=self._again and self.wish is None), Arm(Deadline.END, patience)]
 
-    def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
+    def _foresee(self, new: Cause) -> None:
+        """Note whether another attempt certainly follows.
+
+        Only what is new is weighed, not each time all the ranks that have failed: in a large run, these are thousands.
+        """
+        recovery = self._job.recovery
+        self._doubt = self._doubt or leaves_doubt(new, recovery)
+        self._again = not self._doubt and surely_again(new, self.number, recovery)
+
+    def _brings(self, quiet: float, now: float) -> bool:
+        """Return whether nodes still bring files or output of their ended ranks."""
+        since = self.phase.since + self._job.deadlines.grace_period
+        output = quiet < self._margins.stop and not self.nodes.all_gone and now - since < self._margins.output
+        return self.nodes.keeping or output
+
+    def _on_due(self, due: Due, now: float) -> list[Action]:
+        deadline = due.deadline
         if deadline is Deadline.END:
-            return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
+            waits = self._brings(due.quiet, now) and not self.killed
+            return [Arm(Deadline.END, self._margins.stop)] if waits else [EndJob()]
         if deadline is Deadline.BLAME:
-            return self._blame(self._unexplained, now) if isinstance(self.phase, _ALIVE) else []
+            return self._blame((), now) if isinstance(self.phase, _ALIVE) else []
         if deadline is Deadline.TERMINATE:
             return self._on_cancel(Cancel("terminated"), now)
         if deadline is Deadline.REACH:

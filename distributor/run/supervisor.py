@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class Supervisor:
         join: Join | None = None,
     ) -> None:
         self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
-        self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
+        self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
         self._feed = feed
@@ -75,6 +76,7 @@ class Supervisor:
         self._held_lease: Lease | None = None  # of the run's name; None until the run has acquired it
         self._has_reached = False  # whether nodes of an earlier job have reached the driver
         self._stuck = False  # whether the run ends because its last attempts made no progress
+        self._output_at = -math.inf  # when output of ranks last arrived, on the monotonic clock
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
         self.submission = Submission(job, scheduler, self._alarm, margins, resize)
@@ -172,6 +174,7 @@ class Supervisor:
             self.attempt.begin()
             submission.fit(lambda: self.state.cause is None)
             self.state.fit(submission.job)
+            self.reports.fit(submission.job.world_size)
             with self._channel(output_sink, channels) as submission.server:
                 over = isinstance(self.state.cause, Cancelled | StartTimeout)
                 collected = Collected() if over else submission.run(submission.server)
@@ -240,7 +243,7 @@ class Supervisor:
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
         """Log that another attempt follows, and record the end of this one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
-        _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
+        notices.soon(notices.warn, f"run {self._job.label}: {what}{limit}: {why}")
         self._display.logs.release(self.consequent())
         self._end_attempt(why)
 
@@ -412,17 +415,21 @@ class Supervisor:
         following.begin()
         self._cancel_too(current)
 
+    def quiet(self) -> float:
+        return time.monotonic() - self._output_at
+
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
     def on_log(self, log: Log) -> None:
+        self._output_at = time.monotonic()
         if log.stream != REPORTS:
             self._display.logs.take(log)
             return
         for text in self.reports.take(log):
             if isinstance(text, Resumed):
-                notices.inform(f"run {self._job.label}: {escapes.plain(str(text))}")
+                notices.soon(notices.inform, f"run {self._job.label}: {escapes.plain(str(text))}")
             else:
-                _log.warning("run %s: %s", self._job.label, text)
+                notices.soon(notices.warn, f"run {self._job.label}: {text}")
 
     def offsets(self, node: str) -> tuple[Offset, ...]:
         ranks = self.state.nodes.ranks_of(node)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 logger = logging.getLogger("distributor")
 
 Show = Callable[[str], None]
+
+_MOST_WAITING = 1000  # lines that wait for a handler that blocks; further ones are left out
 
 
 class _LastResort(logging.Handler):
@@ -40,6 +44,67 @@ def _others(ignored: logging.Handler) -> bool:
             return True
         at = at.parent if at.propagate else None
     return False
+
+
+class _Waiting:
+    """Lines for the handlers of the user's log, which a thread passes on as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[Show, str]] = deque()  # the first is being passed on
+        self._changed = threading.Condition()
+
+    def add(self, show: Show, text: str) -> None:
+        with self._changed:
+            if len(self._lines) >= _MOST_WAITING:
+                return
+            self._lines.append((show, text))
+            if len(self._lines) > 1:
+                return
+            thread = threading.Thread(target=self._pass_on, name="distributor-notices", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                return
+        self._pass_on()  # no further thread can be started
+
+    def flush(self, timeout: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, timeout)
+
+    def _pass_on(self) -> None:
+        while True:
+            with self._changed:
+                show, text = self._lines[0]
+            with suppress(Exception):  # the fault of a handler
+                show(text)
+            with self._changed:
+                self._lines.popleft()
+                self._changed.notify_all()
+                if not self._lines:
+                    return
+
+
+_waiting = _Waiting()
+
+
+def warn(text: str) -> None:
+    """Log a warning."""
+    logger.warning("%s", text)
+
+
+def soon(show: Show, text: str) -> None:
+    """Call :func:`warn` or :func:`inform`, and do not wait for handlers of the user's log.
+
+    One that writes to a full pipe blocks, and with it whoever must answer nodes.
+    """
+    if _others(_handler):
+        _waiting.add(show, text)
+    else:
+        show(text)
+
+
+def flush(timeout: float = 10.0) -> None:
+    """Wait until handlers of the user's log have what they were to get soon."""
+    _waiting.flush(timeout)
 
 
 def inform(text: str) -> None:

@@ -576,7 +576,7 @@ class NodeResult(Message):
 
     report: bytes = dataclasses.field(repr=False)  # the pickled NodeReport
     values: dict[int, bytes | str | Sent] = dataclasses.field(repr=False)  # or a file's path
-    rest: tuple[Rest, ...]  # reports, and output to keep, that the channel did not bring
+    rest: tuple[Rest, ...]  # reports and output that the channel did not bring
     failed: bool  # as far as the agent knows
     files: tuple[FileLeft, ...] = ()  # that the channel did not bring
     node_rank: int = -1

@@ -105,7 +105,7 @@ class Collected:
     reports: tuple[NodeReport, ...] = ()
     values: Mapping[int, Sequence[bytes | memoryview]] = field(default_factory=dict, repr=False)  # pickled, by rank
     lost_hosts: tuple[str, ...] = ()  # of nodes that never reported
-    logs: tuple[Log, ...] = field(default=(), repr=False)  # reports, and output to keep, that the channel did not bring
+    logs: tuple[Log, ...] = field(default=(), repr=False)  # reports and output that the channel did not bring
     times: Mapping[str, float] = field(default_factory=dict)  # of the scheduler's events, in seconds since the epoch
     files: tuple[Brought, ...] = field(default=(), repr=False)  # that the channel did not bring
 

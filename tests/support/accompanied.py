@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from distributor.errors import StartError
 from distributor.launch.torchrun import Torchrun
 from distributor.values.launch_path import BasePath
 from distributor.values.plan import Call, Companion, Plan, Site
@@ -31,6 +32,7 @@ class Accompanied(BasePath):
         once: whether only node 0 has a rank.
         restarts: whether the processes can be started again on the same nodes.
         first: what ranks call before their function.
+        unplanned: node ranks of the nodes for which there is no plan.
     """
 
     function: str
@@ -40,6 +42,7 @@ class Accompanied(BasePath):
     once: bool = False  # type: ignore[misc]
     restarts: bool = False  # type: ignore[misc]
     first: Call | None = None
+    unplanned: tuple[int, ...] = ()
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -48,6 +51,8 @@ class Accompanied(BasePath):
 
     def plan(self, site: Site) -> Plan:
         plan, node = replace(Torchrun().plan(site), first=self.first), site.node.node_rank
+        if node in self.unplanned:
+            raise StartError(f"there is no plan for node {node}")
         if node not in self.nodes:
             return plan
         arguments = {**self.arguments, "node": node, "ports": site.node.ports, "attempt": site.attempt}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from proxy import Proxy
 
 from distributor.channel.node import Rhythm, Uplink, over_tls
 from distributor.channel.server import ChannelServer
+from distributor.display.console import Console
+from distributor.display.logs import Logs
 from distributor.values import messages
 from distributor.values.outcome import Failure, Log
 from distributor.values.plan import Endpoint
@@ -253,6 +257,37 @@ def test_output_that_waited_for_the_next_connection_leaves_no_gap(
 
     play(scene())
     assert listener.logs == [Log(0, 1, 0, b"firstsecond")]
+
+
+def test_a_folder_for_logs_that_pauses_loses_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pauses for longer than nodes wait for the driver."""
+    paused, goes_on, write = threading.Event(), threading.Event(), os.pwrite
+
+    def pause(*arguments: Any) -> int:
+        paused.set()
+        goes_on.wait(watch.DEADLINE)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", pause)
+    listener, logs = Listener(), Logs(Console(lambda rank: "host-a", ranks=()), tmp_path)
+    monkeypatch.setattr(listener, "on_log", logs.take)
+    with ChannelServer(listener, timeout=1.0) as server:
+        endpoint = server.listen("127.0.0.1", "127.0.0.1")
+
+        async def scene() -> None:
+            async with node(endpoint, timeout=1.0) as a, node(endpoint, name="node-b", timeout=1.0) as b:
+                await a.uplink.send_log(Log(0, 1, 0, b"a line\n"))
+                await until(paused.is_set)
+                await asyncio.sleep(2.5)
+                assert not a.given_up and not b.given_up
+                goes_on.set()
+                await a.uplink.close()
+                await b.uplink.close()
+
+        play(scene())
+    logs.close()
+    assert listener.lost == []
+    assert (tmp_path / "rank-0.stdout").read_bytes() == b"a line\n"
 
 
 def test_both_sides_give_up_when_the_wire_is_cut() -> None:

@@ -94,6 +94,24 @@ def test_a_copy_that_is_cut_off_does_not_count(node: Endpoint, folder: Path, tmp
     assert (folder / "5-0.record").read_bytes() == b"new"
 
 
+def test_an_old_connection_does_not_write_into_a_newer_copy(folder: Path) -> None:
+    """Its thread may still wait for bytes when the rank sends its next state."""
+    store = replica_store.ReplicaStore(RUN, SharedMemory(str(folder), LIMIT, True))
+    old, new = (store.reserve(Copy("5-0", 3, 0, 1000)) for _ in range(2))
+    new.tensors[:] = b"n" * 1000
+    new.seal(b"new", b"")
+    old.tensors[:] = b"o" * 1000
+    with pytest.raises(OSError, match="a newer copy of the rank's state has begun to arrive"):
+        old.seal(b"old", b"")
+    old.close()
+    new.close()
+    assert (folder / "5-0").read_bytes() == b"n" * 1000
+    assert (folder / "5-0.record").read_bytes() == b"new"
+    memory = (folder / "5-0").stat().st_ino
+    store.reserve(Copy("5-0", 3, 0, 1000)).close()
+    assert (folder / "5-0").stat().st_ino == memory, "memory of an older copy is used again"
+
+
 def test_a_copy_without_room_is_refused(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     path = state(tmp_path, LIMIT + 1)
     with pytest.raises(OSError, match="a rank needs 1 MiB of shared memory"):
@@ -185,6 +203,25 @@ def test_a_server_that_cannot_accept_for_a_moment_goes_on(
     server.close()
     server.join(watch.DEADLINE)
     assert not server.is_alive()
+
+
+def test_a_server_that_can_start_no_thread_for_a_moment_goes_on(
+    node: Endpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, start = [RuntimeError("can't start new thread")] * 70, threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if refused:
+            raise refused.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    monkeypatch.setattr(peers, "_ACCEPT_AGAIN", 0.01)
+    for _ in range(70):  # more than the server has places for
+        with pytest.raises(OSError):
+            peers.recall(node, str(folder / "5-0"), [(0, 1)])
+    peers.send_copy(node, "5-0", b"record", b"", str(state(tmp_path, 1000)), [(0, 1000)])
+    assert (folder / "5-0.record").read_bytes() == b"record"
 
 
 def test_keys_are_not_shown(key: PeerKey) -> None:

@@ -13,6 +13,7 @@ import pytest
 from distributor.channel import proof
 from distributor.channel.frames import MAX_BODY, ProtocolError
 from distributor.channel.validation import Validation
+from distributor.text import notices
 from distributor.values import messages
 from distributor.values.files import Entry
 from distributor.values.messages import Hello, Message
@@ -278,6 +279,7 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(1000):
             it.log("10.0.0.7", "sent an invalid message (the sender claims to be node 'c')")
+        notices.flush()
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
         "run 3f2a: the driver ended a connection from 10.0.0.7, which sent an invalid message (the sender claims to be "

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
+from distributor.display import log_files
 from distributor.display.logs import Logs
 from distributor.values.outcome import UNCAUGHT, Log
 
@@ -48,6 +53,7 @@ def test_pieces_that_come_twice_count_once(tmp_path_factory, text, resent) -> No
         sent = max(sent, start + len(piece))
     logs.take(Log(0, 1, sent, text[sent:]))
     assert console.shown.get((0, 1), b"") == text
+    logs.close()
     kept = folder / "rank-0.stdout"
     assert (kept.read_bytes() if kept.exists() else b"") == text
 
@@ -86,6 +92,7 @@ def test_an_uncaught_exception_is_held_until_the_end_and_kept_in_order(tmp_path:
         logs.take(Log(rank, 2, 7, b"between\n"))
         logs.take(Log(rank, UNCAUGHT, 0, b"Traceback\n"))
         logs.take(Log(rank, 2, 15, b"after\n"))
+        logs.flush()
         assert (tmp_path / f"rank-{rank}.stderr").read_bytes() == b"before\nTracebetween\nback\nafter\n"
     assert console.shown == {(0, 2): b"before\nbetween\nafter\n", (1, 2): b"before\nbetween\nafter\n"}
     assert logs.offsets([1]) == ((1, 2, 21), (1, UNCAUGHT, 10))
@@ -98,9 +105,44 @@ def test_a_full_disk_ends_the_files_and_not_the_run(tmp_path: Path) -> None:
     logs.take(Log(0, 1, 0, b"abc"))
     logs.take(Log(0, 1, 3, b"def"))
     logs.close()
-    assert isinstance(logs.error, FileNotFoundError)
+    assert logs.incomplete.startswith(f"{tmp_path / 'not there'} are incomplete: [Errno 2] No such file or directory")
     assert console.shown[0, 1] == b"abcdef"
     assert console.closed == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_disk_that_pauses_holds_up_nobody(ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived is written later, unless nothing is for very long."""
+    goes_on, write = threading.Event(), os.pwrite
+
+    def paused(*arguments: Any) -> int:
+        goes_on.wait()
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", paused)
+    monkeypatch.setattr(log_files, "_PATIENCE", 60.0 if ends else 0.1)
+    logs, console = make(tmp_path)
+    for place in range(100):
+        logs.take(Log(0, 1, place, b"x"))
+    assert logs.offsets([0]) == ((0, 1, 100),)
+    assert console.shown[0, 1] == b"x" * 100
+    if ends:
+        goes_on.set()
+    logs.flush()
+    assert logs.incomplete == ("" if ends else f"{tmp_path} are incomplete: nothing could be written for 0.1 s")
+    assert len((tmp_path / "rank-0.stdout").read_bytes()) == (100 if ends else 0)
+    goes_on.set()
+    logs.close()
+
+
+def test_files_are_written_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    logs, _ = make(tmp_path)
+    logs.take(Log(0, 1, 0, b"abc"))
+    assert (tmp_path / "rank-0.stdout").read_bytes() == b"abc"
 
 
 def test_a_last_line_has_colours_and_no_other_escape_sequence() -> None:

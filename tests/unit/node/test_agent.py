@@ -17,13 +17,14 @@ import pytest
 from jobs import make_job
 
 import distributor
+from distributor.channel import control as control_line, frames
 from distributor.channel.rank_slots import RankSlots
 from distributor.machine import folders, limits, processes
 from distributor.machine.limits import Limits
-from distributor.node import agent, ranks, state_keeper
+from distributor.node import agent, ranks, staging, state_keeper
 from distributor.stopping.node import NodeStop
 from distributor.stopping.vote_file import VoteFile
-from distributor.values import codec, layout
+from distributor.values import codec, layout, messages
 from distributor.values.placement import NodeFacts
 from distributor.values.plan import AgentOrder
 
@@ -125,6 +126,39 @@ def test_an_owner_that_ends_before_the_attempt_is_prepared_stops_it(
     with control, owner:
         asyncio.run(play())
     assert signals == [layout.STOP_SIGNAL]
+
+
+def test_a_node_that_cannot_be_prepared_tells_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other nodes wait for it."""
+    facts = [codec.plain(NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, cpus=1))]
+    order = AgentOrder(pickle.dumps(make_job()), "a", [], facts, str(tmp_path), "/", [], None, on_driver=True)
+    control, owner = socket.socketpair()
+    ours, theirs = socket.socketpair()
+
+    def unpack(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def play() -> list[messages.Message]:
+        made: Any = agent._Agent(order, {"control": control, "channel": theirs}, SimpleNamespace(), [])  # type: ignore[arg-type]
+        monkeypatch.setattr(staging, "unpack", unpack)
+        monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+        running = asyncio.ensure_future(made.run(os.getpid()))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        told = [await asyncio.wait_for(frames.read(reader), 10) for _ in range(3)]
+        writer.write(frames.pack(messages.Farewell((), True)))
+        result = await asyncio.to_thread(control_line.receive, owner)
+        owner.close()
+        await running
+        writer.close()
+        report = pickle.loads(messages.decode(result).report)
+        assert report.node_rank == -1 and "is full" in report.error[1]
+        return told
+
+    with control, theirs:
+        hello, failed, bye = asyncio.run(play())
+    assert isinstance(hello, messages.Hello) and hello.digest
+    assert failed == messages.Failed(attempt=0)
+    assert bye == messages.Bye()
 
 
 def test_states_in_memory_do_not_count_as_stale_before_the_keeper_has_them(

@@ -133,6 +133,32 @@ def test_the_rest_is_what_the_driver_does_not_have(tmp_path: Path) -> None:
     assert files.rest() == ()
 
 
+def test_the_last_lines_that_a_break_has_lost_are_part_of_the_rest(tmp_path: Path) -> None:
+    """The connection breaks after the last piece was sent, and its other end has not got all."""
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    files, _ = follow(path)
+    drain(files)
+    files.driver_has({(0, 1): 4}, True)
+    assert list(report.rest(files.rest(), 1 << 20)) == [(0, 1, 4, b"456789")]
+    drain(files)
+    files.driver_has({(0, 1): 10}, False)
+    assert files.rest() == ()
+
+
+def test_of_live_output_only_the_last_is_part_of_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    size = 2 * tailing._RELEASE_STEP
+    path.write_bytes(b"x" * size)
+    files, _ = follow(path)
+    files.stop_shipping()
+    drain(files)  # which frees disk space
+    assert list(report.rest(files.rest(), 1 << 20)) == [(0, 1, size - 65536, b"x" * 65536)]
+    unlinked = Tailing([(0, 1, path)], None, False)
+    drain(unlinked)
+    assert unlinked.rest() == (), "output is not shown live"
+
+
 def test_more_files_than_may_be_open_are_followed(tmp_path: Path) -> None:
     """With few descriptors left, as where many ranks print."""
     paths = [tmp_path / f"rank-{rank}.stdout" for rank in range(300)]
@@ -175,6 +201,7 @@ def test_output_is_read_to_its_end_after_a_rank_has_removed_the_file(tmp_path: P
         file.write(b"all of it\n")
     drain(files)
     assert uplink.text() == b"all of it\n"
+    assert files.rest() == (), "nobody could read it"
 
 
 @pytest.mark.parametrize("shipped", [None, ()])

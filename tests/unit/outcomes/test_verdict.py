@@ -47,6 +47,7 @@ STOPPED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "stopped"
 FAILED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "failed", ERROR))
 ECHOED = report(Outcome(0, "host-a", "failed", RESET), Outcome(1, "host-a", "stopped"))
 BEREFT = report(error=("CompanionError", "the companion store on host-a exited with code 3"))
+UNPREPARED = Collected((*BEREFT.reports, NodeReport(-1, "host-b", error=("StartError", "data 'a': host-b does not"))))
 UNFIT = report(error=("ResourceError", "there are 2 GPUs"))
 
 
@@ -74,6 +75,10 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
             errors.StartError,
             "60 s: it was starting ranks",
         ),
+        # Why a node could not be prepared explains that others waited for it.
+        (StartTimeout(60.0, StatusDetail("starting ranks")), UNPREPARED, None, errors.StartError, "host-b does not"),
+        (StartTimeout(60.0, StatusDetail("starting ranks")), BEREFT, None, errors.StartError, "was starting ranks"),
+        (RankFailed(), UNPREPARED, None, errors.StartError, "host-b does not"),
         (None, FAILED, None, errors.TrainingError, "rank 1 on host-a failed: ValueError: no"),
         (None, UNFIT, None, errors.ResourceError, "there are 2 GPUs"),
         (

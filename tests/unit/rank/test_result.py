@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from distributor.channel.rank_slots import RankSlots, Slot
 from distributor.rank import process, result
+from distributor.values import layout
+
+
+def test_a_fork_of_a_rank_does_not_return_its_value(tmp_path: Path) -> None:
+    """Neither in memory nor in the file of a large one."""
+    order: Any = SimpleNamespace(host="host-a", folder=str(tmp_path), collect_all=False)
+    order.plan = SimpleNamespace(node=SimpleNamespace(first_rank=0))
+    slots = RankSlots(1)
+    told = result.RankResult(order, 0, Slot(slots.descriptor, 0))
+    told.returned(b"r" * (2 << 20))
+    child = os.fork()
+    if child == 0:
+        try:
+            told.returned(b"f" * (3 << 20))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    slots.close()
+    assert pickle.loads(layout.value(str(tmp_path), 0).read_bytes()) == b"r" * (2 << 20)
 
 
 def raised(source: str) -> Exception:

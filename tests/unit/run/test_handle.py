@@ -25,7 +25,7 @@ from distributor.launch import Accelerate, DeepSpeed
 from distributor.launch.deepspeed.config import ResolvedConfig
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
-from distributor.run import handle as module, supervisor
+from distributor.run import callback_thread, handle as module, supervisor
 from distributor.run.lease import Lease
 from distributor.run.margins import Margins
 from distributor.text import notices
@@ -79,6 +79,26 @@ def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterato
         assert run.status is Status.CANCELLED
         with pytest.raises(RunCancelledError):
             run.result()
+
+
+def test_a_callback_that_ends_the_run_gets_its_result_while_the_run_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(callback_thread, "PATIENCE", 5.0)
+    told: list[Any] = []
+
+    class Impatient:
+        def on_start(self, run: module.Run) -> None:
+            told.append(run.wait(0.1))
+            run.cancel()
+            try:
+                run.result()
+            except RunCancelledError:
+                told.append(run._life.done.is_set())
+
+    run = module.Run(make_job(), Scheduler(), callbacks=[Impatient()]).start()
+    assert run.wait(watch.DEADLINE)
+    assert told == [False, False]
 
 
 def test_the_active_runs_of_a_process_are_listed_in_the_order_of_their_start() -> None:

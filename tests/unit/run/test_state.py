@@ -40,7 +40,7 @@ from distributor.run.events import (
     Warn,
 )
 from distributor.run.margins import Margins
-from distributor.run.restart_policy import again, again_in_new_job
+from distributor.run.restart_policy import again, again_in_new_job, surely_again
 from distributor.run.state import AttemptState, Ended, Running, Starting, Stopping, Waiting
 from distributor.values import messages
 from distributor.values.job import StatusDetail, Widths
@@ -267,7 +267,7 @@ LOST = NodeLost(("host-b",))
     [
         (Cancelled(), RankFailed((ERROR,)), Cancelled()),
         (RankFailed((ERROR,)), Cancelled(), RankFailed((ERROR,))),
-        (RankFailed((ERROR,)), RankFailed((ERROR, RESET)), RankFailed((ERROR, RESET))),
+        (RankFailed((ERROR,)), RankFailed((RESET,)), RankFailed((ERROR, RESET))),
         (RankFailed((RESET,)), LOST, NodeLost(("host-b",), (RESET,))),
         (LOST, RankFailed((RESET,)), NodeLost(("host-b",), (RESET,))),
         (LOST, NodeLost(("host-c",)), NodeLost(("host-b", "host-c"))),
@@ -293,13 +293,22 @@ UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on h
         ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [AtRest(None)]),
         ((*UP, DIED), RESTS_A, [AtRest(None)]),
         ((*UP, UNABLE), RESTS_A, [AtRest(None)]),  # it could not start its ranks in another attempt either
-        ((HELLO_A, FAILED), RESTS_A, []),  # the other node may still come up
+        ((HELLO_A, FAILED), RESTS_A, [AtRest(None)]),  # the other one may have no channel
+        ((HELLO_A, STARTED_A), RESTS_A, [AtRest(None)]),  # and its rank may have failed
+        ((HELLO_A, HELLO_B, FAILED), RESTS_A, []),  # the other one comes up
     ],
 )
 def test_nodes_that_have_all_stopped_are_told_how_it_goes_on(
     before: tuple[Any, ...], event: Any, rest: list[AtRest]
 ) -> None:
     assert [action for action in after(*before).on(event, 7.0) if isinstance(action, AtRest)] == rest
+
+
+def test_nodes_that_end_one_after_another_are_told_once_how_it_goes_on() -> None:
+    """Each decision looks at all failures."""
+    made = after(*UP, FAILED, RESTS_A, UNABLE)
+    assert made.on(Heard("b", messages.Bye()), 7.0) == []
+    assert made.on(BYE_A, 8.0) == []
 
 
 def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
@@ -349,6 +358,22 @@ def test_what_nodes_say_again_of_the_attempt_before_changes_nothing(again: tuple
 def test_nodes_that_bring_their_last_files_get_time(events: Any, action: Any) -> None:
     """Unless the user wants the run to end at once."""
     assert after(*UP, FAILED, *events).on(Due(Deadline.END), 20.0) == [action]
+
+
+@pytest.mark.parametrize(
+    ("events", "quiet", "now", "action"),
+    [
+        ((), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+        ((), 1.5, 20.0, EndJob()),  # nothing has come since END was set
+        ((), 0.5, 400.0, EndJob()),  # it never ends
+        ((BYE_A,), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+        ((BYE_A, DIED), 0.5, 20.0, EndJob()),  # nobody is left to bring more
+        ((Kill(),), 0.5, 20.0, EndJob()),
+        ((Cancel("enough"),), 0.5, 20.0, Arm(Deadline.END, 1.0)),
+    ],
+)
+def test_nodes_that_bring_the_rest_of_their_output_get_time(events: Any, quiet: float, now: float, action: Any) -> None:
+    assert after(*UP, FAILED, *events).on(Due(Deadline.END, quiet), now) == [action]
 
 
 @pytest.mark.parametrize("before", [UP, (*UP, FAILED)])
@@ -555,6 +580,38 @@ def test_ranks_that_fail_after_a_hasty_stop_are_not_weighed_again(monkeypatch: p
     assert isinstance(stop := made.on(FAILED, 2.3)[0], StopRanks) and not stop.hasty
     assert isinstance(made.cause, RankFailed)
     assert [failure.rank for failure in made.cause.failures] == [2, 0, 3, 1]
+
+
+def test_thousands_of_ranks_that_fail_are_weighed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as no other attempt is certain, each failure is weighed once, and not with all before it."""
+    weighed: list[Any] = []
+
+    def weigh(cause: Any, *more: Any) -> bool:
+        weighed.append(cause)
+        return surely_again(cause, *more)
+
+    monkeypatch.setattr(run_state, "surely_again", weigh)
+    made = after(*UP, max_restarts=1)
+    first, later = ([replace(RESET, rank=rank) for rank in ranks] for ranks in (range(50), range(50, 100)))
+    told = [Heard("b", messages.Failed(failure, attempt=0)) for failure in (*first, *later)]
+    for event in told[:50]:
+        made.on(event, 2.0)
+    made.on(Due(Deadline.BLAME), 3.0)
+    for event in told[50:]:
+        assert made.on(event, 4.0)[0] == StopRanks(f"rank 0 failed: {RESET.message}")
+    assert [made.on(event, 5.0) for event in told] == [[]] * 100, "they come again after a break of the connection"
+    assert made.cause == RankFailed((*first, *later))
+    assert weighed == [RankFailed(tuple(first)), *(RankFailed((failure,)) for failure in later)]
+    killed = Heard("a", messages.Failed(replace(KILLED, rank=100), attempt=0))
+    assert made.on(killed, 6.0)[0] == StopRanks(f"rank 0 failed: {RESET.message}", hasty=True)
+
+
+@pytest.mark.parametrize("kind", ["ValueError", "GroupError"])
+def test_a_failure_that_may_end_the_run_keeps_what_follows_from_being_certain(kind: str) -> None:
+    recovery = {"max_restarts": 1, "restart_on": "any"} if kind == "GroupError" else {"max_restarts": 1}
+    made = after(*UP, Heard("a", messages.Failed(replace(ERROR, kind=kind), attempt=0)), **recovery)
+    for event in (Heard("b", messages.Failed(replace(KILLED, rank=2), attempt=0)), DIED):
+        assert isinstance(stop := made.on(event, 2.0)[0], StopRanks) and not stop.hasty
 
 
 def test_a_lost_node_explains_a_broken_connection() -> None:

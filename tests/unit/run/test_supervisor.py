@@ -6,24 +6,27 @@ import asyncio
 import pickle
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import watch
-from jobs import make_job
+from jobs import changed, make_job
 
 from distributor.channel.node import Offsets, Rhythm, Uplink, over_tls
 from distributor.channel.server import ChannelServer
+from distributor.metrics.rank import Writer
 from distributor.outcomes.causes import RankFailed
 from distributor.run import events
 from distributor.run.margins import Margins
 from distributor.run.supervisor import Supervisor
 from distributor.values import messages
-from distributor.values.job import Job
-from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
+from distributor.values.job import Job, Widths
+from distributor.values.outcome import REPORTS, Collected, Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node, Placement, digest
 from distributor.values.plan import Endpoint
+from distributor.values.reports import room
 
 KILLED = Failure(1, 1, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL", time=5.0)
 RESET = Failure(0, 0, "host-a", "RuntimeError", "RuntimeError: Connection closed by peer", "Traceback", time=4.0)
@@ -125,3 +128,50 @@ def test_a_cancellation_just_before_an_attempt_begins_stops_it(monkeypatch: pyte
     supervisor.rest(4000)
     supervisor._alarm.close()
     assert [name for name, *_ in server.method_calls] == ["begin", "stop"]
+
+
+def test_a_narrow_run_of_a_wide_range_keeps_what_its_ranks_may_report(tmp_path: Path) -> None:
+    """A rank and the driver know the same number of ranks."""
+    ranged = make_job(num_processes=64, widths=Widths(2, 64))
+    narrow = changed(ranged, num_processes=2)
+    writer = Writer(tmp_path / "reports", room(narrow.world_size), 0)
+    for step in range(20_000):
+        writer.add({"loss": float(step)}, step, None, tracked=False)
+    data = (tmp_path / "reports").read_bytes()
+
+    class Reporting:
+        on_driver = False
+        slots_may_come = False
+
+        def run(self, job: Job, server: ChannelServer) -> Collected:
+            supervisor.on_log(Log(0, REPORTS, 0, data))
+            return Collected((NodeReport(0, "host-a", tuple(Outcome(rank, "host-a", "finished") for rank in (0, 1))),))
+
+        def room(self, job: Job) -> int:
+            return job.world_size
+
+        def again(self, job: Job) -> Reporting:
+            return self
+
+    scheduler: Any = Reporting()
+    supervisor = Supervisor(ranged, scheduler, Mock(), Margins(), lambda *_: narrow)
+    assert supervisor.run(0.0).error is None
+    supervisor._alarm.close()
+    assert len(data) > 2 * room(64)
+    assert supervisor.reports.latest == {"loss": 19_999.0}
+    assert supervisor.reports.metrics.dropped == 0
+
+
+def test_a_job_is_not_ended_while_output_of_its_ended_ranks_arrives() -> None:
+    scheduler = Mock()
+    scheduler.cancel.return_value = False
+    supervisor = Supervisor(make_job(grace_period=0.1), scheduler, Mock(), Margins(stop=1.5))
+    supervisor._alarm.start()
+    supervisor.on(events.Heard("a", messages.AllNodes((Node(0, "a", "host-a", "127.0.0.1", 1, 0, 0, 1),))))
+    supervisor.on(events.Heard("a", messages.Failed(replace(KILLED, rank=0), attempt=0)))
+    for offset in range(25):
+        supervisor.on_log(Log(0, 1, offset, b"x"))
+        time.sleep(0.1)
+    assert not scheduler.cancel.called
+    watch.until(lambda: scheduler.cancel.called)
+    supervisor._alarm.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
@@ -72,3 +73,24 @@ def test_a_line_is_shown_unless_logging_is_configured(
     notices.logger.manager._clear_cache()
     assert capsys.readouterr().err == shown
     assert len(records) == logged
+
+
+def test_nobody_waits_for_a_handler_that_blocks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that writes to a full pipe."""
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def emit(record: logging.LogRecord) -> None:
+        begun.set()
+        goes_on.wait()
+
+    handler = logging.Handler()
+    handler.emit = emit  # type: ignore[method-assign]
+    monkeypatch.setattr(notices.logger, "handlers", [notices._handler, handler])
+    for number in range(3000):
+        notices.soon(notices.warn, f"warning {number}")
+    assert begun.wait(60.0)
+    goes_on.set()
+    notices.flush(60.0)
+    assert caplog.messages == [f"warning {number}" for number in range(1000)], "others are left out"
