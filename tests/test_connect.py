@@ -289,7 +289,7 @@ def test_more_slots_than_there_can_be() -> None:
         on_executors(5).run(trainings.rank)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deepspeed_trains_on_connect() -> None:
     pytest.importorskip("deepspeed")
     run = DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=deepspeed_trainings.config(3)).submit(
@@ -361,7 +361,7 @@ def scored_on_gpus(session: Any, num_gpus: int = 1) -> list[str]:
     return sorted({row.place for row in rows})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("amount", [None, "0.5"], ids=["profile", "settings"])
 def test_models_on_gpus_of_executors_are_fed_on_connect(tmp_path: Path, amount: str | None) -> None:
     """Spark hands out the GPUs that a script names, on which nobody computes."""
@@ -381,7 +381,7 @@ def test_models_on_gpus_of_executors_are_fed_on_connect(tmp_path: Path, amount: 
             scored_on_gpus(other, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_take_turns_with_the_gpus_of_a_server_without_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     with another_session("local[4]") as other:
@@ -389,7 +389,7 @@ def test_models_take_turns_with_the_gpus_of_a_server_without_executors(monkeypat
         assert [each.split()[0] for each in scored_on_gpus(other, 2)] == ["4,6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpus_of_a_server_that_connect_does_not_name_are_refused(tmp_path: Path) -> None:
     script = two_gpus(tmp_path / "gpus.sh", """echo '{"name": "gpu", "addresses": ["0"]}'""")
     drivers = {"spark.driver.resource.gpu.amount": "1"}
