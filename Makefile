@@ -76,7 +76,8 @@ test-others: $(VENVS)/main/test.ok
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m "long and not connect"
+	$(BIN)/python -m pytest -m long tests/test_connect.py
 	$(MAKE) test-spark SPARK="3.5 4.1 4.2"
 	$(MAKE) resolve chaos chaos-launchers test-torch test-frameworks docker-test
 	$(MAKE) test-pythons VERSIONS="3.11 3.12 3.13"
