@@ -66,7 +66,7 @@ test: $(VENVS)/main/test.ok
 test-all: test-main test-others
 
 test-main: $(VENVS)/main/test.ok
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long" --ignore=tests/cluster/test_cluster_launchers.py
 
 # What runs one or two processes at a time: CI runs it beside test-main.
 test-others: $(VENVS)/main/test.ok
@@ -142,7 +142,7 @@ test-spark: $(addprefix test-spark-,$(SPARK))
 test-torch: $(addprefix test-torch-,$(TORCH))
 
 $(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
-	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
+	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
 	$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.

@@ -154,7 +154,7 @@ def test_the_gpus_of_the_place_where_a_run_would_train(sessions: Sessions) -> No
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_gpus_of_the_executors_are_taken_and_checked(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

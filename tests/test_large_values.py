@@ -81,7 +81,7 @@ def test_a_value_whose_connection_breaks_is_sent_again(one_jvm: Any, arrived: di
 
 
 @pytest.mark.parametrize("hang", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     sessions: Sessions, arrived: dict[int, int], wire: Proxy, hang: bool
 ) -> None:

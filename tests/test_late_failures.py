@@ -112,6 +112,7 @@ def test_values_arrive_although_a_worker_dies_meanwhile(sessions: Sessions, wire
     assert has_succeeded(run, LARGE)
 
 
+@pytest.mark.long
 def test_values_are_lost_with_their_agent(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     wire.stop_after(LARGE // 2, hang=True)

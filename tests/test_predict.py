@@ -790,7 +790,7 @@ def test_tasks_of_the_drivers_jvm_take_turns_with_its_gpus(two_seen: Any) -> Non
         seen(3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_on_a_gpu_may_be_killed(two_seen: Any) -> None:
     scored = predict(visible, table(two_seen, 20_000), input=INPUT, output="place string", batch_rows=100, num_gpus=2)
     found: list[str] = []
@@ -804,7 +804,7 @@ def test_a_process_on_a_gpu_may_be_killed(two_seen: Any) -> None:
     assert found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_that_hangs_on_a_gpu_is_one_sentence(two_seen: Any) -> None:
     frame = table(two_seen, 100).coalesce(1)
     words = r"has not computed a batch within 3 s: it is in wait at test_predict.py:\d+. Pass a larger"
@@ -870,7 +870,7 @@ def test_a_run_on_this_machine_ends_the_model_on_its_gpu(two_seen: Any, monkeypa
     assert after["4"] != before["4"] and after["6"] == before["6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("fake_gpus")
 def test_a_model_in_use_ends_after_its_tasks(
     two_seen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture

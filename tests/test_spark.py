@@ -414,7 +414,7 @@ def test_a_cluster_is_chosen_by_itself(two_executors: Any) -> None:
     assert TorchDistributor(2, True, False).submit(trainings.all_reduce).results() == [3.0, 3.0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_executor_that_spark_ends_is_an_error_that_says_why(sessions: Sessions, tmp_path: Path) -> None:
     """The job of somebody else is cancelled, and its task does not end in time."""
     reaper = {"enabled": "true", "killTimeout": "1s", "pollingInterval": "200ms"}

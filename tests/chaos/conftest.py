@@ -15,13 +15,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
     What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank and an agent of it
-    here, and an agent on executors; ``make test`` kills nothing of it. CI kills no launcher on executors.
+    here; ``make test`` kills nothing of it. On executors, CI kills ranks, agents and executors.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})
         name = getattr(item, "originalname", "")
         if values.get("path") == "torchrun" and values.get("mode") == MASTERS[-1]:
-            if values.get("victim") in ("launcher", "data-loader worker"):
+            if values.get("victim") in ("launcher", "data-loader worker", "worker"):
                 item.add_marker(pytest.mark.long)
             if name == "test_nothing_outlives_the_driver":
                 item.add_marker(pytest.mark.slow)
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and values != {"path": "deepspeed", "mode": LOCAL, "number": signal.SIGKILL}
         ):
             items.remove(item)
-        elif (values.get("mode"), values.get("victim")) in ((LOCAL, "rank"), (LOCAL, "agent"), (MASTERS[-1], "agent")):
+        elif (values.get("mode"), values.get("victim")) in ((LOCAL, "rank"), (LOCAL, "agent")):
             item.add_marker(pytest.mark.slow)
         else:
             item.add_marker(pytest.mark.long)

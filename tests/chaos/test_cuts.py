@@ -31,6 +31,7 @@ def train(cluster: Hosts, path: str, tmp_path: Path, heartbeat_timeout: float = 
     return run
 
 
+@pytest.mark.long
 def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     run = train(cluster, path, tmp_path)
     cluster.cut("host-b")

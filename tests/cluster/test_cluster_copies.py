@@ -36,6 +36,7 @@ def host_of(hosts: Hosts, run: Run, rank: int) -> str:
     return next(name for name in NAMES if pid in hosts.processes(name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "split"),
     [pytest.param(0, False, id="rank 0, DDP"), pytest.param(1, True, id="rank 1, FSDP2", marks=pytest.mark.long)],

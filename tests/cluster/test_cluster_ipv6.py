@@ -29,6 +29,7 @@ print(*sorted(node.address for node in run.placement.nodes))
 """
 
 
+@pytest.mark.long
 def test_a_collective_over_ipv6_only(cluster: Cluster, tmp_path: Path) -> None:
     cluster.stop()
     with Hosts(ipv6=True) as hosts:

@@ -7,9 +7,10 @@ themselves, and cancels the Spark job once none can be in ``allGather``.
 
 from __future__ import annotations
 
-#: Seconds from the start of tasks until they have left ``allGather``, at most. Classic ones first try the driver.
-CLASSIC = 20.0
-CONNECT = 15.0
+#: Seconds from the start of tasks until they have left ``allGather``, at most, also where executors are very busy.
+#: Classic tasks first try the driver.
+CLASSIC = 60.0
+CONNECT = 30.0
 
 LEAVING = 2.0  # seconds after which all tasks have left if one has: each polls once a second
 

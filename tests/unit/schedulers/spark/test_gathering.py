@@ -30,7 +30,7 @@ def test_when_a_classic_session_kills_tasks(
     session = classic.ClassicSession(spark, Cluster("spark://host:7077", executor_cores=4))
     assert not session.cancel()  # there is no job yet
     monkeypatch.setattr("distributor.schedulers.spark.status.running_for", lambda *_: running_for)
-    server: Any = SimpleNamespace(exchanged=exchanged, gathering=waits)
+    server: Any = SimpleNamespace(exchanged=exchanged, gathering=waits, reached=False)
     session._tag, session._server = "distributor-r1", server
     assert session.cancel() is held_back
     assert killed == ([] if held_back else ["distributor-r1"])
