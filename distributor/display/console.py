@@ -81,6 +81,11 @@ class Console:
                 self._footer = tuple(lines)
                 self._wake()
 
+    @property
+    def has_footer(self) -> bool:
+        """Whether there are lines below the output, or will be."""
+        return bool(self._footer or self._drawn_footer)
+
     def await_footer(self, timeout: float) -> None:
         """Wait until the newest lines below the output are drawn, or erased."""
         with self._changed:

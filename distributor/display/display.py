@@ -89,8 +89,9 @@ class Display:
 
     def leave(self) -> None:
         """Let a caller who no longer waits write where the status was."""
-        self.look()
-        self.logs.await_footer(_REDRAWN)
+        if self.logs.has_footer:
+            self.look()
+            self.logs.await_footer(_REDRAWN)
 
     def close(self) -> None:
         """Show the remaining output, and nothing after it."""

@@ -80,6 +80,11 @@ class Logs:
         """Show lines, such as the run's status, below all output if stderr is a terminal."""
         self._console.footer(lines)
 
+    @property
+    def has_footer(self) -> bool:
+        """Whether lines of :meth:`footer` are shown, or will be."""
+        return self._console.has_footer
+
     def await_footer(self, timeout: float) -> None:
         """Wait until the newest lines of :meth:`footer` are drawn, or erased."""
         self._console.await_footer(timeout)

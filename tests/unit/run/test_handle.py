@@ -252,10 +252,23 @@ def test_the_last_that_a_view_is_shown_is_the_end(monkeypatch: pytest.MonkeyPatc
         watch.until(lambda: len(view.shown) > 2)
         assert not any(awaited for _, awaited in view.shown)
         assert not run.wait(0.1)
-        assert any(awaited for _, awaited in view.shown)
-        assert not view.shown[-1][1], "the caller may write where the status was"
+        assert view.shown[-1][1]
     assert [snapshot.status for snapshot, _ in view.shown].count(Status.CANCELLED) == 1
     assert view.shown[-1][0].status is Status.CANCELLED
+
+
+def test_the_status_is_gone_when_a_caller_no_longer_waits() -> None:
+    """What it writes next would stand among the lines of the status."""
+
+    class Below(Recorder):
+        def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+            super().show(snapshot, awaited)
+            return Shown(footer=("running",) if awaited else ())
+
+    with running(Scheduler(), view := Below()) as run:
+        view.interval = 1000.0
+        assert not run.wait(0.5)
+        assert not run._display.logs.has_footer
 
 
 FAILED = NodeReport(0, "a", (Outcome(0, "a", "failed", Failure(0, 0, "a", "KeyError", "KeyError: 'lr'")),))
