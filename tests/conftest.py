@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
         if "frameworks" in item.path.parts and _session(item) is not None:
             item.add_marker(pytest.mark.long)  # make test-frameworks runs all of them
+        if _starts_spark(item) and item.get_closest_marker("slow") and not item.get_closest_marker("ci"):
+            item.add_marker(pytest.mark.long)
     items.sort(key=_place)
 
 
@@ -90,6 +92,11 @@ def _session(item: pytest.Item) -> str | None:
     if "one_jvm" in fixtures or MASTERS[0] in masters:
         return "one JVM"
     return "others" if "sessions" in fixtures else None
+
+
+def _starts_spark(item: pytest.Item) -> bool:
+    """Whether it needs hosts, or a session of its own: starting its JVMs takes a minute of CI's two cores."""
+    return _session(item) not in (None, "executors", "one JVM")
 
 
 def _uses_deepspeed(item: pytest.Item) -> bool:

@@ -859,6 +859,7 @@ def test_a_run_on_executors_ends_the_model_on_its_gpu(sessions: Sessions, tmp_pa
     assert [each for each in "01" if after[each] == before[each]] == [each for each in "01" if each != gpu]
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("fake_gpus")
 @pytest.mark.slow
 def test_a_run_on_this_machine_ends_the_model_on_its_gpu(two_seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.ci
 def test_digits_over_three_hosts_as_on_one_machine(cluster: Cluster) -> None:
     import digits
     import torch
