@@ -30,7 +30,7 @@ from distributor.values.plan import Endpoint
 
 RETURN_WINDOW = 3.0  # seconds to reconnect; until then, a node's end looks like that of its connection
 
-FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
+_FACTS_TIMEOUT = 10.0  # seconds without a further task's facts until missing tasks count as unable to reach the driver
 
 #: The same where nodes have reached the driver before: a missing task may be on a host that has died. Spark notices it
 #: within ``spark.network.timeout``, 120 seconds, and would end the executors of all tasks that wait in ``allGather``.
@@ -102,7 +102,7 @@ class ChannelServer:
     """The driver's end of the channel for one job. Leaving its context ends all connections and the thread.
 
     A node is lost after ``timeout`` seconds of silence. The default guard does not check nodes and ranks. Once no
-    further task has sent facts for ``facts_timeout`` seconds, tasks use ``allGather``.
+    further task has sent facts for ``facts_timeout`` seconds, by default ten, tasks use ``allGather``.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class ChannelServer:
         tasks: int = 0,
         guard: Validation | None = None,
         file_sink: FileSink | None = None,
-        facts_timeout: float = FACTS_TIMEOUT,
+        facts_timeout: float | None = None,
     ) -> None:
         self._listener = listener
-        self._facts_timeout = facts_timeout
+        self._facts_timeout = _FACTS_TIMEOUT if facts_timeout is None else facts_timeout
         self._gathers_since: float | None = None  # when tasks were told to use allGather
         self._guard = Validation(tasks=tasks) if guard is None else guard
         self._timeout = timeout

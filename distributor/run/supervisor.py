@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
-from distributor.channel.server import FACTS_TIMEOUT, LATER_FACTS_TIMEOUT, ChannelServer
+from distributor.channel.server import LATER_FACTS_TIMEOUT, ChannelServer
 from distributor.channel.tls import make_peer_key
 from distributor.channel.validation import Validation
 from distributor.display.display import Display
@@ -195,7 +195,7 @@ class Supervisor:
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
-            patience = LATER_FACTS_TIMEOUT if self._has_reached else FACTS_TIMEOUT
+            patience = LATER_FACTS_TIMEOUT if self._has_reached else None
             server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), output_sink, patience))
             try:
                 yield server
