@@ -139,7 +139,7 @@ class Submission:
                 wait = self._margins.again
         finally:
             if not self._has_ended:
-                self._alarm.after(wait, self._end, key=(self, "end"))
+                self._alarm.after(wait, self._end, key=(self, "end again"))
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Return what the scheduler says that the job waits for. May block in calls to Spark."""
