@@ -21,7 +21,7 @@ def may_last(running_for: float | None, longest: float, left_for: float | None =
     The latest task started ``running_for`` seconds ago (``None``: none has), and all leave it ``longest`` seconds after
     their start. That a task had left it was noticed ``left_for`` seconds ago.
 
-    >>> may_last(None, CLASSIC), may_last(3.0, CLASSIC), may_last(30.0, CLASSIC)
+    >>> may_last(None, CLASSIC), may_last(3.0, CLASSIC), may_last(70.0, CLASSIC)
     (False, True, False)
     >>> may_last(3.0, CLASSIC, left_for=1.0), may_last(3.0, CLASSIC, left_for=2.5)
     (True, False)
