@@ -30,7 +30,7 @@ class Facts:
         #: An agent has connected. A task that sends facts now was started again, or has missed the answer.
         self.over = False
         self.fallback: asyncio.TimerHandle | None = None  # ends the wait for missing tasks
-        self.given_up = False  # some tasks cannot reach the driver: all use Spark's allGather
+        self.gather_since: float | None = None  # since when all use Spark's allGather, as some cannot reach the driver
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
         self._waves: dict[str, dict[asyncio.StreamWriter, TaskFacts]] = {}  # the same by TaskFacts.stage_attempt
         self._attempts: set[int] = set()  # of all tasks that have been here
@@ -119,6 +119,11 @@ class Facts:
     def settled(self) -> bool:
         """Whether all facts have come, and were accepted or refused."""
         return bool(self._complete) or self._refused
+
+    @property
+    def given_up(self) -> bool:
+        """Whether all use Spark's ``allGather``."""
+        return self.gather_since is not None
 
     def answer(self, writer: asyncio.StreamWriter) -> Sequence[bytes]:
         """Return the frames of the answer to a connected task, once :attr:`settled` or :attr:`given_up`."""

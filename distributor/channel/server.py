@@ -116,7 +116,6 @@ class ChannelServer:
     ) -> None:
         self._listener = listener
         self._facts_timeout = _FACTS_TIMEOUT if facts_timeout is None else facts_timeout
-        self._gathers_since: float | None = None  # when tasks were told to use allGather
         self._guard = Validation(tasks=tasks) if guard is None else guard
         self._timeout = timeout
         self._facts = Facts(tasks, self._answers)
@@ -156,7 +155,7 @@ class ChannelServer:
     @property
     def gathering(self) -> bool:
         """Whether tasks may wait in ``allGather`` for one that has not come, such as one that unpacks an archive."""
-        since = self._gathers_since
+        since = self._facts.gather_since
         return since is not None and not self.reached and time.monotonic() - since < _LONGEST_GATHER
 
     @property
@@ -432,7 +431,7 @@ class ChannelServer:
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
             return
-        self._facts.given_up, self._gathers_since = True, time.monotonic()
+        self._facts.gather_since = time.monotonic()
         self._answer_facts()
 
     def _answer_facts(self) -> None:

@@ -133,13 +133,14 @@ class Submission:
         self._alarm.after(0.0, self._end, key=(self, "end"))
 
     def _end(self) -> None:
+        if self._has_ended:
+            return
         wait = self._margins.insist
         try:
-            if not self._has_ended and self.scheduler.cancel():
+            if self.scheduler.cancel():
                 wait = self._margins.again
-        finally:
-            if not self._has_ended:
-                self._alarm.after(wait, self._end, key=(self, "end again"))
+        finally:  # also if the call has failed
+            self._alarm.after(wait, self._end, key=(self, "end again"))
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Return what the scheduler says that the job waits for. May block in calls to Spark."""

@@ -61,7 +61,7 @@ class ClassicSession:
         self._call = call  # the user's, by which Spark's pages name the run's jobs
         self._tag = ""  # the tag of the run's Spark jobs; "" until the run begins to submit one
         self._server: ChannelServer | None = None  # set when the run begins to submit a Spark job
-        self._left: float | None = None  # when a task of this job was first known to have left allGather
+        self._left = gathering.Left()  # of the latest Spark job
         self._reached_before = False  # whether nodes had reached the driver before the job was submitted, again
         self._cancelled = threading.Event()
         self._held_up: StatusDetail | None = None  # what the run waits for before there is a Spark job
@@ -167,9 +167,7 @@ class ClassicSession:
         """Return whether tasks may be in ``allGather``."""
         if server.exchanged:
             return False
-        if self._left is None and server.reached and not self._reached_before:
-            self._left = time.monotonic()
-        left_for = None if self._left is None else time.monotonic() - self._left
+        left_for = self._left.seconds(server.reached and not self._reached_before, time.monotonic())
         running_for = status.running_for(self._session, self._tag)
         return gathering.may_last(running_for, gathering.CLASSIC, left_for)
 
@@ -212,7 +210,7 @@ class ClassicSession:
         """Run one Spark job to its end. Return the rows of its tasks."""
         context = context_for_tasks(self._session)
         reports = server.failed_reports
-        self._left, self._reached_before = None, server.reached
+        self._left, self._reached_before = gathering.Left(), server.reached
         # In a thread of its own, since the channel's must not wait for Spark.
         fail = threading.Thread(target=self._fail_job, args=(server,), name="distributor-fail", daemon=True)
         reports.on_complete = fail.start

@@ -93,7 +93,7 @@ class ConnectSession:
         self._tag = ""  # the tag of the run's query; "" until the run begins to submit it
         self._query: StageProgress | None = None
         self._server: ChannelServer | None = None
-        self._left: float | None = None  # when a task was first known to have left allGather
+        self._left = gathering.Left()
         self._held_up: StatusDetail | None = None  # what the run waits for before there is a query
         self._cancelled = threading.Event()
 
@@ -170,10 +170,8 @@ class ConnectSession:
         return False
 
     def _may_gather(self, query: StageProgress, now: float) -> bool:
-        """Return whether tasks may be in ``allGather``. Nodes connect only once a task has left it."""
-        if self._left is None and self._server is not None and self._server.reached:
-            self._left = now
-        left_for = None if self._left is None else now - self._left
+        """Return whether tasks may be in ``allGather``."""
+        left_for = self._left.seconds(self._server is not None and self._server.reached, now)
         return gathering.may_last(query.running_for(now), gathering.CONNECT, left_for)
 
     def ended(self, job: Job) -> DistributorError | None:

@@ -15,6 +15,19 @@ CONNECT = 30.0
 LEAVING = 2.0  # seconds after which all tasks have left if one has: each polls once a second
 
 
+class Left:
+    """Notes when a task was first known to have left ``allGather``: nodes connect only then."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, reached: bool, now: float) -> float | None:
+        """Return for how long that has been known, if nodes have ``reached`` the driver; ``None`` if it is not."""
+        if self._since is None and reached:
+            self._since = now
+        return None if self._since is None else now - self._since
+
+
 def may_last(running_for: float | None, longest: float, left_for: float | None = None) -> bool:
     """Return whether a task may be in ``allGather``, or may yet enter it.
 

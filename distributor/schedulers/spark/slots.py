@@ -96,26 +96,26 @@ class Executor(NamedTuple):
     address: str  # host and port of its blocks; tasks see another port and, on YARN, the host's number for its name
     cores: int
     running: int  # tasks
-    profiled: tuple[TaskProfile, ...] = ()  # of running tasks that have other CPUs or GPUs than the settings say
+    id: str = ""
 
 
 def executors(session: SparkSession) -> Iterator[Executor]:
     """Yield each executor of a classic session that accepts tasks."""
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
-    running, profiled = scheduler.runningTasksByExecutors(), _profiled(scala)
+    running = scheduler.runningTasksByExecutors()
     for executor in elements(scala.statusStore().executorList(True)):
         if executor.isExcluded() or scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             continue
         tasks = running.get(executor.id())
         busy = int(tasks.get()) if tasks.isDefined() else 0
         # Spark lists the driver too. On a cluster, it has 0 cores, so no task fits there.
-        own = tuple(profiled.get(str(executor.id()), ())[:busy])
-        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy, own)
+        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy, str(executor.id()))
 
 
-def _profiled(scala: Any) -> dict[str, list[TaskProfile]]:
-    """Return the profiles of running tasks, by executor, as far as these are not of the default profile."""
+def profiled(session: SparkSession) -> dict[str, list[TaskProfile]]:
+    """Return what running tasks hold that have other CPUs or GPUs than the settings say, by executor."""
+    scala = session.sparkContext._jsc.sc()
     found: dict[str, list[TaskProfile]] = {}
     store, manager = scala.statusStore(), scala.resourceProfileManager()
     for stage in elements(store.activeStages()):
@@ -320,19 +320,21 @@ class Slots:
 
     def free(self) -> int:
         """Return the number of free task slots."""
-        free = sum(self._usable(each.cores, each.running, each.profiled) for each in executors(self._session))
+        held = profiled(self._session)
+        there = executors(self._session)
+        free = sum(self._usable(each.cores, each.running, held.get(each.id, ())) for each in there)
         return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], tasks: Mapping[str, int]) -> int:
         """Return the number of free slots beside ``hosts``, those of the job's own ``tasks`` by host included."""
-        room, own = 0, dict(tasks)
+        room, own, held = 0, dict(tasks), profiled(self._session)
         for executor in executors(self._session):
             names = _names_of(host_in(executor.address))
             if names.isdisjoint(hosts):
                 mine = {name: min(own[name], executor.running) for name in names & own.keys()}
                 own.update({name: own[name] - count for name, count in mine.items()})
                 count = sum(mine.values())
-                others = executor.profiled if self._job.task_profile is None else executor.profiled[count:]
+                others = held.get(executor.id, [])[0 if self._job.task_profile is None else count :]
                 room += self._usable(executor.cores, executor.running - count, others)
         return room
 
@@ -352,13 +354,14 @@ class Slots:
     def limited(self) -> bool:
         return self._job.node_limit is not None
 
-    def _usable(self, cores: int, running: int, profiled: Sequence[TaskProfile] = ()) -> int:
-        """Return how many tasks of the job fit on an executor with ``running`` tasks, ``profiled`` ones among them."""
-        plain = max(0, running - len(profiled))
-        taken = plain * self._cluster.task_cpus + sum(task.cpus for task in profiled)
+    def _usable(self, cores: int, running: int, held: Sequence[TaskProfile] = ()) -> int:
+        """Return how many tasks of the job fit on an executor with ``running`` tasks, some with a profile: ``held``."""
+        held = held[: max(0, running)]  # Spark may record ends late
+        plain = running - len(held)
+        taken = plain * self._cluster.task_cpus + sum(task.cpus for task in held)
         fit = max(0, cores - taken) // self._cpus
         if self._gpus > 0:
-            busy = plain * _float(self._cluster.task_gpus) + sum(task.gpus for task in profiled)
+            busy = plain * _float(self._cluster.task_gpus) + sum(task.gpus for task in held)
             gpus = self._cluster.executor_gpus - busy
             fit = min(fit, max(0, int(gpus / self._gpus)))
         limit = self._job.node_limit

@@ -56,7 +56,7 @@ def test_when_a_connect_session_kills_tasks(monkeypatch: pytest.MonkeyPatch) -> 
     assert session.cancel()
     now += gathering.LEAVING
     assert not session.cancel()
-    server.reached, session._left = False, None
+    server.reached, session._left = False, gathering.Left()
     now += gathering.CONNECT
     assert not session.cancel()
     assert killed == ["distributor-r1"] * 3

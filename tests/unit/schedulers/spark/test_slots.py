@@ -264,6 +264,7 @@ def test_room_on_other_hosts_does_not_count_the_jobs_own_tasks(monkeypatch: pyte
     monkeypatch.setattr(slots.socket, "getaddrinfo", lambda host, _: [(0, 0, 0, "", (hosts[host], 0))])
     there = [slots.Executor("a:1", 3, 1), slots.Executor("b:1", 1, 1), slots.Executor("c:1", 2, 1)]
     monkeypatch.setattr(slots, "executors", lambda session: iter(there))
+    monkeypatch.setattr(slots, "profiled", lambda session: {})
     slots._names_of.cache_clear()
     job = make_job("3f2a", 3, Function("train", b""), False, node_limit=1)
     room = Slots(None, Cluster("spark://a:7077"), job).room_beside
