@@ -22,7 +22,7 @@ from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
 from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, Sender, Server, SpoolDelivery
-from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
+from distributor.tracking.spool import LogFolder, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import check_flag
 from distributor.values.job import Status
@@ -187,7 +187,7 @@ class MLflow:
         error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
         tracked.tag({"distributor.goodput": str(run.goodput), **error})
         if run.log_folder is not None:
-            tracked.delivery.spool.append(LogFiles(str(run.log_folder)))
+            tracked.delivery.spool.append(LogFolder(str(run.log_folder)))
         tracked.delivery.spool.append(RunEnded(_STATUS.get(run.status, "FAILED"), run.ended or time.time()))
 
     def on_study_end(self, study: Any) -> None:

@@ -17,7 +17,7 @@ from distributor.text import notices
 from distributor.text.wording import without_user
 from distributor.tracking.mlflow_files import log_files
 from distributor.tracking.names import Names
-from distributor.tracking.spool import Entry, LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
+from distributor.tracking.spool import Entry, LogFolder, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values import codec
 
 _log = notices.logger
@@ -193,7 +193,7 @@ class SpoolDelivery:
                             others.append(RunTag(f"changed.{clean}"[:_LONGEST_NAME], value))
                 case Tags():
                     others += [RunTag(name[:_LONGEST_NAME], text[:LONGEST_TAG]) for name, text in entry.tags.items()]
-                case LogFiles():
+                case LogFolder():
                     try:
                         log_files(client, str(self.run), entry.files, "logs")
                     except Exception as error:  # of the store for files, which may need another package

@@ -61,7 +61,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class LogFiles:
+class LogFolder:
     """A folder whose files are to be uploaded."""
 
     files: str
@@ -75,7 +75,7 @@ class RunEnded:
     ended: float
 
 
-Entry = RunBegun | Params | Tags | Values | LogFiles | RunEnded
+Entry = RunBegun | Params | Tags | Values | LogFolder | RunEnded
 
 
 @dataclass
