@@ -71,14 +71,14 @@ test-main: $(VENVS)/main/test.ok
 # What runs one or two processes at a time: CI runs it beside test-main.
 test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
-	$(MAKE) test-spark SPARK=4.0
+	$(MAKE) test-spark SPARK=4.0 ONLY="not cluster"
 	$(MAKE) test-frameworks-launchers test-mlflow
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
 	$(BIN)/python -m pytest -m "long and not connect"
 	$(BIN)/python -m pytest -m long tests/test_connect.py
-	$(MAKE) test-spark SPARK="3.5 4.1 4.2"
+	$(MAKE) test-spark
 	$(MAKE) resolve chaos chaos-launchers test-torch test-frameworks docker-test
 	$(MAKE) test-pythons VERSIONS="3.11 3.12 3.13"
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
@@ -134,7 +134,7 @@ pictures: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
 	$(BIN)/python benchmarks/launch.py local executors plot table --points benchmarks/launch.json --plot docs/launch.png
 
-# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default.
+# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default. ONLY: pytest's -k.
 SPARK ?= 3.5 4.0 4.1 4.2
 TORCH ?= 2.9 2.14
 
@@ -142,7 +142,7 @@ test-spark: $(addprefix test-spark-,$(SPARK))
 test-torch: $(addprefix test-torch-,$(TORCH))
 
 $(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
-	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
+	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" -k "$(ONLY)" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
 	$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.

@@ -58,14 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     meanwhile, so that no process waits for them.
     """
     for item in items:
-        executors = item.get_closest_marker("spark") is not None
-        if _uses_deepspeed(item) or (executors and item.get_closest_marker("slow_on_executors") is not None):
+        if _uses_deepspeed(item):
             item.add_marker(pytest.mark.slow)
-        if executors and item.get_closest_marker("long_on_executors") is not None:
+        if item.get_closest_marker("spark") is not None and item.get_closest_marker("long_on_executors") is not None:
             item.add_marker(pytest.mark.long)
         if "frameworks" in item.path.parts and _session(item) is not None:
             item.add_marker(pytest.mark.long)  # make test-frameworks runs all of them
-        if _starts_spark(item) and item.get_closest_marker("slow") and not item.get_closest_marker("ci"):
+        if _needs_executors(item) and item.get_closest_marker("slow") and not item.get_closest_marker("ci"):
             item.add_marker(pytest.mark.long)
     items.sort(key=_place)
 
@@ -94,9 +93,9 @@ def _session(item: pytest.Item) -> str | None:
     return "others" if "sessions" in fixtures else None
 
 
-def _starts_spark(item: pytest.Item) -> bool:
-    """Whether it needs hosts, or a session of its own: starting its JVMs takes a minute of CI's two cores."""
-    return _session(item) not in (None, "executors", "one JVM")
+def _needs_executors(item: pytest.Item) -> bool:
+    """Whether it needs executors, hosts, or a session of its own, whose JVMs share CI's two cores with all else."""
+    return _session(item) not in (None, "one JVM")
 
 
 def _uses_deepspeed(item: pytest.Item) -> bool:

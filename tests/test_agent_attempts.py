@@ -61,7 +61,7 @@ def outcomes(driver: Driver) -> dict[int, str]:
         pytest.param("raise", {}, id="raise", marks=pytest.mark.slow),
         pytest.param("SIGKILL", {}, id="SIGKILL"),
         pytest.param("SIGKILL", {"keep_warm": 0}, id="without-warm-process"),
-        pytest.param("SIGKILL", {"start_method": "spawn"}, id="spawn", marks=pytest.mark.slow),
+        pytest.param("SIGKILL", {"start_method": "spawn"}, id="spawn", marks=pytest.mark.long),
     ],
 )
 def test_the_agents_begin_a_second_attempt(how: str, options: dict[str, Any], tmp_path: Path) -> None:

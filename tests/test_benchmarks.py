@@ -28,7 +28,7 @@ def test_the_launch_benchmark_compares_with_torchrun() -> None:
         assert line in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_of_captured_arrays_measures_time_and_memory() -> None:
     output = run("captures.py", "local", "--mib", "16", "--rounds", "1", "--before", str(BENCHMARKS.parent))
     for name in ("local ", "local, before"):
@@ -95,7 +95,7 @@ def test_the_recovery_benchmark_compares_and_names_targets() -> None:
         assert 0 < float(table[name][1]) == float(table[name][2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_checkpoint_benchmark_compares_and_counts_copies() -> None:
     output = run("checkpoint.py", "--rounds", "1", "--size", "8", "--memory")
     assert "8 MiB, 1 rounds, medians" in output

@@ -63,7 +63,6 @@ def come(folder: Path, count: int) -> None:
     watch.until(lambda: sum(name.startswith("here-") for name in os.listdir(folder)) >= count)
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_a_cancel_before_tasks_meet_leaves_executors_alone(
     held_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -15,12 +15,12 @@ from distributor.api import forewarn
 from distributor.machine import limits
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_what_ranks_write_is_their_own(make: Make) -> None:
     assert_own_copies(make)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_are_new_processes_map_it_too(make_local: Make) -> None:
     assert_own_copies(lambda processes: make_local(processes, start_method="spawn"))
 

@@ -178,7 +178,7 @@ def save_while_a_copy_is_sent() -> tuple[int, int]:
     return after_first, min(1, len(sent))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_node_keeps_no_copies_and_says_so(
     make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,12 +324,10 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
     assert run("parts", 4) == (2, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(6 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "name", ["trainer", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "deepspeed"))]
-)
+@pytest.mark.parametrize("kills", [3, 20])
+@pytest.mark.parametrize("name", ["trainer", "lightning", "deepspeed"])
 def test_frameworks_go_on_after_kills(name: str, kills: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Ranks are killed at random times while they save. The lines are those of docs/checkpoints.md."""
     package = {"trainer": "transformers.trainer", "lightning": "pytorch_lightning", "deepspeed": "deepspeed"}[name]
@@ -389,7 +387,7 @@ def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Pa
     assert make_local(2, checkpoints=tmp_path).run(load) == saved
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("is_url", [False, True], ids=["folder", "URL"])
 def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_path: Path) -> None:
     """Equal files of one name count once. The folder holds all files under their names, and nothing else is left."""
@@ -431,7 +429,7 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
     assert checkpointed.committed(tmp_path) == []
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_callbacks_are_told_of_checkpoints(make: Make, tmp_path: Path) -> None:
     """Of each one, the last included, which is committed after the function has returned."""
     told = checkpointed.Told()
@@ -914,7 +912,7 @@ def test_a_rank_without_a_folder_for_uploads_holds_up_nobody(make_local: Make, t
     assert run.results(watch.DEADLINE) == [[None, 2]] * 2
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_place_that_cannot_be_written_to_is_found_at_the_start(
     make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -965,7 +963,7 @@ def kill_at_random(run: Run, rng: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * watch.DEADLINE)
-@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_path: Path) -> None:
     """After each kill, all ranks load one committed step, not before the last one, with the weights of that step.
 

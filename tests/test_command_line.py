@@ -185,7 +185,7 @@ def test_deepspeeds_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_masters_on_this_machine_run_the_drivers_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", path_without_torch(tmp_path / "bare"))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
@@ -353,7 +353,7 @@ ON_EXECUTORS = ["--master", "local-cluster[1,2,1024]", "--conf", "spark.ui.enabl
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_sigterm_to_the_whole_group_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
     """As ``timeout`` and batch systems send it; Spark's JVM would end of it."""
     (tmp_path / "saver.py").write_text(SAVER)

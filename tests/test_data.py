@@ -340,6 +340,7 @@ def test_the_example_scores_the_held_out_part(two_executors: Any, tmp_path: Path
     assert score["accuracy"] > 0.9
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_an_executor_that_is_killed_while_it_writes_costs_no_row(two_executors: Any, tmp_path: Path) -> None:
     marker = tmp_path / "killed"

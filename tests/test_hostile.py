@@ -103,7 +103,7 @@ def test_a_run_under_attack_completes(
 SECRET = "correct-horse-battery-staple"
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_secrets_are_on_no_command_line_and_files_are_private(make: Make, tmp_path: Path) -> None:
     run = make(2, env={"API_KEY": SECRET}).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)

@@ -54,7 +54,7 @@ def leave_while_others(wait: str) -> int:
     return runtime.attempt()
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     "wait", ["sleep", *(pytest.param(name, marks=pytest.mark.long) for name in ("load", "save", "folder"))]
 )
@@ -80,7 +80,7 @@ def end_late(how: str) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("how", ["exit", pytest.param("_exit", marks=pytest.mark.long_on_executors)])
 def test_a_rank_that_ends_late_is_the_one_that_has_failed(make: Make, how: str) -> None:
     run = make(2, max_restarts=1).submit(end_late, how)

@@ -172,7 +172,7 @@ def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Sub
     watch.gone(run.id)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_second_attempt_can_be_cancelled(submit: Submit, tmp_path: Path) -> None:
     run = submit(wait_in_the_second, str(tmp_path))
     watch.until(lambda: (tmp_path / "second").exists())
@@ -217,7 +217,7 @@ def handle_sigterm(folder: str, how: str) -> int:
     raise AssertionError
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("how", ["wait", pytest.param("write", marks=pytest.mark.long_on_executors)])
 def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:
     """A file that is being written is finished first, as far as the grace period lets it."""
@@ -231,7 +231,7 @@ def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit,
     watch.gone(run.id)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_ranks_that_stall_start_again(submit: Submit) -> None:
     run = submit(trainings.wait_at_first, stall_timeout=1.0, restart_on="infrastructure")
     assert run.results(watch.DEADLINE) == [1] * 4

@@ -61,7 +61,9 @@ def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2, *,
         (LOCAL, "agent"),
         pytest.param("local-cluster[2,2,1024]", "agent", marks=pytest.mark.spark),
         pytest.param("local-cluster[2,2,1024]", "worker", marks=[pytest.mark.spark, pytest.mark.slow]),
-        pytest.param("local-cluster[2,2,1024]", "executor", marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param(
+            "local-cluster[2,2,1024]", "executor", marks=[pytest.mark.spark, pytest.mark.slow, pytest.mark.ci]
+        ),
         pytest.param("local[4]", "worker", marks=[pytest.mark.spark, pytest.mark.long]),
     ],
     indirect=["mode"],

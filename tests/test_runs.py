@@ -504,7 +504,7 @@ def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_each_rank_gets_sigterm_once(make: Make, tmp_path: Path) -> None:
     """Where another has failed, its node knows before the driver's order comes."""
 
@@ -665,7 +665,7 @@ def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("keep_warm", [600.0, pytest.param(0.0, marks=pytest.mark.slow_on_executors)])
+@pytest.mark.parametrize("keep_warm", [600.0, pytest.param(0.0, marks=pytest.mark.long_on_executors)])
 def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_warm: float) -> None:
     """That of the rendezvous store holds locks of libc now and then, which a fork would wait for for ever."""
 

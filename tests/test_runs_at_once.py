@@ -33,7 +33,6 @@ def pools_of(session: Any, run: Run) -> set[str]:
     return {str(store.lastStageAttempt(stage.stageId()).schedulingPool()) for stage in stages}
 
 
-@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.slow
 def test_eight_runs_from_threads_have_their_own_values_and_errors(sessions: Sessions, tmp_path: Path) -> None:

@@ -492,7 +492,6 @@ def visible() -> tuple[str, str]:
     return os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})

@@ -38,7 +38,7 @@ def wait_for_data(path: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_dump_stacks_shows_what_each_rank_is_doing(make: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     run = make(3).submit(stand, str(go))
@@ -62,7 +62,7 @@ def test_dump_stacks_shows_what_each_rank_is_doing(make: Make, tmp_path: Path) -
     assert run.dump_stacks() == {}
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_stall_ends_the_run_and_says_where_ranks_stand(make: Make, tmp_path: Path) -> None:
     run = make(3, stall_timeout=2, grace_period=1).submit(stand, str(tmp_path / "never"))
     with pytest.raises(StallError, match="no rank wrote anything or used CPU time for stall_timeout=2 s") as caught:

@@ -88,7 +88,7 @@ def preempt(run: Run, attempt: int = 0) -> None:
 
 
 @pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.slow)])
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER, asks)
     await_steps(run)
@@ -208,7 +208,7 @@ def test_a_cancel_does_not_wait_for_a_step(make_local: Make, tmp_path: Path) -> 
     watch.gone(run.id)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
     preempt(run)

@@ -28,7 +28,7 @@ from distributor import RunCancelledError, Status, TorchDistributor, TrainingErr
 from distributor.values import environment, layout
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_run_after_the_first_is_forked_by_the_same_process(make: Make) -> None:
     first = set(make(4).submit(started_by).results())
     assert 0 not in first
@@ -154,7 +154,7 @@ def pollute(folder: str) -> None:
     atexit.register(print, "polluted")
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make(4).run(pollute, str(tmp_path))
     capfd.readouterr()
@@ -184,7 +184,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert (name, value) == (name, other[name])
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
     def draw() -> tuple[float, ...]:
         import random
@@ -294,7 +294,7 @@ def test_a_warm_process_stays_while_its_run_lasts(make_local: Make, tmp_path: Pa
     forked_by.wait(watch.DEADLINE)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
 )
@@ -473,7 +473,7 @@ def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executor
     assert distributor.submit(loaded, "found_by_path", "torch").results() == [[True, True]] * 4
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_module_that_cannot_be_preloaded_is_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     assert make(2, preload=["no_such_module"]).run(trainings.all_reduce) == 3.0
@@ -508,7 +508,7 @@ def test_a_warm_process_that_has_used_a_gpu_is_not_forked(
     assert "preload=['counting_module'] uses a GPU, so forked ranks could not use it" in caplog.text
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_run_is_cancelled_while_a_warm_process_imports(make: Make, tmp_path: Path) -> None:
     go, trained = tmp_path / "go", tmp_path / "trained"
     (tmp_path / "slow_module.py").write_text(
@@ -626,7 +626,7 @@ def spawned(make: Make) -> Iterator[Make]:
     return lambda num_processes=2, **options: make(num_processes, start_method="spawn", **options)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_spawned_ranks_run_functions_and_scripts(
     spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -639,7 +639,7 @@ def test_spawned_ranks_run_functions_and_scripts(
     assert "rank 1 ['--lr', '0.1'] __main__" in capfd.readouterr().out
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     ("how", "text"),
     [

@@ -47,7 +47,7 @@ KILLS: dict[str, tuple[victims.Victim, str]] = {
 }
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("victim", KILLS)
 def test_a_kill_is_a_true_error_and_leaves_nothing(
     victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path, leftovers: Leftovers
@@ -60,7 +60,7 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(
     assert make_on_path(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_an_agent_killed_before_its_first_message_is_a_lost_node(
     make_on_path: Make, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -84,7 +84,7 @@ def test_an_agent_killed_before_its_first_message_is_a_lost_node(
     assert make_on_path(2).run(trainings.all_reduce) == 3.0
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_stopped_rank_does_not_hold_up_the_end(
     make_on_path: Make, path: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None
     watch.gone(run.id)
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) -> None:
     def devour(group: str) -> None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))

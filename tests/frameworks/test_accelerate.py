@@ -164,9 +164,15 @@ def test_the_users_variables_come_last(write: Any) -> None:
         pytest.param(
             FSDP.replace("FSDP\n", "DEEPSPEED\n", 1), False, "asks for DeepSpeed: pass launch=", id="deepspeed"
         ),
-        pytest.param(FSDP.replace("FSDP\n", "XLA\n", 1), False, "is for XLA, which is not supported", id="tpu"),
+        pytest.param(
+            FSDP.replace("FSDP\n", "XLA\n", 1),
+            False,
+            "is for XLA, which is not supported",
+            id="tpu",
+            marks=pytest.mark.long,
+        ),
         pytest.param(FSDP + "no_such_key: 1", True, "Accelerate rejects the configuration .*unknown keys", id="key"),
-        pytest.param("- 1", True, "Accelerate rejects the configuration ", id="no-mapping"),
+        pytest.param("- 1", True, "Accelerate rejects the configuration ", id="no-mapping", marks=pytest.mark.long),
     ],
 )
 def test_refuses_an_accelerate_file_that_does_not_suit_the_run(

@@ -88,7 +88,7 @@ def assert_together(results: list[dict[str, Any]]) -> None:
         pytest.param({"strategy": "ddp_notebook"}, id="ddp-of-a-notebook", marks=pytest.mark.long),
         pytest.param({"strategy": "ddp", "devices": 1}, id="code-of-one-device", marks=pytest.mark.long),
         pytest.param({"devices": 8}, id="more-devices-than-ranks", marks=pytest.mark.long),
-        pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe"),
+        pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.framework(*ROW)
