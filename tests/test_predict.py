@@ -29,7 +29,7 @@ from sessions import Sessions, two_gpus
 from torch import nn
 
 from distributor import ConfigurationError, Distributor, predict, release, runtime
-from distributor.machine import processes
+from distributor.machine import bootstrap, processes
 from distributor.machine.folders import remove_stale
 from distributor.values.environment import CHECK_GPUS
 
@@ -50,10 +50,9 @@ def table(session: Any, rows: int = ROWS) -> Any:
 def servers() -> list[psutil.Process]:
     """This session's processes that have loaded a model; those that they forked are their children."""
     found = []
-    for process in psutil.process_iter(["cmdline", "ppid"]):
-        if any(
-            each.startswith(f"{tempfile.gettempdir()}/distributor-model-") for each in process.info["cmdline"] or ()
-        ):
+    for process in psutil.process_iter(["environ", "ppid"]):
+        mine = (process.info["environ"] or {}).get("TMPDIR") == tempfile.gettempdir()
+        if mine and bootstrap.is_part(process.pid, "model"):
             found.append(process)
     pids = {each.pid for each in found}
     return [each for each in found if each.info["ppid"] not in pids]
@@ -327,6 +326,7 @@ def victims_of(kind: str) -> list[psutil.Process]:
     return [each for each in daemons if each.info["ppid"] in {daemon.pid for daemon in daemons}]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 50))])
 def test_executors_and_workers_may_be_killed(two_executors: Any, seed: int) -> None:
@@ -349,7 +349,7 @@ def test_executors_and_workers_may_be_killed(two_executors: Any, seed: int) -> N
 def has_owner(server: psutil.Process) -> bool:
     """Whether the executor of a model's server lives, unless the server has ended meanwhile."""
     with suppress(psutil.NoSuchProcess, ValueError):
-        *_, owner, _, _, _ = server.cmdline()
+        *_, owner, _, _, _ = server.cmdline()  # the arguments of the server, or of the warm process that has forked it
         return psutil.pid_exists(int(owner))
     return True
 
@@ -859,7 +859,6 @@ def test_a_run_on_executors_ends_the_model_on_its_gpu(sessions: Sessions, tmp_pa
     assert [each for each in "01" if after[each] == before[each]] == [each for each in "01" if each != gpu]
 
 
-@pytest.mark.ci
 @pytest.mark.usefixtures("fake_gpus")
 @pytest.mark.slow
 def test_a_run_on_this_machine_ends_the_model_on_its_gpu(two_seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,16 +36,20 @@ def overwrite(old: str, new: str, file: Literal["cmdline", "environ"] = "cmdline
 
 
 #: Modules that are started as processes, by the name that the command line shows.
-_PARTS = {
+PARTS = {
     "warm": "distributor.node.warm",
     "agent": "distributor.node.agent",
     "launcher": "distributor.node.launcher",
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
     "uploads": "distributor.node.url_writer",
+    "starter": "distributor.scoring.model_starter",
     "model": "distributor.scoring.model_server",
     "accelerate": "distributor.launch.accelerate.variables",
 }
+
+#: The parts that a warm process forks. They end by themselves if it is killed.
+FORKED = ("agent", "model")
 
 KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`distributor.node.state_keeper`
 
@@ -53,7 +57,7 @@ KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`di
 #: reset, because processes whose shell ignores it inherit this, and cannot wait for their children. The collector is
 #: off meanwhile, which makes imports of torch a seventh faster.
 _BOOTSTRAP = f"""
-PARTS = {_PARTS}
+PARTS = {PARTS}
 import gc, signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 root, part, *args = sys.argv[1:]
@@ -73,14 +77,14 @@ main(*args)
 """
 
 
-def is_part(pid: int, part: str) -> bool:
-    """Return whether a process, judged by its command line, runs a part of this package, such as ``agent``."""
+def is_part(pid: int, *parts: str) -> bool:
+    """Return whether a process, judged by its command line, runs one of these parts of this package."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as shown:
             arguments = shown.read().split(b"\0")
     except OSError:
         return False
-    return arguments[1:2] == [b"-c"] and arguments[4:5] == [part.encode()]
+    return arguments[1:2] == [b"-c"] and b"".join(arguments[4:5]).decode() in parts
 
 
 def command(root: str, part: str, *args: str) -> list[str]:
@@ -88,7 +92,7 @@ def command(root: str, part: str, *args: str) -> list[str]:
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
 
-#: An argument of a warm process. In its place, the agents that it forks show theirs.
+#: An argument of a warm process. In its place, its forks show theirs.
 PLACEHOLDER = "-" * 40
 
 #: An environment entry of a warm process. In its place, its forks show their node's ID.

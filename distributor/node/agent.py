@@ -49,8 +49,9 @@ def main(owner_pid: str, *inherited: str) -> None:
     _run(sockets, int(owner_pid), SpawnedLauncher(), [])
 
 
-def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
+def serve(inherited: Mapping[str, int], owner_pid: int, notes: list[str]) -> None:
     """Run the agent in this fork of a warm process; the launcher is forked first, before there are threads."""
+    sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in inherited.items()}
     _run(sockets, owner_pid, launchers.fork(sockets, owner_pid), notes)
 
 

@@ -1,7 +1,7 @@
 """The guard: the parent of an agent or a warm process, its *charge*, after which it cleans up.
 
 If an agent is killed, the kernel gives its processes to the guard, whatever their session and environment:
-PR_SET_CHILD_SUBREAPER. The guard kills them, except keepers, and agents that a killed warm process leaves.
+PR_SET_CHILD_SUBREAPER. The guard kills them, except keepers, and what a killed warm process has forked.
 
 It also ends a warm process that nobody needs, which does not notice this itself while it imports modules. A guard needs
 little memory, because it forks its charge before torch is imported.
@@ -81,7 +81,7 @@ class _Reaper:
     def run(self) -> None:
         """Wait until the charge has ended, and kill what it leaves behind.
 
-        Agents of a killed warm process are awaited, keepers are not. Processes that SIGKILL does not end are given up.
+        Forks of a killed warm process are awaited, keepers are not. Processes that SIGKILL does not end are given up.
         """
         while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():
@@ -106,10 +106,10 @@ class _Reaper:
 
     def _strays(self) -> list[int]:
         children = processes.children(os.getpid())
-        agents = [] if self._folder is None else [pid for pid in children if bootstrap.is_part(pid, "agent")]
+        forked = [] if self._folder is None else _forked(children)
         keepers = _keepers(pid for pid in children if pid != self._charge)
-        found = strays(children, self._charge, [*agents, *keepers])
-        if not found or self._charge is not None or agents:
+        found = strays(children, self._charge, [*forked, *keepers])
+        if not found or self._charge is not None or forked:
             self._killing_since = None
         elif self._killing_since is None:
             self._killing_since = time.monotonic()
@@ -128,7 +128,7 @@ class _Reaper:
     def _is_useless(self) -> bool:
         """Return whether the charge is a warm process that nobody needs.
 
-        Its executor or driver has ended, or its folder is gone and none of its agents is left.
+        Its executor or driver has ended, or its folder is gone and none of its forks is left.
         """
         if self._charge is None or self._folder is None:
             return False
@@ -136,13 +136,17 @@ class _Reaper:
             return True
         if _inode(self._folder) == self._inode:
             return False
-        return not any(bootstrap.is_part(pid, "agent") for pid in processes.children(self._charge))
+        return not _forked(processes.children(self._charge))
 
     def _kill(self, pids: Iterable[int | None]) -> None:
         for pid in pids:
             if pid is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _forked(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if bootstrap.is_part(pid, *bootstrap.FORKED)]
 
 
 def _keepers(pids: Iterable[int]) -> list[int]:

@@ -1,9 +1,10 @@
 """The warm process of an executor or a driver.
 
-Forking agents from it is safe, and no run sees anything of an earlier one: it runs no user code but the imports of
-``preload``, touches no accelerator, and starts no thread and no parallel region. It ends with its executor or driver,
-or when no run has used it for ``keep_warm`` seconds, or after its last agent if it is to be replaced, for example
-because a loaded module's file has changed. How runs find it: :mod:`distributor.schedulers.hosting.warm_client`.
+It forks the agents of runs, and the servers of models that score rows. This is safe, and no fork sees anything of an
+earlier one: it runs no user code but the imports of ``preload``, touches no accelerator, and starts no thread and no
+parallel region. It ends with its executor or driver, or when nobody has used it for ``keep_warm`` seconds, or after its
+last fork if it is to be replaced, for example because a loaded module's file has changed. How runs find it:
+:mod:`distributor.schedulers.hosting.warm_client`.
 """
 
 from __future__ import annotations
@@ -204,28 +205,28 @@ class _Warm:
         self._notes = notes
         self._unfit = unfit
         self._guard = os.getppid()
-        self._agents: dict[int, int] = {}  # pids of living agents by process descriptor
+        self._forks: dict[int, int] = {}  # living ones: pids by process descriptor
 
     def run(self) -> None:
-        """Serve until the executor or driver ends, or for ``keep`` seconds nobody asks and no agent lives.
+        """Serve until the executor or driver ends, or for ``keep`` seconds nobody asks and no fork lives.
 
-        Once retired, only wait until all agents have ended.
+        Once retired, only wait until all forks have ended.
         """
         end = time.monotonic() + self._keep
-        while self._listener is not None or self._agents:
-            watched = [self._owner, *self._agents]
+        while self._listener is not None or self._forks:
+            watched = [self._owner, *self._forks]
             if self._listener is not None:
                 watched.append(self._listener.fileno())
-            ready = processes.readable(watched, _LONGEST_WAIT if self._agents else self._left(end))
+            ready = processes.readable(watched, _LONGEST_WAIT if self._forks else self._left(end))
             if self._owner in ready:
                 break
             for descriptor in ready:
-                if descriptor in self._agents:
-                    os.waitpid(self._agents.pop(descriptor), 0)
+                if descriptor in self._forks:
+                    os.waitpid(self._forks.pop(descriptor), 0)
                     os.close(descriptor)
             if self._listener is not None and self._listener.fileno() in ready:
                 self._answer(self._listener)
-            if ready or self._agents:
+            if ready or self._forks:
                 end = time.monotonic() + self._keep
             elif time.monotonic() >= end and self._leave_if_nobody_comes():
                 return
@@ -258,9 +259,9 @@ class _Warm:
                     connection.sendall(UNFIT + self._unfit.encode())
                     return
                 pid = self._fork(request, descriptors, connection)
-                agent = processes.pidfd_open(pid)
-                self._agents[agent] = pid
-                socket.send_fds(connection, [str(pid).encode()], [agent])
+                forked = processes.pidfd_open(pid)
+                self._forks[forked] = pid
+                socket.send_fds(connection, [str(pid).encode()], [forked])
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -279,7 +280,7 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Accept no more requests. All files but the socket stay, since agents still use them."""
+        """Accept no more requests. All files but the socket stay, since forks still use them."""
         if self._listener is not None:
             with suppress(OSError):  # still this process's socket, since others replace it only once it is closed
                 os.unlink(Path(self._folder, "socket"))
@@ -321,14 +322,14 @@ class _Warm:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._become_agent(request, descriptors, connection)
+            self._become(request, descriptors, connection)
         return pid
 
-    def _become_agent(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> NoReturn:
-        """Make this fork look like a new process of the client, then run an agent in it."""
+    def _become(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> NoReturn:
+        """Make this fork look like a new process of the client, then run the part in it."""
         try:
             assert self._listener is not None
-            for descriptor in (self._owner, self._lock, *self._agents):
+            for descriptor in (self._owner, self._lock, *self._forks):
                 os.close(descriptor)
             self._listener.close()
             connection.close()
@@ -341,11 +342,9 @@ class _Warm:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request.environ)
-            bootstrap.overwrite(bootstrap.title("warm"), bootstrap.title("agent", request.owner))
-            sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in zip(request.names, rest)}
-            from distributor.node import agent
-
-            agent.serve(sockets, request.owner, self._notes)
+            bootstrap.overwrite(bootstrap.title("warm"), bootstrap.title(request.part, request.owner))
+            part = importlib.import_module(bootstrap.PARTS[request.part])
+            part.serve(dict(zip(request.names, rest)), request.owner, self._notes, *request.arguments)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

@@ -65,9 +65,10 @@ class ModelOrder:
 class ModelClient:
     """One task's connection to the executor's model, or to the one on these GPUs."""
 
-    def __init__(self, order: ModelOrder, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, order: ModelOrder, gpus: Sequence[str] = (), task_cpus: int = 0) -> None:
         self._order = order
         self._gpus = gpus
+        self._task_cpus = task_cpus
         self._owner = executor_of_this()
         who = [order.key, processes.start_time(self._owner), sys.executable, os.geteuid(), *gpus]
         digest = hashlib.sha256(json.dumps(who).encode()).hexdigest()[:16]
@@ -218,16 +219,18 @@ class ModelClient:
                 file.write(content)
         count = 0 if self._gpus else order.processes or processes.cpu_count()
         arguments = [self._folder, self._owner, count, order.keep, order.timeout]
-        visible = devices.rank_visibility(self._gpus, bool(self._gpus))
+        environ = {**os.environ, **devices.rank_visibility(self._gpus, bool(self._gpus))}
+        if not self._gpus and environ.get("OMP_NUM_THREADS") == str(self._task_cpus):  # by Spark, for the task
+            del environ["OMP_NUM_THREADS"]
         for other in model_servers.on_gpus(self._gpus, self._owner):
             model_servers.release(other)  # its memory may be needed
         with open(os.path.join(self._folder, wire.LOG), "wb") as log:
             return subprocess.Popen(
-                bootstrap.command(package, "model", *map(str, arguments)),
+                bootstrap.command(package, "starter", *map(str, arguments)),
                 stdin=lock,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **visible},
+                env=environ,
                 start_new_session=True,
             )
 

@@ -33,7 +33,8 @@ from distributor.shipping import pickling
 
 def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count: int, *, on_gpu: bool) -> None:
     """Load the model, say so, and fork a process for each connection that comes along the line; on a GPU, serve."""
-    threads = torch.get_num_threads() if count == 1 else 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # one for each level
+    threads = int(asked) if asked.isdecimal() else max(1, processes.cpu_count() // count)
     if not on_gpu:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
     paths = json.loads(Path(folder, wire.PATHS).read_text())

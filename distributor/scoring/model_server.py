@@ -17,7 +17,7 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,13 @@ _MOST_KILLS = 10  # times that processes may have forked meanwhile
 SLOT = struct.Struct("dQ")
 
 _open: list[IO[bytes]] = []  # files that faulthandler uses
+
+
+def serve(inherited: Mapping[str, int], _client: int, _notes: list[str], *arguments: str) -> None:
+    """Serve, in a fork of a warm process."""
+    os.dup2(inherited["lock"], 0)
+    os.close(inherited["lock"])
+    main(*arguments)
 
 
 def main(folder: str, owner_pid: str, count: str, keep: str, timeout: str) -> None:
@@ -84,6 +91,7 @@ class _Server:
         self._loader: _Worker
         self._is_loaded = False
         self._is_over = False
+        self._last_word: wire.ProcessEnded | None = None  # why there is no model, for the first task that comes
         self._clients: dict[int, _Client] = {}
         self._awaited: list[socket.socket] = []  # which want the end, and see it when this process closes them
         self._number = 0
@@ -208,7 +216,9 @@ class _Server:
         timeout, self._keep = struct.unpack(wire.LIMITS, wish[1:])
         self._clients[number] = _Client(control, timeout)
         self._watch(control, lambda: self._leave(number))
-        if self._is_loaded:
+        if self._last_word is not None:
+            self._tell_all(self._last_word)
+        elif self._is_loaded:
             self._connect(number)
 
     def _leave(self, number: int) -> None:
@@ -283,10 +293,10 @@ class _Server:
             )
 
     def _tell_all(self, ended: wire.ProcessEnded) -> None:
-        """Say why there is no model, and end."""
+        """Say why there is no model, and end; if it was never there, not before the first task has come."""
         if self._is_over:
             return
-        self._is_over = True
+        self._last_word, self._used = self._last_word or ended, time.monotonic()
         self._listener.setblocking(False)
         with suppress(BlockingIOError):
             while True:
@@ -294,7 +304,8 @@ class _Server:
                 self._number += 1
                 self._clients[self._number] = _Client(control)
         for client in self._clients.values():
-            self._tell(client, ended)
+            self._tell(client, self._last_word)
+        self._is_over = self._is_loaded or bool(self._clients)
 
     def _tell(self, client: _Client, ended: wire.ProcessEnded) -> None:
         with suppress(OSError):
@@ -347,9 +358,8 @@ class _Server:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        if not os.path.exists(self._folder) or (
-            self._is_loaded and not self._clients and now - self._used > self._keep
-        ):
+        is_idle = not self._clients and now - self._used > self._keep
+        if not os.path.exists(self._folder) or (is_idle and (self._is_loaded or self._last_word is not None)):
             self._is_over = True
         for place, worker in enumerate([*self._workers, None if self._is_loaded else self._loader]):
             if worker is not None and worker.pid:

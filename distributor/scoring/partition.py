@@ -63,7 +63,7 @@ class ScoringTask:
         """Yield each batch with its outputs: one row for each row."""
         first, has_warned = 0, False
         gpus = gpus_of_model(self.num_gpus, _gpus_of_task(), self.driver_gpus, _partition()) if self.num_gpus else ()
-        for batch, answer in ModelClient(self.model, gpus).answers(self._requests(batches)):
+        for batch, answer in ModelClient(self.model, gpus, _cpus_of_task()).answers(self._requests(batches)):
             if answer.halved_rows and not has_warned:
                 has_warned = True
                 logging.getLogger("distributor").warning(_HALVED, answer.halved_rows, self.batch_rows)
@@ -193,6 +193,13 @@ def _partition() -> int:
 
     context: Any = TaskContext.get()
     return -1 if context is None else int(context.partitionId())
+
+
+def _cpus_of_task() -> int:
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    return 0 if context is None else int(context.cpus())
 
 
 def _gpus_of_task() -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def predict(
         num_gpus: number of GPUs of a model (default: 0). Each GPU of an executor then has a model, or each ``num_gpus``
             together, in one process, which sees no other; several tasks feed it. A module is moved to the first of
             them, and its inputs too; a function of a batch chooses its device, and gets tensors of the CPU.
-        processes_per_node: how many processes of an executor compute (default: as many as it may use CPUs).
+        processes_per_node: how many processes of an executor compute, each with its share of the CPUs (default: as many
+            as it may use CPUs).
         timeout: seconds for the load, and for each batch, after which the model counts as hanging, and the job fails.
         keep_warm: seconds for which an executor keeps a model that no task uses.
 

@@ -527,19 +527,21 @@ class LauncherFailed(Message):
 
 @_message
 class Fork(Message):
-    """A request to a warm process to fork an agent. ``owner`` is the pid of the process that asks.
+    """A request to a warm process to fork a part of this package. ``owner`` is the pid of the process that asks.
 
-    Its file descriptors are the agent's current directory, standard output and error, and the sockets ``names``.
+    Its file descriptors are the fork's current directory, standard output and error, and the files ``names``.
     """
 
+    part: str
     names: tuple[str, ...]
     owner: int
-    environ: dict[str, str] = dataclasses.field(repr=False)  # the agent's
+    environ: dict[str, str] = dataclasses.field(repr=False)  # the fork's
+    arguments: tuple[str, ...] = ()
 
 
 @_message
 class Retire(Message):
-    """An order to a warm process: accept no more requests, and end once all agents that it has forked have ended."""
+    """An order to a warm process: accept no more requests, and end once all processes that it has forked have ended."""
 
 
 @dataclass(frozen=True)

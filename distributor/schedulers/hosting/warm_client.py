@@ -1,6 +1,6 @@
-"""Asks a warm process for an agent.
+"""Asks a warm process for an agent, or for the server of a model.
 
-A *warm process* has imported torch, and forks agents for the Spark tasks of one executor, or for one driver. They find
+A *warm process* has imported torch, and forks these for the Spark tasks of one executor, or for one driver. They find
 it through a private folder, whose name is a digest of the executor or driver and of everything that a fork inherits:
 the interpreter, this package, the environment, the limits, the preloaded modules, ``keep_warm``. If none answers, one
 is started; if that fails, the agent is a new process. Standard library only: this module is pickled by value into
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from distributor.channel import control
@@ -69,12 +69,7 @@ def from_warm(
     If the warm process must not be forked, the agent is a new process, with the reason in ``note``. OSError: a warm
     process cannot be found or started.
     """
-    overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
-    environ = environment.apply(os.environ, overlay)
-    environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
-    environ = _with_absolute_path(environ)
-    if not warmth["use_gpu"]:
-        environ |= allocator.huge_pages(environ)  # forks keep the effect, though they get the caller's environment
+    environ = _environ(warmth, task_cpus)
     for _ in range(3):
         folder = _folder(root, owner, warmth, environ)
         try:
@@ -84,7 +79,8 @@ def from_warm(
         # The request of an earlier try may still start an agent, which finds its own line closed, and ends.
         ours, theirs = socket.socketpair()
         with connection, theirs:
-            answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
+            files = {"control": theirs.fileno(), **{name: each.fileno() for name, each in inherit.items()}}
+            answer, descriptor = _ask(connection, folder, "agent", files, (), wanted, importing)
         if descriptor >= 0:
             return Agent(int(answer), descriptor), ours
         ours.close()
@@ -94,6 +90,31 @@ def from_warm(
         if not wanted() or (fresh and answer != OUTDATED):
             return None
     return None
+
+
+def forks_model(
+    root: str, owner: int, warmth: Warmth, task_cpus: int, files: Mapping[str, int], arguments: Sequence[str]
+) -> bool:
+    """Return whether a warm process has forked the server of a model. OSError: none can be found or started."""
+    environ = _environ(warmth, task_cpus)
+    folder = _folder(root, owner, warmth, environ)
+    connection, _ = _reach(folder, root, owner, warmth, environ)
+    with connection:
+        _, descriptor = _ask(connection, folder, "model", files, arguments)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
+
+
+def _environ(warmth: Warmth, task_cpus: int) -> dict[str, str]:
+    """Return the environment of a warm process while it imports."""
+    overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
+    environ = environment.apply(os.environ, overlay)
+    environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
+    environ = _with_absolute_path(environ)
+    if not warmth["use_gpu"]:
+        environ |= allocator.huge_pages(environ)  # forks keep the effect, though they get the caller's environment
+    return environ
 
 
 def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
@@ -243,15 +264,17 @@ def _send(connection: socket.socket, folder: str, request: messages.Message, des
 def _ask(
     connection: socket.socket,
     folder: str,
-    sockets: Mapping[str, socket.socket],
-    wanted: Callable[[], bool],
-    importing: Callable[[str], None],
+    part: str,
+    files: Mapping[str, int],
+    arguments: Sequence[str],
+    wanted: Callable[[], bool] = lambda: True,
+    importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[bytes, int]:
-    """Ask a warm process for an agent. Return the answer, and the agent's process descriptor or -1."""
+    """Ask a warm process to fork a part. Return the answer, and the fork's process descriptor or -1."""
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
-        request = messages.Fork(tuple(sockets), os.getpid(), dict(os.environ))
-        descriptors = [here, 1, 2, *(sock.fileno() for sock in sockets.values())]
+        request = messages.Fork(part, tuple(files), os.getpid(), dict(os.environ), tuple(arguments))
+        descriptors = [here, 1, 2, *files.values()]
         try:
             _send(connection, folder, request, descriptors)
         except OSError:  # the warm process has just ended

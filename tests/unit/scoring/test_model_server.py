@@ -1,19 +1,24 @@
 """What the model's server says of a process that has ended."""
 
+import fcntl
 import glob
+import io
 import os
 import selectors
 import signal
 import socket
+import struct
 import tempfile
-from contextlib import contextmanager
+import zipfile
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from distributor.scoring.client import ModelClient, ModelOrder
+from distributor.machine import bootstrap, folders, model_servers
+from distributor.scoring.client import ModelClient, ModelError, ModelOrder
 from distributor.scoring.model_server import how_killed, ready
 from distributor.scoring.predict import _pickled
 from distributor.scoring.wire import ScoreRequest
@@ -54,21 +59,28 @@ def test_what_another_turn_has_closed_gets_none():
         assert turns == 1
 
 
+def server_of(client):
+    """The process that listens in a task's folder."""
+    with model_servers.connect(client._folder, b"nothing") as connection:
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return psutil.Process(pid)
+
+
 @contextmanager
 def served(load, **options):
     """A task's connection to a model, whose server is told to end many times, and leaves nothing."""
-    before = psutil.Process().children()
-    order = ModelOrder(
-        key=load.__qualname__, package=package_zip(), call=_pickled(load), keep=60, timeout=60, **options
-    )
+    options = {"package": package_zip(), **options}
+    order = ModelOrder(key=load.__qualname__, call=_pickled(load), keep=60, timeout=60, **options)
     client = ModelClient(order)
     try:
         yield client
     finally:
-        (server,) = (each for each in psutil.Process().children() if each not in before)
-        while server.status() != psutil.STATUS_ZOMBIE:
-            server.send_signal(signal.SIGTERM)
-        os.waitpid(server.pid, 0)
+        server = server_of(client)
+        with suppress(psutil.NoSuchProcess):
+            while server.status() != psutil.STATUS_ZOMBIE:
+                server.send_signal(signal.SIGTERM)
+        with suppress(ChildProcessError):
+            os.waitpid(server.pid, 0)
     assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
 
 
@@ -81,6 +93,64 @@ def answer(client):
 def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
     with served(lambda: lambda batch: batch["x"], processes=2) as client:
         assert answer(client).shape == (3, 1024)
+
+
+def test_a_warm_process_forks_all_servers_and_they_outlive_it():
+    def load():
+        import distributor.scoring.model_process as preloaded
+
+        kept = preloaded.__dict__.setdefault("_seen", [])
+        kept.append(0)
+        return lambda batch: batch["x"][:, 0] * len(kept)
+
+    with served(load, processes=1) as client:
+        answer(client)
+        first = server_of(client)
+        with served(lambda: load(), processes=1) as other:
+            assert answer(other).tolist() == [1.0] * 3  # nothing of the other model
+            second = server_of(other)
+            assert first.parent() == second.parent()
+            assert bootstrap.is_part(first.ppid(), "warm")
+            first.parent().kill()
+            for each in (client, other):
+                assert answer(each).tolist() == [1.0] * 3
+            assert first.is_running() and second.is_running()
+
+
+def test_without_a_warm_process_the_server_starts_alone():
+    broken = io.BytesIO(package_zip())
+    with zipfile.ZipFile(broken, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        file.writestr("distributor/node/warm.py", "raise ImportError")
+    with served(lambda: lambda batch: batch["x"], package=broken.getvalue(), processes=1) as client:
+        assert answer(client).shape == (3, 1024)
+        assert not bootstrap.is_part(server_of(client).ppid(), "warm")
+
+
+def test_the_first_task_hears_of_a_load_that_failed_before_it_came():
+    def load():
+        raise RuntimeError("no weights")
+
+    options = {"package": package_zip(), "call": _pickled(load), "keep": 60, "timeout": 60, "processes": 1}
+    client = ModelClient(ModelOrder(key="fails", **options))
+    folders.make_private(client._folder)
+    path = os.path.join(client._folder, model_servers.LOCK)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert client._start(lock).wait() == 0
+    with open(path) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the server listens
+    psutil.wait_procs(server_of(client).children())
+    with pytest.raises(ModelError, match="RuntimeError: no weights"):
+        answer(client)
+
+
+def test_each_process_gets_its_share_of_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    with served(lambda: lambda batch: batch["x"][:, 0] * 0 + torch.get_num_threads(), processes=1) as client:
+        assert answer(client).tolist() == [float(cores)] * 3
+    with served(lambda: lambda batch: batch["x"][:, 0] * 0 + torch.get_num_threads(), processes=cores) as client:
+        assert answer(client).tolist() == [1.0] * 3
 
 
 def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):

@@ -85,7 +85,7 @@ def test_a_task_takes_no_readers_along() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Fork(("control", "store"), 4711, {"A": "1"}),
+        messages.Fork("model", ("lock",), 4711, {"A": "1"}, ("folder", "8")),
         messages.Retire(),
         messages.NodeResult(b"report", {3: "/tmp/value"}, (messages.Rest(3, 1, "/tmp/log", 5),), False),
     ],
