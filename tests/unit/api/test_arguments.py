@@ -33,6 +33,12 @@ def test_options_of_a_script_have_their_names() -> None:
     assert arguments_of(script, None, (), {}) == {"lr": "0.1", "fast": True, "width": "32", "argument 7": "data"}
 
 
+def test_secrets_of_a_script_are_known_however_it_takes_options() -> None:
+    words = ("-lr", "-0.1", "-v", "-hfToken", "x", "-token=x", "optim.lr=0.1", "+db.password=x", "--set", "api_key=x", "--")
+    kept = {"lr": "-0.1", "argument 3": "-v", "argument 7": "optim.lr=0.1", "argument 11": "--"}
+    assert arguments_of(Script("train.py", b"", words), None, (), {}) == kept
+
+
 def test_long_texts_are_cut() -> None:
     assert arguments_of(FUNCTION, lambda text: None, ("x" * 10_000,), {}) == {"text": "x" * 500}
 
