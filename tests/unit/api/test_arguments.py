@@ -34,7 +34,19 @@ def test_options_of_a_script_have_their_names() -> None:
 
 
 def test_secrets_of_a_script_are_known_however_it_takes_options() -> None:
-    words = ("-lr", "-0.1", "-v", "-hfToken", "x", "-token=x", "optim.lr=0.1", "+db.password=x", "--set", "api_key=x", "--")
+    words = (
+        "-lr",
+        "-0.1",
+        "-v",
+        "-hfToken",
+        "x",
+        "-token=x",
+        "optim.lr=0.1",
+        "+db.password=x",
+        "--set",
+        "api_key=x",
+        "--",
+    )
     kept = {"lr": "-0.1", "argument 3": "-v", "argument 7": "optim.lr=0.1", "argument 11": "--"}
     assert arguments_of(Script("train.py", b"", words), None, (), {}) == kept
 
