@@ -21,7 +21,7 @@ from distributor.text import notices
 from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
-from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, Sender, Server, SpoolDelivery
+from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, SUBMITTED, Sender, Server, SpoolDelivery
 from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import check_flag
@@ -98,7 +98,10 @@ class MLflow:
         self._register, self._model, self._example = register, model, example
         self.system_metrics = check_flag("MLflow: system_metrics", system_metrics)
         self._registering: set[str] = set()  # ids of runs and studies
-        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        ours = name is None and tracking_uri in (None, os.environ.get("MLFLOW_TRACKING_URI"))
+        self._id = os.environ.get("MLFLOW_EXPERIMENT_ID") if ours else None  # as mlflow.set_experiment() sets it
+        self._experiment = name or ("Default" if self._id is None else f"experiment {self._id}")
         self._uri = tracking_uri
         self._server = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._where = without_user(self._server or "the default place")
@@ -117,7 +120,7 @@ class MLflow:
         from mlflow import MlflowClient
 
         client = MlflowClient(self._uri)
-        return client, Server(client, self._where, self._experiment)
+        return client, Server(client, self._where, self._experiment, self._id)
 
     @property
     def takes_long(self) -> bool:
@@ -197,7 +200,7 @@ class MLflow:
         spool.append(Tags({"distributor.trials": str(len(study.table)), **found}))
         if best is not None:
             spool.append(Params({f"best.{name}": str(value)[:LONGEST_PARAM] for name, value in best.params.items()}))
-            spool.append(Values(None, time.time(), {study.metric[0]: best.value}))
+            spool.append(Values.of(None, time.time(), {study.metric[0]: best.value}))
         spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
         self._runs[study.id] = _Tracked(self._sender.add(spool), study.id)
 
@@ -294,7 +297,7 @@ class MLflow:
         spool = Spool.create(self._folder, begin)
         spool.append(Params({name: str(value)[:LONGEST_PARAM] for name, value in run.arguments.items()}))
         tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
-        spool.append(Tags({**tags, "distributor.run": run.id}))
+        spool.append(Tags({**tags, "distributor.run": run.id, SUBMITTED: str(begin.time)}))
         return _Tracked(self._sender.add(spool), begin.study_key)
 
 
@@ -333,9 +336,8 @@ class _Tracked:
             sent = row.values
             if isinstance(row, TrackedRow):
                 sent = {name: sent[name] for name in sent if name == DATA_WAIT}
-            values = {name: value if abs(value) < float("inf") else str(value) for name, value in sent.items()}
-            if values:
-                self.delivery.spool.append(Values(row.step, row.time, values))
+            if sent:
+                self.delivery.spool.append(Values.of(row.step, row.time, sent))
 
     def describe(self, run: Run) -> None:
         """Note where the ranks run, if it has changed."""
