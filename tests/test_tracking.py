@@ -206,3 +206,9 @@ def test_tensorboard_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.tracking.tensorboard.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'distributor\[tensorboard\]'"):
         TensorBoard("logs")
+
+
+def test_a_url_is_no_folder_for_tensorboard() -> None:
+    pytest.importorskip("tensorboard")
+    with pytest.raises(ConfigurationError, match="log_dir must be a folder on the driver, not the URL 's3://bucket/a'"):
+        TensorBoard("s3://bucket/a")
