@@ -760,6 +760,23 @@ def test_each_run_registers_its_best_checkpoint(make_local: Make, uri: str, tmp_
     assert environ() == before and random.getstate() == states
 
 
+def test_a_training_that_goes_on_leaves_earlier_versions_as_they_are(
+    make_local: Make, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
+    name = f"goes-on-{uri.partition(':')[0]}"
+    tracker = MLflow("/goes-on", uri, register=name, model=build)
+    for base in (0.0, 10.0):
+        make_local(1, name="digits", checkpoints=tmp_path / "kept", callbacks=[tracker]).run(fit, base=base)
+    first, second = versions(uri, name)
+    assert first.run_id == second.run_id
+    for version, weight in ((first, 3.0), (second, 16.0)):
+        folder = tmp_path / str(version.version)
+        folder.mkdir()
+        path = client(uri).download_artifacts(version.run_id, version.source.rpartition("/")[2], str(folder))
+        assert mlflow.pytorch.load_model(path).weight.tolist() == [[weight, weight]]
+
+
 def test_what_does_not_export_is_pickled_whatever_its_entry(
     make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

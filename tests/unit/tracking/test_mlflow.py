@@ -48,7 +48,13 @@ def test_a_registered_model_names_its_checkpoint_without_a_password(monkeypatch)
     monkeypatch.setattr(mlflow_model, "log_files", lambda *_: None)
     monkeypatch.setattr(mlflow_model, "_add_version", lambda *_: "1")
     monkeypatch.setattr(mlflow_model.Registration, "_save", lambda *_: None)
-    client = Mock()
+    client = Mock(search_model_versions=lambda _: [])
     registration = mlflow_model.Registration("digits", lambda: torch.nn.Linear(1, 1))
     registration.register(client, "abc", Checkpoints("sftp://me:pw@host/kept"))
     client.set_tag.assert_called_once_with("abc", "distributor.registered", "digits 1, of sftp://me@host/kept/step-8")
+
+
+def test_no_version_takes_the_folder_of_another():
+    versions = [SimpleNamespace(source=f"mlflow-artifacts:/0/abc/artifacts/{name}") for name in ("model", "model-3")]
+    client = Mock(search_model_versions={"run_id='abc'": versions, "run_id='new'": []}.get)
+    assert [mlflow_model._unused(client, run) for run in ("abc", "new")] == ["model-2", "model"]
