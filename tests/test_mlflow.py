@@ -22,7 +22,7 @@ from sessions import Make
 from distributor import Checkpoints, ConfigurationError, Distributor, runs, runtime, sweep, uniform
 from distributor.callbacks import MLflow
 from distributor.tracking import mlflow as module, spool as spools
-from distributor.tracking.mlflow_sender import Server
+from distributor.tracking.mlflow_sender import Server, SpoolDelivery
 from distributor.tracking.spool import RunBegun
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # MLflow's own, to its makers
@@ -392,6 +392,31 @@ def test_what_is_left_of_a_run_that_has_gone_on_elsewhere_takes_back_nothing(
     assert after.data.tags == before.data.tags and after.data.params == before.data.params
     assert history(server, after, "y") == [(9, 1.0)]
     assert not list(tracker._folder.glob("*.spool"))
+
+
+def divide(by: int) -> float:
+    return 1 / by
+
+
+def test_a_training_that_goes_on_has_no_error_of_before(make_local: Make, server: str, tmp_path: Path) -> None:
+    distributor = make_local(1, name="a", checkpoints=tmp_path / "kept", callbacks=[MLflow("/errors", server)])
+    distributor.submit(divide, 0).wait(watch.DEADLINE)
+    (failed,) = found(server, "/errors")
+    assert "ZeroDivisionError" in failed.data.tags["distributor.error"]
+    distributor.run(divide, 1)
+    (run,) = found(server, "/errors")
+    assert run.info.status == "FINISHED" and "distributor.error" not in run.data.tags
+
+
+def test_what_is_sent_of_a_trial_takes_no_memory(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    delivery = SpoolDelivery(spools.Spool.create(tmp_path, RunBegun("a", None, "a", 0.0, "/", "train")))
+    delivery.spool.append(spools.Values(1, 0.0, {"loss": 1.0}))
+    delivery.spool.append(spools.RunEnded("FINISHED", 1.0))
+    while delivery.send(client(uri), Server(client(uri), uri, "/memory")):
+        pass
+    assert delivery.done.is_set() and not delivery._steps
+    assert history(uri, found(uri, "/memory")[0], "loss") == [(1, 1.0)]
 
 
 def report_without_step() -> None:

@@ -21,7 +21,15 @@ from distributor.text import notices
 from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
-from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, SUBMITTED, Sender, Server, SpoolDelivery
+from distributor.tracking.mlflow_sender import (
+    ERROR,
+    LONGEST_PARAM,
+    LONGEST_TAG,
+    SUBMITTED,
+    Sender,
+    Server,
+    SpoolDelivery,
+)
 from distributor.tracking.spool import LogFiles, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import check_flag
@@ -187,7 +195,7 @@ class MLflow:
         tracked.checkpoints = run._current.checkpoints
         tracked.describe(run)
         tracked.report(tracked.lowest.choose((), last=True))
-        error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
+        error = {} if run.error is None else {ERROR: str(run.error).partition("\n")[0]}
         tracked.tag({"distributor.goodput": str(run.goodput), **error})
         if run.log_folder is not None:
             tracked.delivery.spool.append(LogFiles(str(run.log_folder)))

@@ -26,6 +26,8 @@ KEY = "distributor.key"  # the tag by which a run is found again
 
 SUBMITTED = "distributor.submitted"  # the tag with the time of the last run that has gone on with it
 
+ERROR = "distributor.error"  # the tag with why it has failed
+
 _KEPT = "tracking.json"  # beside the checkpoints
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0  # seconds between two requests: the server computes for each; longer after errors
@@ -148,10 +150,13 @@ class SpoolDelivery:
         if self.run is None and not (self.spool.is_whole and not entries):
             run, self._known = server.run_of(self._begin)
             if self._known:
-                self._params = dict(client.get_run(run).data.params)
+                data = client.get_run(run).data
+                self._params = dict(data.params)
                 self._is_past = self.is_left and self._has_gone_on(client, run)
                 if not self.is_left:
                     client.update_run(run, status="RUNNING")
+                    if ERROR in data.tags:
+                        client.delete_tag(run, ERROR)
             self.run = run
         if not entries:
             self._finish(client, RunEnded("KILLED", self._last))
@@ -183,6 +188,7 @@ class SpoolDelivery:
             with self._refusals("its end"):
                 if not self._has_gone_on(client, self.run):
                     client.set_terminated(self.run, end.status, int(1000 * end.ended))
+        self._steps.clear()  # a trial stays until the end of its study
         self.spool.remove()
         self.done.set()
 
