@@ -101,7 +101,7 @@ class Spool:
     _mode: str = "a+b"
 
     def __post_init__(self) -> None:
-        self._file: Any = open(self.path, self._mode, buffering=0)
+        self._file: Any = _open(self.path, self._mode)
 
     @classmethod
     def create(cls, folder: Path, begin: RunBegun) -> Spool:
@@ -240,7 +240,7 @@ class Spool:
     def _begin_again(self) -> None:
         """Free the space of what has been sent."""
         path, rest = self.path.with_suffix(".new"), os.pread(self._file.fileno(), self.size - self.sent, self.sent)
-        new = open(path, "w+b", buffering=0)
+        new = _open(path, "w+b")
         fcntl.flock(new, fcntl.LOCK_EX)
         if new.write(self.begin + rest) == len(self.begin) + len(rest):
             os.replace(path, self.path)
@@ -256,3 +256,8 @@ class Spool:
             with suppress(OSError):
                 path.unlink()
         self.release()
+
+
+def _open(path: Path, mode: str) -> Any:
+    """Open a file that nobody else may read: the URL of a place may have a password."""
+    return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import stat
 
 import pytest
 
@@ -145,6 +146,14 @@ def test_the_space_of_what_is_sent_is_freed_although_there_is_always_more(tmp_pa
     assert [*found, *sent(left)] == [*range(100), "end"]
     left.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_else_reads_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 0)
+    spool = Spool.create(tmp_path, BEGIN)
+    assert stat.S_IMODE(spool.path.stat().st_mode) == 0o600
+    spool.acknowledge(spool.size)
+    assert stat.S_IMODE(spool.path.stat().st_mode) == 0o600
 
 
 def test_numbers_that_json_lacks_are_kept(tmp_path):
