@@ -278,12 +278,13 @@ class Reports:
     @property
     def metrics(self) -> Metrics:
         with self._lock:
-            rows = [
-                (report.attempt, latest, rank, _row(rank, report))
-                for (_, rank), kept in self._kept.items()
-                for latest, report in zip(accumulate((each.time for each in kept.reports), max), kept.reports)
-            ]  # a clock that is set back changes no rank's order
+            made = [(rank, list(kept.reports)) for (_, rank), kept in self._kept.items()]
             dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
+        rows = [
+            (report.attempt, latest, rank, _row(rank, report))
+            for rank, those in made
+            for latest, report in zip(accumulate((each.time for each in those), max), those)
+        ]  # a clock that is set back changes no rank's order
         return Metrics(tuple(row for *_, row in sorted(rows, key=lambda each: each[:3])), max(0, dropped))
 
     @property

@@ -162,11 +162,13 @@ class MLflow:
         if self._server is None or environ.get("MLFLOW_TRACKING_URI") != self._server:
             return ""
         patience = _START_PATIENCE if self._awaited is None or self._awaited.run else 0.0
-        delivery = self._awaited = self._tracked(run).delivery
+        tracked = self._tracked(run)
+        delivery = self._awaited = tracked.delivery
         deadline = time.monotonic() + patience
         while delivery.run is None and time.monotonic() < deadline and wanted():
             time.sleep(_LOOK)
-        return delivery.run or ""
+        tracked.is_joined = bool(found := delivery.run or "")
+        return found
 
     def on_start(self, run: Run) -> None:
         if run._job.identity is None:  # otherwise, only its lease tells which training it continues
@@ -333,6 +335,7 @@ class _Tracked:
     lowest: LowestRank = field(default_factory=LowestRank)
     placement: str | None = None
     checkpoints: Checkpoints | None = None  # once it has ended
+    is_joined: bool = False  # rank 0 is told to log to it
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Note facts by name, such as paths and errors, but no password of a URL."""
@@ -342,7 +345,7 @@ class _Tracked:
         """Note rows, but leave to rank 0 what it has logged itself."""
         for row in rows:
             sent = row.values
-            if isinstance(row, TrackedRow):
+            if isinstance(row, TrackedRow) and self.is_joined:
                 sent = {name: sent[name] for name in sent if name == DATA_WAIT}
             if sent:
                 self.delivery.spool.append(Values.of(row.step, row.time, sent))

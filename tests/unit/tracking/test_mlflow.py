@@ -6,6 +6,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from distributor.metrics.rank import DATA_WAIT
+from distributor.metrics.table import TrackedRow
 from distributor.tracking import mlflow_model
 from distributor.tracking.mlflow import _Tracked
 from distributor.tracking.mlflow_sender import LONGEST_TAG, SpoolDelivery
@@ -28,6 +30,16 @@ def test_of_a_placement_only_what_the_server_takes_is_noted(tracked):
     found = tags(tracked)
     assert len(found["distributor.placement"]) == LONGEST_TAG
     assert found["distributor.num_processes"] == "40000"
+
+
+def test_what_rank_0_has_logged_is_left_out_only_where_it_logs(tracked):
+    """With a callback for each of two servers, rank 0 joins the run of one."""
+    for tracked.is_joined in (True, False):
+        tracked.report([TrackedRow(0, 1, 0.0, 0, {"loss": 1.0, DATA_WAIT: 2.0})])
+    assert [entry.values for entry in tracked.delivery.spool.read()[0][1:]] == [
+        {DATA_WAIT: 2.0},
+        {"loss": 1.0, DATA_WAIT: 2.0},
+    ]
 
 
 def test_no_password_of_a_url_is_noted(tracked):
