@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def test_secrets_of_a_script_are_known_however_it_takes_options() -> None:
     )
     kept = {"lr": "-0.1", "argument 3": "-v", "argument 7": "optim.lr=0.1", "argument 11": "--"}
     assert arguments_of(Script("train.py", b"", words), None, (), {}) == kept
+
+
+def test_the_name_of_any_file_can_be_printed() -> None:
+    assert arguments_of(FUNCTION, lambda path: None, (Path(os.fsdecode(b"a\xff")),), {}) == {"path": r"a\udcff"}
 
 
 def test_long_texts_are_cut() -> None:
