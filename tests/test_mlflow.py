@@ -360,7 +360,7 @@ def test_what_an_earlier_driver_left_for_no_place_delays_nobody(
 
 def test_a_driver_that_was_killed_ended_when_it_last_wrote(make_local: Make, server: str) -> None:
     tracker = MLflow("/ended", server)
-    left = spools.Spool.create(tracker._folder, RunBegun("a", None, "a", 0.0, "/", "train"))
+    left = spools.Spool.create(tracker._folder, RunBegun("a", None, "a", 500.0, "/", "train"))
     left.append(spools.Values(1, 900.0, {"loss": 1.0}))
     left.release()
     os.utime(left.path, (1000.0, 1000.0))
