@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import trainings
 import watch
 from sessions import Make
 
@@ -52,6 +53,25 @@ def test_a_run_without_steps_trains_from_the_start(make_local: Make) -> None:
     run.result(watch.DEADLINE)
     assert run.goodput == run.attempts[0].goodput
     assert run.goodput != Goodput()
+
+
+def report_and_wait(go: str) -> None:
+    from distributor import runtime
+
+    runtime.report(step=1)
+    trainings.wait_for(go)
+
+
+def test_a_clock_that_is_set_back_takes_no_training_away(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_local(1).submit(report_and_wait, str(tmp_path / "go"))
+    watch.until(lambda: run.progress is not None)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
+    watch.until(lambda: run.goodput.training > 0.0)
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
 
 
 def stall() -> None:

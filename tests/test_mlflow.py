@@ -22,7 +22,7 @@ from sessions import Make
 from distributor import Checkpoints, ConfigurationError, Distributor, runs, runtime, sweep, uniform
 from distributor.callbacks import MLflow
 from distributor.tracking import mlflow as module, spool as spools
-from distributor.tracking.mlflow_sender import Server
+from distributor.tracking.mlflow_sender import Server, SpoolDelivery
 from distributor.tracking.spool import RunBegun
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # MLflow's own, to its makers
@@ -261,6 +261,29 @@ def report_refused() -> None:
     runtime.report(good=2.0, step=2)
 
 
+def take(path: Path, separator: str) -> None:
+    pass
+
+
+def test_texts_that_databases_refuse_are_rewritten(make_local: Make, uri: str) -> None:
+    experiment = f"/texts-{uri.partition(':')[0]}"
+    make_local(1, callbacks=[MLflow(experiment, uri)]).run(take, Path(os.fsdecode(b"\xff")), "\0")
+    (run,) = found(uri, experiment)
+    assert run.data.params == {"path": r"\udcff", "separator": r"\0"}
+    assert run.info.status == "FINISHED"
+
+
+def test_the_experiment_is_the_one_that_mlflow_has(
+    make_local: Make, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", client(server).create_experiment("/set"))  # as mlflow.set_experiment
+    for tracker in (MLflow(), MLflow(tracking_uri=server), MLflow("/other"), MLflow(tracking_uri="sqlite:///a.db")):
+        make_local(1, callbacks=[tracker]).run(report)
+    assert len(found(server, "/set")) == 2
+    assert len(found(server, "/other")) == len(found("sqlite:///a.db", "Default")) == 1
+
+
 def test_names_that_are_refused_are_renamed(make_local: Make, server: str, caplog: pytest.LogCaptureFixture) -> None:
     make_local(1, callbacks=[MLflow("/names", server)]).run(report_refused)
     (run,) = found(server, "/names")
@@ -280,6 +303,17 @@ def test_a_study_is_the_parent_of_its_trials(make_local: Make, server: str) -> N
     for run in children:
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id and run.info.status == "FINISHED"
         assert len(history(server, run, "loss")) == 3
+
+
+def diverge(x: float) -> None:
+    runtime.report(loss=float("inf"))
+
+
+def test_the_best_value_of_a_study_may_be_infinite(make_local: Make, server: str) -> None:
+    distributor = make_local(1, callbacks=[MLflow("/infinite", server)])
+    sweep(distributor, diverge, {"x": [0.0]}, metric=("loss", "min"), trials=1, name="search")
+    (parent,) = [run for run in found(server, "/infinite") if "mlflow.parentRunId" not in run.data.tags]
+    assert parent.data.metrics["loss"] > 1e300
 
 
 def test_the_end_of_a_study_leaves_other_runs_to_themselves(make_local: Make, server: str, tmp_path: Path) -> None:
@@ -322,6 +356,67 @@ def test_what_an_earlier_driver_left_for_no_place_delays_nobody(
     assert left.exists()
     assert f"{left}, of an earlier driver, is not sent: " in caplog.text
     assert "does not answer" not in caplog.text and "did not take" not in caplog.text
+
+
+def test_a_driver_that_was_killed_ended_when_it_last_wrote(make_local: Make, server: str) -> None:
+    tracker = MLflow("/ended", server)
+    left = spools.Spool.create(tracker._folder, RunBegun("a", None, "a", 500.0, "/", "train"))
+    left.append(spools.Values(1, 900.0, {"loss": 1.0}))
+    left.release()
+    os.utime(left.path, (1000.0, 1000.0))
+    make_local(1, callbacks=[tracker]).run(report)
+    killed, _ = found(server, "/ended")
+    assert (killed.info.status, killed.info.end_time) == ("KILLED", 1_000_000)
+
+
+def test_what_is_left_of_a_run_that_has_gone_on_elsewhere_takes_back_nothing(
+    make_local: Make, server: str, tmp_path: Path
+) -> None:
+    """The first driver was killed, and another machine has gone on; then the first machine sends what is left there."""
+    tracker = MLflow("/elsewhere", server)
+    run = make_local(1, callbacks=[tracker], name="digits", checkpoints=tmp_path / "kept").submit(report)
+    run.result(watch.DEADLINE)
+    begin = RunBegun("a", run.training_folder, "digits", run.submitted - 60, "/", "train")
+    left = spools.Spool.create(tracker._folder, begin)
+    for entry in (
+        spools.Params({"x": "9"}),
+        spools.Tags({"distributor.error": "lost"}),
+        spools.Values(9, 0.0, {"y": 1}),
+    ):
+        left.append(entry)
+    left.release()
+    before = found(server, "/elsewhere")[0]
+    make_local(1, callbacks=[tracker]).run(report)
+    after = next(each for each in found(server, "/elsewhere") if each.info.run_id == before.info.run_id)
+    assert (after.info.status, after.info.end_time) == ("FINISHED", before.info.end_time)
+    assert after.data.tags == before.data.tags and after.data.params == before.data.params
+    assert history(server, after, "y") == [(9, 1.0)]
+    assert not list(tracker._folder.glob("*.spool"))
+
+
+def divide(by: int) -> float:
+    return 1 / by
+
+
+def test_a_training_that_goes_on_has_no_error_of_before(make_local: Make, server: str, tmp_path: Path) -> None:
+    distributor = make_local(1, name="a", checkpoints=tmp_path / "kept", callbacks=[MLflow("/errors", server)])
+    distributor.submit(divide, 0).wait(watch.DEADLINE)
+    (failed,) = found(server, "/errors")
+    assert "ZeroDivisionError" in failed.data.tags["distributor.error"]
+    distributor.run(divide, 1)
+    (run,) = found(server, "/errors")
+    assert run.info.status == "FINISHED" and "distributor.error" not in run.data.tags
+
+
+def test_what_is_sent_of_a_trial_takes_no_memory(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    delivery = SpoolDelivery(spools.Spool.create(tmp_path, RunBegun("a", None, "a", 0.0, "/", "train")))
+    delivery.spool.append(spools.Values(1, 0.0, {"loss": 1.0}))
+    delivery.spool.append(spools.RunEnded("FINISHED", 1.0))
+    while delivery.send(client(uri), Server(client(uri), uri, "/memory")):
+        pass
+    assert delivery.done.is_set() and not delivery._steps
+    assert history(uri, found(uri, "/memory")[0], "loss") == [(1, 1.0)]
 
 
 def report_without_step() -> None:
@@ -688,6 +783,23 @@ def test_each_run_registers_its_best_checkpoint(make_local: Make, uri: str, tmp_
         tags = client(uri).get_run(version.run_id).data.tags
         assert tags["distributor.registered"].startswith(f"{name} {version.version}, of {tmp_path}/")
     assert environ() == before and random.getstate() == states
+
+
+def test_a_training_that_goes_on_leaves_earlier_versions_as_they_are(
+    make_local: Make, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
+    name = f"goes-on-{uri.partition(':')[0]}"
+    tracker = MLflow("/goes-on", uri, register=name, model=build)
+    for base in (0.0, 10.0):
+        make_local(1, name="digits", checkpoints=tmp_path / "kept", callbacks=[tracker]).run(fit, base=base)
+    first, second = versions(uri, name)
+    assert first.run_id == second.run_id
+    for version, weight in ((first, 3.0), (second, 16.0)):
+        folder = tmp_path / str(version.version)
+        folder.mkdir()
+        path = client(uri).download_artifacts(version.run_id, version.source.rpartition("/")[2], str(folder))
+        assert mlflow.pytorch.load_model(path).weight.tolist() == [[weight, weight]]
 
 
 def test_what_does_not_export_is_pickled_whatever_its_entry(

@@ -74,6 +74,23 @@ def test_runs_are_remembered(make: Make, folder: Path, tmp_path: Path, capsys: p
     assert f"no run 'other' is remembered in {folder}: distributor runs lists them" in capsys.readouterr().err
 
 
+def save(folder: str) -> None:
+    """Save a step, and report nothing."""
+    from distributor import runtime
+
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    trainings.wait_for(folder)
+
+
+def test_a_run_that_only_saves_is_remembered_with_it(make_local: Make, folder: Path, tmp_path: Path) -> None:
+    run = make_local(1, checkpoints=tmp_path / "kept").submit(save, str(tmp_path / "go"))
+    watch.until(lambda: any(record.checkpoint for record in history.History(folder).read()))
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    assert run.last_checkpoint is not None
+    assert [record.checkpoint for record in remembered()] == [run.last_checkpoint.path]
+
+
 def test_there_may_be_no_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.call(["runs"]) == 0
     assert capsys.readouterr().out == f"no runs are remembered in {folder}\n"
@@ -189,3 +206,9 @@ def test_tensorboard_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.tracking.tensorboard.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'distributor\[tensorboard\]'"):
         TensorBoard("logs")
+
+
+def test_a_url_is_no_folder_for_tensorboard() -> None:
+    pytest.importorskip("tensorboard")
+    with pytest.raises(ConfigurationError, match="log_dir must be a folder on the driver, not the URL 's3://bucket/a'"):
+        TensorBoard("s3://bucket/a")

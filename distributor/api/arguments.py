@@ -25,6 +25,10 @@ _SECRET_KEYS = {"api", "access", "private", "secret", "account", "encryption", "
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
+_OPTION = re.compile(r"(?:--|-(?=[A-Za-z]\w))([^=]+)(=?)")  # --lr, and what argparse takes too: -lr
+
+_ASSIGNED = re.compile(r"[-+~]*([\w.@/-]+)=")  # as Hydra takes options: optim.lr=0.1
+
 
 def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Plain]:
     """Return the plain arguments of a target by name, with the defaults of a function.
@@ -38,7 +42,7 @@ def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs:
     for name, value in given:
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(value, Plain) and not is_secret(name, value) and len(plain) < _MOST:
-            plain[name] = value[:_LONGEST] if isinstance(value, str) else value
+            plain[name] = _shown(value) if isinstance(value, str) else value
     return plain
 
 
@@ -47,16 +51,24 @@ def is_secret(name: str, value: object) -> bool:
 
     >>> is_secret("hfToken", "x"), is_secret("tokenizer", "x"), is_secret("token", 5), is_secret("api_key", "x")
     (True, False, False, True)
+    >>> is_secret("argument 1", "+wandb.api_key=x")
+    True
     """
     if not isinstance(value, str):
         return False
-    words = [word.lower() for word in _WORD.findall(name)]
+    assigned = _ASSIGNED.match(value)
+    words = [word.lower() for word in _WORD.findall(name if assigned is None else f"{name} {assigned[1]}")]
     pairs = itertools.pairwise(words)
     return (
         not _SECRET.isdisjoint(words)
         or any(first in _SECRET_KEYS and second in ("key", "keys") for first, second in pairs)
         or USER_IN_URL.search(value) is not None
     )
+
+
+def _shown(text: str) -> str:
+    """Return a text as it may be printed: the name of a file need not be UTF-8."""
+    return text[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
 def _of_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -82,13 +94,14 @@ def _of_options(argv: Sequence[str]) -> Iterator[tuple[str, Any]]:
     words = list(enumerate(argv, start=1))
     while words:
         number, word = words.pop(0)
-        if not word.startswith("--") or word == "--":
+        option = _OPTION.match(word)
+        if option is None:
             yield f"argument {number}", word
             continue
-        name, equals, value = word[2:].partition("=")
+        name, equals = option.groups()
         if equals:
-            yield name, value
-        elif words and not words[0][1].startswith("--"):
+            yield name, word[option.end() :]
+        elif words and words[0][1] != "--" and _OPTION.match(words[0][1]) is None:
             yield name, words.pop(0)[1]
         else:
             yield name, True

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distributor.api.arguments import is_secret
 from distributor.shipping import pickling
 from distributor.values.job import Function, Module, Script, Target
 from distributor.values.lease_record import Identity, Resume
@@ -38,8 +39,10 @@ def identify(
             code, given = b"", _numbered(argv)
     shown = {key: _ADDRESS.sub("0x...", _text(value)) for key, value in given.items()}
     digests = {key: _digest(text.encode()) for key, text in shown.items()}
+    before = ["", *(value if isinstance(value, str) and value.startswith("-") else "" for value in given.values())]
+    secret = {key for key, option in zip(given, before) if is_secret(f"{key} {option}", given[key])}
     short = {key: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for key, text in shown.items()}
-    return Identity(name, resume, called, _digest(code), digests, short)
+    return Identity(name, resume, called, _digest(code), digests, {**short, **dict.fromkeys(secret, "***")})
 
 
 def target_name(train_object: Any) -> str:

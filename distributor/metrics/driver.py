@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Course, Goodput
@@ -96,7 +98,8 @@ class Reports:
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
         self._attempt = 0  # the latest attempt in which a rank has reported
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
-        self._new: list[News] | None = None  # what the next call of new() returns; None before its first call
+        self._new: deque[News] | None = None  # what the next call of new() returns; None before its first call
+        self._told_behind = False  # whether the warning about slow callbacks was given
         self._ended: list[EndedAttempt] = []
         self._courses: dict[int, Course] = {}  # by attempt
         self.last_committed: Committed | None = None
@@ -117,7 +120,7 @@ class Reports:
             *lines, begun = (stream.begun + data).split(b"\n")
             stream.begun = begun[: LONGEST + 1]
             texts = [text for line in lines for text in self._add(log.rank, line)]
-            return [*texts, *self._too_many(log.rank)]
+            return [*texts, *self._too_many(log.rank), *self._too_slow()]
 
     def _add(self, rank: int, line: bytes) -> Sequence[str | Resumed]:
         """Take a line. Return what the user must read of it."""
@@ -207,15 +210,15 @@ class Reports:
     def _add_news(self, news: News) -> None:
         if self._new is not None:
             self._new.append(news)
-            del self._new[: max(0, len(self._new) - _MOST_NEW)]
 
-    def _note_step(self, attempt: int, step: int | None, time: float) -> None:
+    def _note_step(self, attempt: int, step: int | None, at: float) -> None:
         if step is not None and attempt < self._attempts:
             course, before = self._courses.setdefault(attempt, Course()), None
             if course.passed is None:  # otherwise, the attempt is already past their steps
                 earlier = [each.step for number, each in self._courses.items() if number < attempt]
                 before = max((each for each in earlier if each is not None), default=None)
-            course.note(step, time, before)
+            age = max(0.0, time.time() - at)  # known now: clocks may be set later
+            course.note(step, time.monotonic() - age, before)
 
     def _note_saved(self, record: Committed) -> None:
         if record.attempt < self._attempts:
@@ -249,6 +252,14 @@ class Reports:
             "then every fourth, and so on; run.metrics.dropped counts the dropped reports. Report less often"
         )
 
+    def _too_slow(self) -> Iterator[str]:
+        if not self._told_behind and self._new is not None and len(self._new) == _MOST_NEW:
+            self._told_behind = True
+            yield (
+                f"callbacks are slower than reports: only the last {_MOST_NEW:,} wait for them, and run.metrics has "
+                "the others. Report less often, or let on_metrics return sooner"
+            )
+
     def received(self, rank: int) -> int:
         """Return how many bytes of a rank's reports have arrived."""
         with self._lock:
@@ -261,15 +272,20 @@ class Reports:
     def new(self) -> tuple[News, ...]:
         """Return what is new for callbacks since the last call. The first call returns nothing, but begins it."""
         with self._lock:
-            news, self._new = tuple(self._new or ()), []
+            news, self._new = tuple(self._new or ()), deque(maxlen=_MOST_NEW)
             return news
 
     @property
     def metrics(self) -> Metrics:
         with self._lock:
-            rows = [_row(rank, report) for (_, rank), kept in self._kept.items() for report in kept.reports]
+            made = [(rank, list(kept.reports)) for (_, rank), kept in self._kept.items()]
             dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
-        return Metrics(tuple(sorted(rows, key=lambda row: (row.attempt, row.time, row.rank))), max(0, dropped))
+        rows = [
+            (report.attempt, latest, rank, _row(rank, report))
+            for rank, those in made
+            for latest, report in zip(accumulate((each.time for each in those), max), those)
+        ]  # a clock that is set back changes no rank's order
+        return Metrics(tuple(row for *_, row in sorted(rows, key=lambda each: each[:3])), max(0, dropped))
 
     @property
     def latest(self) -> dict[str, float]:

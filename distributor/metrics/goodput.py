@@ -23,7 +23,7 @@ class Course:
     """The progress of an attempt: steps that a rank has reported, saved in a committed checkpoint, or stopped at."""
 
     step: int | None = None  # the last one
-    first: float | None = None  # when the first one was reached, in seconds since the epoch
+    first: float | None = None  # when the first one was reached, in seconds on the driver's clock
     passed: float | None = None  # the same for the first one later than all steps of earlier attempts
     saving: float = 0.0  # seconds of rank 0 in ``save_checkpoint`` and ``checkpoint_folder``
     loading: float = 0.0  # seconds of rank 0 in ``load_checkpoint``
@@ -95,13 +95,11 @@ class Goodput:
         return astuple(self)
 
 
-def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall: float = 0.0) -> Goodput:
+def goodput(moments: Moments, course: Course, now: float, *, stall: float = 0.0) -> Goodput:
     """Return how one attempt has spent its time until ``now``. ``stall`` is how long the stall took that ended it.
 
-    The driver's clock, of ``moments`` and ``now``, plus ``ahead`` is in seconds since the epoch, as in ``course``.
-
-    >>> told = Course(30, 120.0, 124.0, saving=1.0, loading=2.0)
-    >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0, ahead=100.0))
+    >>> told = Course(30, 20.0, 24.0, saving=1.0, loading=2.0)
+    >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0))
     50 % of 50 s in training; waiting 5.0 s, starting 13 s, loading 2.0 s, saving 1.0 s, redoing 4.0 s
     """
     stop = _between(moments.began, moments.stopping, now)
@@ -109,7 +107,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
     up = _between(start, moments.running, stop)
     first = up
     if course.first is not None:  # known at the run's end even if no node reaches the driver
-        first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
+        first = _between(moments.began if moments.running is None else up, course.first, stop)
         start = min(start, first)
     loading, saving = min(course.loading, first - start), min(course.saving, stop - first)
     data = min(course.data, stop - first - saving)

@@ -130,6 +130,12 @@ class Callbacks:
 
     def _tell_news(self, run: Any) -> None:
         news = self._new()
+        while news:  # callbacks hear of the end of an attempt before the rows of the next one
+            end = next((count for count, each in enumerate(news, 1) if isinstance(each, EndedAttempt)), len(news))
+            self._tell(run, news[:end])
+            news = news[end:]
+
+    def _tell(self, run: Any, news: Sequence[News]) -> None:
         if rows := tuple(each for each in news if isinstance(each, Row)):
             self._call(run, "on_metrics", (rows,))
         if samples := tuple(each for each in news if isinstance(each, NodeSample)):

@@ -300,9 +300,8 @@ class Supervisor:
         return sum((each.goodput for each in ended), now)
 
     def _goodput(self, current: AttemptState) -> Goodput:
-        now, cause = time.monotonic(), current.cause
-        stall = cause.limit if isinstance(cause, Stalled) else 0.0
-        return goodput(current.moments, self.reports.course(current.number), now, ahead=time.time() - now, stall=stall)
+        stall = current.cause.limit if isinstance(current.cause, Stalled) else 0.0
+        return goodput(current.moments, self.reports.course(current.number), time.monotonic(), stall=stall)
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause

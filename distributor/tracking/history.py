@@ -17,7 +17,7 @@ from distributor.values import codec
 
 MOST = 500  # files that are kept
 
-_LARGEST = 128 << 10  # bytes of a file that is read
+_LARGEST = 4 << 20  # bytes of a file that is read; in JSON, a character may take 12
 
 _STALE = 3600.0  # seconds after which a file counts as left by a driver that was killed while it wrote
 
@@ -134,6 +134,9 @@ class Recorder:
             self._history.prune()
 
     def on_metrics(self, run: Run, rows: Any) -> None:
+        self._write(run)
+
+    def on_checkpoint(self, run: Run, checkpoint: Any) -> None:
         self._write(run)
 
     def on_attempt_end(self, run: Run, attempt: Any) -> None:

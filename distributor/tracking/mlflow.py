@@ -21,7 +21,15 @@ from distributor.text import notices
 from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
-from distributor.tracking.mlflow_sender import LONGEST_PARAM, LONGEST_TAG, Sender, Server, SpoolDelivery
+from distributor.tracking.mlflow_sender import (
+    ERROR,
+    LONGEST_PARAM,
+    LONGEST_TAG,
+    SUBMITTED,
+    Sender,
+    Server,
+    SpoolDelivery,
+)
 from distributor.tracking.spool import LogFolder, Params, RunBegun, RunEnded, Spool, Tags, Values
 from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import check_flag
@@ -98,7 +106,10 @@ class MLflow:
         self._register, self._model, self._example = register, model, example
         self.system_metrics = check_flag("MLflow: system_metrics", system_metrics)
         self._registering: set[str] = set()  # ids of runs and studies
-        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        ours = name is None and tracking_uri in (None, os.environ.get("MLFLOW_TRACKING_URI"))
+        self._id = os.environ.get("MLFLOW_EXPERIMENT_ID") if ours else None  # as mlflow.set_experiment() sets it
+        self._experiment = name or ("Default" if self._id is None else f"experiment {self._id}")
         self._uri = tracking_uri
         self._server = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._where = without_user(self._server or "the default place")
@@ -117,7 +128,7 @@ class MLflow:
         from mlflow import MlflowClient
 
         client = MlflowClient(self._uri)
-        return client, Server(client, self._where, self._experiment)
+        return client, Server(client, self._where, self._experiment, self._id)
 
     @property
     def takes_long(self) -> bool:
@@ -151,11 +162,13 @@ class MLflow:
         if self._server is None or environ.get("MLFLOW_TRACKING_URI") != self._server:
             return ""
         patience = _START_PATIENCE if self._awaited is None or self._awaited.run else 0.0
-        delivery = self._awaited = self._tracked(run).delivery
+        tracked = self._tracked(run)
+        delivery = self._awaited = tracked.delivery
         deadline = time.monotonic() + patience
         while delivery.run is None and time.monotonic() < deadline and wanted():
             time.sleep(_LOOK)
-        return delivery.run or ""
+        tracked.is_joined = bool(found := delivery.run or "")
+        return found
 
     def on_start(self, run: Run) -> None:
         if run._job.identity is None:  # otherwise, only its lease tells which training it continues
@@ -184,7 +197,7 @@ class MLflow:
         tracked.checkpoints = run._current.checkpoints
         tracked.describe(run)
         tracked.report(tracked.lowest.choose((), last=True))
-        error = {} if run.error is None else {"distributor.error": str(run.error).partition("\n")[0]}
+        error = {} if run.error is None else {ERROR: str(run.error).partition("\n")[0]}
         tracked.tag({"distributor.goodput": str(run.goodput), **error})
         if run.log_folder is not None:
             tracked.delivery.spool.append(LogFolder(str(run.log_folder)))
@@ -197,7 +210,7 @@ class MLflow:
         spool.append(Tags({"distributor.trials": str(len(study.table)), **found}))
         if best is not None:
             spool.append(Params({f"best.{name}": str(value)[:LONGEST_PARAM] for name, value in best.params.items()}))
-            spool.append(Values(None, time.time(), {study.metric[0]: best.value}))
+            spool.append(Values.of(None, time.time(), {study.metric[0]: best.value}))
         spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
         self._runs[study.id] = _Tracked(self._sender.add(spool), study.id)
 
@@ -294,7 +307,7 @@ class MLflow:
         spool = Spool.create(self._folder, begin)
         spool.append(Params({name: str(value)[:LONGEST_PARAM] for name, value in run.arguments.items()}))
         tags = {f"distributor.version.{name}": version for name, version in run.versions.items()}
-        spool.append(Tags({**tags, "distributor.run": run.id}))
+        spool.append(Tags({**tags, "distributor.run": run.id, SUBMITTED: str(begin.time)}))
         return _Tracked(self._sender.add(spool), begin.study_key)
 
 
@@ -322,6 +335,7 @@ class _Tracked:
     lowest: LowestRank = field(default_factory=LowestRank)
     placement: str | None = None
     checkpoints: Checkpoints | None = None  # once it has ended
+    is_joined: bool = False  # rank 0 is told to log to it
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Note facts by name, such as paths and errors, but no password of a URL."""
@@ -331,11 +345,10 @@ class _Tracked:
         """Note rows, but leave to rank 0 what it has logged itself."""
         for row in rows:
             sent = row.values
-            if isinstance(row, TrackedRow):
+            if isinstance(row, TrackedRow) and self.is_joined:
                 sent = {name: sent[name] for name in sent if name == DATA_WAIT}
-            values = {name: value if abs(value) < float("inf") else str(value) for name, value in sent.items()}
-            if values:
-                self.delivery.spool.append(Values(row.step, row.time, values))
+            if sent:
+                self.delivery.spool.append(Values.of(row.step, row.time, sent))
 
     def describe(self, run: Run) -> None:
         """Note where the ranks run, if it has changed."""

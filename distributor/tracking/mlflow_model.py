@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from distributor.values.checkpoints import Checkpoints
 
 _log = notices.logger
 
-_FOLDER = "model"  # among the run's artifacts
+_FOLDER = "model"  # among the run's artifacts, or model-2 and so on
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch.export notes its folder in os.environ
 
@@ -37,10 +38,11 @@ class Registration:
         module = self.build().to("cpu")
         path = load_module(module, checkpoints)
         module.eval()
+        name = _unused(client, run)
         with tempfile.TemporaryDirectory() as folder:
-            self._save(module, run, os.path.join(folder, _FOLDER))
+            self._save(module, run, os.path.join(folder, name))
             log_files(client, run, folder)
-        version = _add_version(client, self.name, run)
+        version = _add_version(client, self.name, run, name)
         client.set_tag(run, "distributor.registered", f"{self.name} {version}, of {without_password(path)}")
         return version
 
@@ -75,7 +77,7 @@ def _write(module: torch.nn.Module, run: str, folder: str, form: str, **describe
         raise ValueError(f"MLflow {mlflow.__version__} only pickles")
     with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as work:
         made = os.path.join(work, _FOLDER)
-        model = Model(artifact_path=_FOLDER, run_id=run)
+        model = Model(artifact_path=os.path.basename(folder), run_id=run)
         needs = pytorch.get_default_pip_requirements()  # otherwise, MLflow loads the model in a process of its own
         pytorch.save_model(module, made, mlflow_model=model, pip_requirements=needs, **described)
         os.rename(made, folder)
@@ -104,7 +106,13 @@ def _arrays(outputs: Any) -> Any:
     return None
 
 
-def _add_version(client: Any, name: str, run: str) -> str:
+def _unused(client: Any, run: str) -> str:
+    """Return a folder for the model that no version has: a training that goes on registers several in one run."""
+    taken = {str(each.source).rpartition("/")[2] for each in client.search_model_versions(f"run_id='{run}'")}
+    return next(name for name in chain([_FOLDER], (f"{_FOLDER}-{n}" for n in count(2))) if name not in taken)
+
+
+def _add_version(client: Any, name: str, run: str, folder: str) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -112,5 +120,5 @@ def _add_version(client: Any, name: str, run: str) -> str:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    source = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{_FOLDER}"
+    source = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{folder}"
     return str(client.create_model_version(name, source, run).version)

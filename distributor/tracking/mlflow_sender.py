@@ -24,6 +24,10 @@ _log = notices.logger
 
 KEY = "distributor.key"  # the tag by which a run is found again
 
+SUBMITTED = "distributor.submitted"  # the tag with the time of the last run that has gone on with it
+
+ERROR = "distributor.error"  # the tag with why it has failed
+
 _KEPT = "tracking.json"  # beside the checkpoints
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0  # seconds between two requests: the server computes for each; longer after errors
@@ -48,11 +52,11 @@ class TrackedTraining:
 class Server:
     """An experiment of a server, and its runs."""
 
-    def __init__(self, client: Any, where: str, experiment: str) -> None:
+    def __init__(self, client: Any, where: str, experiment: str, id: str | None = None) -> None:
         self._client = client
         self._where = where
         self._name = experiment
-        self._experiment: str | None = None
+        self._experiment = id  # until it is known: None
         self._studies: dict[str, str] = {}  # MLflow's id of the parent, by key
 
     def run_of(self, begin: RunBegun) -> tuple[str, bool]:
@@ -67,8 +71,6 @@ class Server:
             storage.write(_KEPT, codec.pack(kept))  # before the run is created: the next driver looks for the key
         known = self._studies.get(kept.key) or self._alive(kept.runs.get(at)) or self._find(experiment, kept.key)
         run = known or self._create(experiment, replace(begin, key=kept.key))
-        if known is not None:
-            self._client.update_run(run, status="RUNNING")
         if storage is not None:
             storage.write(_KEPT, codec.pack(replace(kept, runs={**kept.runs, at: run})))
         return run, known is not None
@@ -103,7 +105,7 @@ class Server:
         return str(found[0].info.run_id) if found else None
 
     def _create(self, experiment: str, begin: RunBegun) -> str:
-        tags = {KEY: begin.key, "mlflow.source.name": begin.title, "mlflow.source.type": "LOCAL"}
+        tags = {KEY: begin.key, "mlflow.source.name": _text(begin.title), "mlflow.source.type": "LOCAL"}
         with suppress(Exception):  # there is no name for this user's number
             tags["mlflow.user"] = getpass.getuser()
         if revision := revision_of(begin.folder):
@@ -130,6 +132,8 @@ class SpoolDelivery:
         self.done = threading.Event()
         self.is_awaited = not is_left
         self.is_left = is_left  # by another driver: without an end, this driver was killed
+        self._last = spool.changed
+        self._is_past = False  # what is left is of a run with which a later one has gone on: its tags and end stay
         self.run: str | None = None  # MLflow's id
         self._known = False  # whether the server may have metrics that this driver has not sent
         self._params: dict[str, str] = {}
@@ -144,12 +148,18 @@ class SpoolDelivery:
         if not entries and not self.is_left:
             return False
         if self.run is None and not (self.spool.is_whole and not entries):
-            begin = codec.read(RunBegun, self.spool.begin)
-            self.run, self._known = server.run_of(begin)
+            run, self._known = server.run_of(self._begin)
             if self._known:
-                self._params = dict(client.get_run(self.run).data.params)
+                data = client.get_run(run).data
+                self._params = dict(data.params)
+                self._is_past = self.is_left and self._has_gone_on(client, run)
+                if not self.is_left:
+                    client.update_run(run, status="RUNNING")
+                    if ERROR in data.tags:
+                        client.delete_tag(run, ERROR)
+            self.run = run
         if not entries:
-            self._finish(client, RunEnded("KILLED", time.time()))
+            self._finish(client, RunEnded("KILLED", self._last))
             return False
         try:
             self._send(client, entries)
@@ -165,10 +175,20 @@ class SpoolDelivery:
         self.spool.acknowledge(end)
         return True
 
+    @property
+    def _begin(self) -> RunBegun:
+        return codec.read(RunBegun, self.spool.begin)
+
+    def _has_gone_on(self, client: Any, run: str) -> bool:
+        """Whether a later run of ours has gone on with this one of MLflow's."""
+        return float(client.get_run(run).data.tags.get(SUBMITTED, 0.0)) > self._begin.time
+
     def _finish(self, client: Any, end: RunEnded) -> None:
         if self.run is not None:
             with self._refusals("its end"):
-                client.set_terminated(self.run, end.status, int(1000 * end.ended))
+                if not self._has_gone_on(client, self.run):
+                    client.set_terminated(self.run, end.status, int(1000 * end.ended))
+        self._steps.clear()  # a trial stays until the end of its study
         self.spool.remove()
         self.done.set()
 
@@ -184,15 +204,19 @@ class SpoolDelivery:
                         clean = self._rename(name)
                         if (step := self._new_step(client, clean, entry.step)) is not None:
                             metrics.append(Metric(clean, float(value), int(1000 * entry.at), step))
+                case Params() | Tags() if self._is_past:
+                    pass
                 case Params():
                     for name, value in entry.params.items():
-                        clean, value = self._rename(name), value[:LONGEST_PARAM]
+                        clean, value = self._rename(name), _text(value)[:LONGEST_PARAM]
                         if self._params.setdefault(clean, value) == value:
                             others.append(Param(clean, value))
                         else:
                             others.append(RunTag(f"changed.{clean}"[:_LONGEST_NAME], value))
                 case Tags():
-                    others += [RunTag(name[:_LONGEST_NAME], text[:LONGEST_TAG]) for name, text in entry.tags.items()]
+                    others += [
+                        RunTag(name[:_LONGEST_NAME], _text(text)[:LONGEST_TAG]) for name, text in entry.tags.items()
+                    ]
                 case LogFolder():
                     try:
                         log_files(client, str(self.run), entry.files, "logs")
@@ -401,6 +425,15 @@ class Sender:
             delivery.leave()
             _log.warning("MLflow: %s, of an earlier driver, is not sent: %s", delivery.spool.path, _first_line(why))
         return busy
+
+
+def _text(text: str) -> str:
+    """Return a text as all databases take it, such as the name of a file that is not UTF-8.
+
+    >>> _text("a\\udcff\\0b")
+    'a\\\\udcff\\\\0b'
+    """
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
 def _first_line(error: Exception) -> str:

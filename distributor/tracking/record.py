@@ -16,7 +16,7 @@ from distributor.text.tables import table
 from distributor.text.wording import duration
 from distributor.values.reports import is_number
 
-#: How much of a run a file keeps, so that it stays below 100 KiB.
+#: How much of a run a file keeps.
 MOST_NAMES, MOST_ATTEMPTS, LONGEST = 100, 50, 500
 
 LOST = "lost"
@@ -89,6 +89,11 @@ class RunRecord:
     study: str | None = None
     trial: int | None = None
     error: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What a table calls the run: its name, its study and trial, or what it has run."""
+        return (self.name or self.title) if self.trial is None else f"{self.study}/{self.trial}"
 
     @property
     def status(self) -> str:
@@ -170,8 +175,7 @@ def show(records: Sequence[Any]) -> str:
         when = time.strftime("%m-%d %H:%M", time.localtime(record.submitted))
         step = "" if record.step is None else f"{record.step}{_of(record.total_steps)}"
         metrics = _pairs(dict(list(record.latest_metrics.items())[:3]))
-        name = record.name or record.title if record.trial is None else f"{record.study}/{record.trial}"
-        rows.append([name, record.id, record.status, when, duration(record.seconds), step, metrics])
+        rows.append([record.label, record.id, record.status, when, duration(record.seconds), step, metrics])
     return table(["name", "id", "status", "when", "time", "step", "metrics"], rows)
 
 

@@ -20,7 +20,7 @@ BOUND = 64 << 20  # unsent bytes of a run, above which metrics are thinned
 
 _CHUNK = 256 << 10  # bytes that are sent together
 
-_LARGE = 1 << 20  # bytes above which a file that has been sent is emptied
+_LARGE = 1 << 20  # bytes that have been sent, above which a file begins again with what is unsent
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class Values:
     at: float  # seconds since the epoch
     values: Mapping[str, float | str]  # a text is nan, inf or -inf
 
+    @classmethod
+    def of(cls, step: int | None, at: float, values: Mapping[str, float]) -> Values:
+        """Return what was reported in a form that can be kept."""
+        return cls(
+            step, at, {name: value if abs(value) < float("inf") else str(value) for name, value in values.items()}
+        )
+
 
 @dataclass(frozen=True)
 class LogFolder:
@@ -88,11 +95,13 @@ class Spool:
     _reports: int = 0
     _thinned: bool = False
     _torn: bool = False  # the last line is not complete
+    _full: bool = False  # said
+    _end: RunEnded | None = None  # of which a full disk has kept no line
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _mode: str = "a+b"
 
     def __post_init__(self) -> None:
-        self._file: Any = open(self.path, self._mode, buffering=0)
+        self._file: Any = _open(self.path, self._mode)
 
     @classmethod
     def create(cls, folder: Path, begin: RunBegun) -> Spool:
@@ -110,7 +119,7 @@ class Spool:
     def left_in(cls, folder: Path) -> list[Spool]:
         """Take the files of drivers that have ended, or given up, the oldest first."""
         taken = [spool for path in folder.glob("*.spool") if (spool := cls._take(path)) is not None]
-        return sorted(taken, key=lambda spool: os.fstat(spool._file.fileno()).st_mtime)
+        return sorted(taken, key=lambda spool: spool.changed)
 
     @classmethod
     def _take(cls, path: Path) -> Spool | None:
@@ -156,8 +165,13 @@ class Spool:
     def size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
+    @property
+    def changed(self) -> float:
+        """When the file was last written, in seconds since the epoch."""
+        return os.fstat(self._file.fileno()).st_mtime
+
     def append(self, entry: Entry) -> None:
-        """Add an entry; above the bound of unsent bytes, only some of the metrics."""
+        """Add an entry; above the bound of unsent bytes, only some of the metrics. A full disk costs only the entry."""
         with self._lock:
             unsent = self.size - self.sent
             if isinstance(entry, Values):
@@ -167,7 +181,18 @@ class Spool:
                     return
             line = codec.pack(entry) + b"\n"
             data = b"\n" + line if self._torn else line
-            self._torn = self._file.write(data) < len(data)  # on a full disk
+            try:
+                self._torn = lost = self._file.write(data) < len(data)
+            except OSError:
+                lost = True
+            if lost:
+                self._end = entry if isinstance(entry, RunEnded) else None
+                self._tell_full()
+
+    def _tell_full(self) -> None:
+        if not self._full:
+            self._full = True
+            notices.logger.warning("MLflow: reports are lost, since %s cannot be written: is the disk full?", self.path)
 
     def _tell_thinned(self) -> None:
         if not self._thinned:
@@ -193,6 +218,8 @@ class Spool:
                         break
                     entries.append(entry)
                 end += len(line)
+        if not entries and self._end is not None:
+            entries.append(self._end)
         return entries, end
 
     def _lines(self, begin: int) -> list[bytes]:
@@ -204,12 +231,21 @@ class Spool:
 
     def acknowledge(self, end: int) -> None:
         """Note that all entries before ``end`` have been sent."""
-        with self._lock:
-            empty = end == self.size and end > _LARGE
-            self.sent = len(self.begin) if empty else end
+        with self._lock, suppress(OSError):  # on a full disk, the next driver may send some once more
+            self.sent = end
+            if end > _LARGE and self.size - end < _CHUNK:
+                self._begin_again()
             self._acknowledged.write_text(str(self.sent))
-            if empty:
-                self._file.truncate(self.sent)
+
+    def _begin_again(self) -> None:
+        """Free the space of what has been sent."""
+        path, rest = self.path.with_suffix(".new"), os.pread(self._file.fileno(), self.size - self.sent, self.sent)
+        new = _open(path, "w+b")
+        fcntl.flock(new, fcntl.LOCK_EX)
+        if new.write(self.begin + rest) == len(self.begin) + len(rest):
+            os.replace(path, self.path)
+            self._file, new, self.sent = new, self._file, len(self.begin)
+        new.close()
 
     def release(self) -> None:
         """Leave the file to another process."""
@@ -220,3 +256,8 @@ class Spool:
             with suppress(OSError):
                 path.unlink()
         self.release()
+
+
+def _open(path: Path, mode: str) -> Any:
+    """Open a file that nobody else may read: the URL of a place may have a password."""
+    return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))

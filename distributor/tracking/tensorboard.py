@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from distributor.errors import ConfigurationError
+from distributor.machine.storage import is_url
 from distributor.metrics.table import Row
 from distributor.run.handle import Run
 from distributor.tracking.lowest import LowestRank
@@ -28,7 +29,7 @@ class TensorBoard:
         log_dir: a folder on the driver.
 
     Raises:
-        ConfigurationError: tensorboard is not installed.
+        ConfigurationError: tensorboard is not installed, or ``log_dir`` is a URL.
 
     Example:
         >>> Distributor(4, callbacks=[TensorBoard("logs")]).run(train)  # doctest: +SKIP
@@ -39,6 +40,11 @@ class TensorBoard:
         if find_spec("tensorboard") is None:
             raise ConfigurationError(
                 "TensorBoard needs tensorboard, which is not installed: pip install 'distributor[tensorboard]'"
+            )
+        if is_url(os.fspath(log_dir)):
+            raise ConfigurationError(
+                f"TensorBoard: log_dir must be a folder on the driver, not the URL {log_dir!r}: pass one, such as a "
+                "mounted bucket"
             )
         self._log_dir = os.path.abspath(log_dir)
         self._writers: dict[str, _Writer] = {}  # by the id of the run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distributor.api.identity import identify
-from distributor.values.job import Function
+from distributor.values.job import Function, Module
 
 PRINT = """
 import json
@@ -29,6 +29,16 @@ def shown(value: Any) -> str:
     def train(value: Any) -> None: ...
 
     return identify("a", "auto", Function("train", b""), train, (value,), {}).shown["value"]
+
+
+def test_secrets_are_compared_but_not_shown() -> None:
+    def train(lr: float, hf_token: str) -> None: ...
+
+    found = identify("a", "auto", Function("train", b""), train, (0.1, "hush"), {})
+    assert found.shown == {"lr": "0.1", "hf_token": "***"}
+    assert found.arguments != identify("a", "auto", Function("train", b""), train, (0.1, "other"), {}).arguments
+    words = ("--lr", "0.1", "--hf-token", "hush", "--api-key=hush")
+    assert "hush" not in str(identify("a", "auto", Module("train", words), None, (), {}).shown)
 
 
 def test_sets_are_the_same_in_each_process() -> None:

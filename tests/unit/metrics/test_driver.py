@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from distributor.errors import ConfigurationError
+from distributor.metrics import driver
 from distributor.metrics.driver import Reports
 from distributor.metrics.table import Metrics, Row, TrackedRow
 from distributor.values import reports as form
@@ -149,6 +151,34 @@ def test_rows_are_in_order_of_attempts_and_times() -> None:
     first = Log(1, REPORTS, 0, made(5) + made(6, attempt=1))
     metrics = taken(first, Log(0, REPORTS, 0, made(2) + made(7, attempt=1)), attempts=2).metrics
     assert [(row.attempt, row.rank, row.step) for row in metrics] == [(0, 0, 2), (0, 1, 5), (1, 1, 6), (1, 0, 7)]
+
+
+def test_a_clock_that_is_set_back_changes_no_order() -> None:
+    data = b"".join(pack(Report(n, 0, 0, time, n, None, {"loss": -n})) for n, time in enumerate((100.0, 101.0, 50.0)))
+    reports = taken(Log(0, REPORTS, 0, data))
+    assert [row.step for row in reports.metrics] == [0, 1, 2]
+    assert reports.metrics.latest == reports.latest == {"loss": -2}
+
+
+def test_a_first_step_stays_where_it_was_whatever_clocks_are_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, clock = [1000.0], 7.0
+    monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: clock))
+    reports = Reports(1, 2)
+    for attempt, at in ((0, 998.0), (1, 5000.0)):  # the second rank's host is an hour ahead
+        reports.take(Log(attempt, REPORTS, 0, pack(Report(0, 0, attempt, at, 1, None))))
+    wall[0] -= 3600.0
+    assert [course.first for course in reports.courses(1)] == [5.0, 7.0]
+
+
+def test_callbacks_that_are_too_slow_get_the_last_rows_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_MOST_NEW", 3)
+    reports, data = Reports(1, 1), b"".join(made(number) for number in range(4))
+    reports.new()
+    (warning,) = reports.take(Log(0, REPORTS, 0, data))
+    assert warning.startswith("callbacks are slower than reports: only the last 3 wait for them")
+    assert reports.take(Log(0, REPORTS, len(data), made(4))) == []
+    assert [row.step for row in reports.new() if isinstance(row, Row)] == [2, 3, 4]
+    assert len(reports.metrics) == 5
 
 
 def test_the_latest_values_are_those_of_the_lowest_rank_that_has_them() -> None:

@@ -7,25 +7,20 @@ from hypothesis import given, strategies as st
 
 from distributor.metrics.goodput import Course, Goodput, Moments, goodput
 
-#: The driver's clock, and how much the ranks' is ahead of it.
-AHEAD = 1000.0
-
 
 def course(*steps: tuple[int, float], before: int | None = None, **spent: float) -> Course:
     """The course of an attempt with these steps and their times on the driver's clock."""
     made = Course(**spent)
     for step, time in steps:
-        made.note(step, AHEAD + time, before)
+        made.note(step, time, before)
     return made
 
 
 def test_the_wait_for_the_first_batch_is_part_of_the_start() -> None:
     told = Course(data=25.0)
-    told.note(1, AHEAD + 60.0, None)
+    told.note(1, 60.0, None)
     told.data += 3.0
-    assert goodput(Moments(0.0, 10.0, 30.0), told, 70.0, ahead=AHEAD) == Goodput(
-        waiting=10.0, starting=50.0, training=7.0, data=3.0
-    )
+    assert goodput(Moments(0.0, 10.0, 30.0), told, 70.0) == Goodput(waiting=10.0, starting=50.0, training=7.0, data=3.0)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +74,11 @@ def test_the_wait_for_the_first_batch_is_part_of_the_start() -> None:
     ],
 )
 def test_one_attempt(moments: Moments, told: Course, expected: Goodput) -> None:
-    assert goodput(moments, told, 100.0, ahead=AHEAD) == expected
+    assert goodput(moments, told, 100.0) == expected
 
 
 def test_a_stall_is_no_training() -> None:
-    found = goodput(Moments(0.0, 0.0, 0.0, 90.0), course((1, 10.0)), 90.0, ahead=AHEAD, stall=30.0)
+    found = goodput(Moments(0.0, 0.0, 0.0, 90.0), course((1, 10.0)), 90.0, stall=30.0)
     assert found == Goodput(starting=10.0, training=50.0, stalled=30.0)
 
 
@@ -96,7 +91,7 @@ def test_the_parts_add_up(
 ) -> None:
     """Whatever the clocks say."""
     told = course(*enumerate(steps), before=1, saving=saved, loading=loaded)
-    found = goodput(Moments(0.0, *reached), told, now, ahead=AHEAD, stall=10.0)
+    found = goodput(Moments(0.0, *reached), told, now, stall=10.0)
     assert found.total == pytest.approx(now)
     assert min(found._parts()) >= -1e-9
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from distributor.metrics.ended import EndedAttempt
 from distributor.tracking import history
 from distributor.tracking.history import History, Runs, default_folder
-from distributor.tracking.record import Driver, RunRecord
+from distributor.tracking.record import LONGEST, MOST_ATTEMPTS, MOST_NAMES, Driver, RunRecord
 
 RECORD = RunRecord("a", None, "train", Driver.here(), "running", 1.0)
 
@@ -42,6 +43,18 @@ def test_the_newest_come_first_and_what_is_no_record_is_left_out(tmp_path: Path)
     (tmp_path / "other.json").write_text('{"id": "c"}')
     (tmp_path / "large.json").write_bytes(b" " * (1 << 20))
     assert [record.id for record in kept.read()] == ["b", "a"]
+
+
+def test_long_texts_of_any_alphabet_are_read(tmp_path: Path) -> None:
+    text = "\N{GRINNING FACE}" * LONGEST
+    record = replace(
+        RECORD,
+        arguments={f"{number}{text}": text for number in range(MOST_NAMES)},
+        latest_metrics={f"{number}{text}": 1.0 for number in range(MOST_NAMES)},
+        attempts=(EndedAttempt(0, 1.0, text),) * MOST_ATTEMPTS,
+    )
+    History(tmp_path).write(record)
+    assert History(tmp_path).read() == [record]
 
 
 def test_a_slice_is_a_table_too() -> None:

@@ -1,7 +1,13 @@
 """What is to be sent, as a driver that was killed has left it."""
 
+import errno
+import math
+import os
+import stat
+
 import pytest
 
+from distributor.tracking import spool as module
 from distributor.tracking.spool import Params, RunBegun, RunEnded, Spool, Values
 
 BEGIN = RunBegun("a", None, "a", 0.0, "/", "train")
@@ -84,6 +90,76 @@ def test_a_line_that_a_full_disk_has_cut_costs_no_other(tmp_path):
     for step in (3, 4):
         spool.append(Values(step, 0.0, {"loss": 1.0}))
     assert sent(spool) == [0, 3, 4]
+
+
+class NoRoom:
+    """A file to which nothing can be written, as on a full disk."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_costs_reports_but_not_the_end(tmp_path, caplog):
+    spool = Spool.create(tmp_path, BEGIN)
+    spool.append(Values(0, 0.0, {"loss": 1.0}))
+    real, spool._file = spool._file, NoRoom(spool._file)
+    spool.append(Values(1, 0.0, {"loss": 1.0}))
+    spool._file = real
+    spool.append(Values(2, 0.0, {"loss": 1.0}))
+    spool._file = NoRoom(spool._file)
+    spool.append(RunEnded("FINISHED", 1.0))
+    for expected in ([0, 2], ["end"], ["end"]):
+        entries, end = spool.read()
+        assert [getattr(each, "step", "end") for each in entries if not isinstance(each, RunBegun)] == expected
+        spool.acknowledge(end)
+    assert caplog.text.count(f"reports are lost, since {spool.path} cannot be written") == 1
+
+
+def test_what_is_sent_counts_as_sent_on_a_full_disk(tmp_path):
+    spool = Spool.create(tmp_path, BEGIN)
+    spool._acknowledged.mkdir()  # cannot be written
+    for step in range(3):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+    assert sent(spool) == [0, 1, 2]
+
+
+def test_the_space_of_what_is_sent_is_freed_although_there_is_always_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 1000)
+    spool = Spool.create(tmp_path, BEGIN)
+    found = []
+    for step in range(0, 100, 2):
+        spool.append(Values(step, 0.0, {"loss": 1.0}))
+        entries, end = spool.read()
+        spool.append(Values(step + 1, 0.0, {"loss": 1.0}))  # while these are sent
+        found += [each.step for each in entries if isinstance(each, Values)]
+        spool.acknowledge(end)
+        assert spool.size < 1500
+    spool.append(RunEnded("FINISHED", 1.0))
+    spool.release()
+    (left,) = Spool.left_in(tmp_path)
+    assert [*found, *sent(left)] == [*range(100), "end"]
+    left.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_else_reads_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 0)
+    spool = Spool.create(tmp_path, BEGIN)
+    assert stat.S_IMODE(spool.path.stat().st_mode) == 0o600
+    spool.acknowledge(spool.size)
+    assert stat.S_IMODE(spool.path.stat().st_mode) == 0o600
+
+
+def test_numbers_that_json_lacks_are_kept(tmp_path):
+    spool = Spool.create(tmp_path, BEGIN)
+    spool.append(Values.of(None, 0.0, {"a": math.inf, "b": math.nan, "c": 1}))
+    assert spool.read()[0][-1].values == {"a": "inf", "b": "nan", "c": 1.0}
 
 
 @pytest.mark.parametrize(
