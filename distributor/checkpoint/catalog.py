@@ -75,6 +75,10 @@ class Catalog:
         self._number = max(self._number, newest + len(self._unread))
         return list(self._known)
 
+    def has_any(self) -> bool:
+        """Return whether there are committed checkpoints, also such as cannot be read."""
+        return bool(self.committed() or self._unread)
+
     def all_committed(self) -> list[Manifest]:
         """Like :meth:`committed`, but raise an ``OSError`` if something cannot be read that may be whole."""
         found = self.committed()
