@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,31 @@ def test_why_another_folders_checkpoint_is_not_loaded(
     with told:
         runtime.load_checkpoint({"step": 0}, folder=saved if is_one else saved.path.parent)
     assert (f"passes over {saved.path.name} ({MANIFEST} is incomplete" in caplog.text) == (damage == "torn")
+
+
+def test_a_checkpoint_that_was_downloaded_may_be_passed_as_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLACE, "forgetful://bucket/mine")
+    for step in (1, 2):
+        runtime.save_checkpoint({"step": step}, step=step, wait=True)
+        if step == 1:
+            first = runtime.latest_checkpoint()
+    state = {"step": 0}
+    assert first is not None
+    assert runtime.load_checkpoint(state, folder=first) == state["step"] == 1
+
+
+def test_what_was_downloaded_from_another_place_is_removed_after_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(PLACE, "forgetful://bucket/others")
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    before = set(tmp_path.glob("checkpoints-*"))
+    assert runtime.load_checkpoint({"step": 0}, folder="forgetful://bucket/others") == 1
+    with pytest.raises(ConfigurationError, match="it was saved from another model"):
+        runtime.load_checkpoint({"other": torch.nn.Linear(1, 1)}, folder="forgetful://bucket/others")
+    assert set(tmp_path.glob("checkpoints-*")) == before
 
 
 def test_no_training_begins_anew_beside_checkpoints_without_the_metric(
