@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -277,6 +278,18 @@ def test_a_rank_that_gives_up_before_the_block_holds_up_nobody(ranks: Ranks, mon
 
     for future in ranks.run(come, give_up):
         future.result(LIMIT)
+
+
+def test_a_save_in_the_block_is_committed_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by a thread at the same moment."""
+    session = Session(Settings(Checkpoints(str(tmp_path)), None, {}, True))
+    session._exchange = Exchange(None, 0, 1), "3f-0"
+    for module in (folders, saving):
+        monkeypatch.setattr(module, "current", lambda *_: session)
+    monkeypatch.setattr(session, "save_later", lambda save: setattr(session, "_saving", SimpleNamespace(join=save)))
+    with checkpoint_folder(2):
+        saving.save_checkpoint({"value": 1}, 1)
+    assert [each.step for each in session.catalog.committed()] == [2, 1]
 
 
 def test_linked_folders_are_committed_with_their_files(ranks: Ranks, tmp_path: Path) -> None:
