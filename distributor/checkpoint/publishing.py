@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distributor.checkpoint.catalog import Draft
 from distributor.checkpoint.context import Session
@@ -81,7 +81,7 @@ def said(error: Exception) -> str:
 class SaveOutcome:
     """How a save has ended, the same on all ranks: its checkpoint, or why there is none."""
 
-    manifest: Manifest | None = None
+    manifest: Manifest | None = None  # without its shards, of which there are some for each rank
     problem: str = ""
 
 
@@ -123,7 +123,7 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
         reports.unsaved(save.step, said(error))
         return SaveOutcome(problem=said(error) or type(error).__name__)
     reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
-    return SaveOutcome(manifest)
+    return SaveOutcome(replace(manifest, shards=()))
 
 
 def _remove_unfinished(session: Session) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distributor.checkpoint import exchange as exchanges, folder as folders, loading, saving
+from distributor.checkpoint import exchange as exchanges, folder as folders, loading, publishing, saving
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
@@ -151,6 +151,17 @@ def test_saves_that_fail_alike_warn_once(
         future.result(LIMIT)
     warned = [record.getMessage() for record in caplog.records]
     assert [text.partition(":")[0] for text in warned] == [f"checkpoint_folder(step={step})" for step in (2, 5, 6)]
+
+
+def test_ranks_are_told_of_a_commit_and_not_of_each_file(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks' files, sent to each rank, are many."""
+    told: list[publishing.SaveOutcome] = []
+    monkeypatch.setattr(publishing, "warn_unless_saved", lambda _, __, outcome: told.append(outcome))
+    for future in ranks.run(*[save(lambda folder: (folder / "model.pt").touch())] * 2):
+        future.result(LIMIT)
+    assert [each.manifest is not None and each.manifest.shards for each in told] == [(), ()]
+    manifest = Session(ranks.sessions[0].settings).catalog.latest({})
+    assert manifest is not None and len(manifest.shards) == 1
 
 
 def test_nobody_waits_for_a_rank_whose_call_was_wrong(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
