@@ -52,7 +52,7 @@ class Catalog:
 
     def committed(self) -> list[Manifest]:
         """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
-        listed = [name for name, _ in self._storage.folders()] if self._only is None else [self._only]
+        listed = self._storage.folders() if self._only is None else [self._only]
         self._unread = {}
         indexes = self._read_indexes() if self._only is None else []
         named = indexes[0].folders if indexes else ()
@@ -225,13 +225,13 @@ class Catalog:
         run = origin.rpartition("-")[0]
         earlier = [f"{run}-{attempt}" for attempt in range(int(origin.rpartition("-")[2]))]
         found = []
-        for folder, changed in self._storage.folders():
+        for folder in self._storage.folders():
             maker = records.origin_of(folder)
             if maker is None or folder in known:
                 continue
-            of_another = self._sole and maker.rpartition("-")[0] != run
-            is_over = of_another or maker in earlier or (changed is not None and changed < before)
+            is_over = maker in earlier or (self._sole and maker.rpartition("-")[0] != run)
             with suppress(OSError):  # what cannot be read may be committed
+                is_over = is_over or (self._storage.changed(folder) or before) < before
                 if is_over and self._storage.read(f"{folder}/{MANIFEST}") is None:
                     found.append(folder)
         return found

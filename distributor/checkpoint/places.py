@@ -45,8 +45,7 @@ def find(folder: str, settings: Settings) -> CheckpointPlace:
 
 def named_runs(place: str) -> str:
     """Return a hint for the text of an error or a warning if a place has the folders of named runs; else ``""``."""
-    names = (name for name, _ in open_storage(place).folders())
-    runs = (f"{place.rstrip('/')}/{name}" for name in sorted(names))
+    runs = (f"{place.rstrip('/')}/{name}" for name in sorted(open_storage(place).folders()))
     listed = ", ".join(repr(run) for run in runs if _training(run) is not None)
     return f", which has the folders of named runs: pass folder={listed}" if listed else ""
 

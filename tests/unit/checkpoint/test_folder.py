@@ -383,4 +383,4 @@ def test_files_of_a_save_that_failed_are_removed_before_the_next_commit(ranks: R
     second.result(LIMIT)
     (unfinished,) = first.result(LIMIT)
     assert ranks.steps == [1, 1]
-    assert unfinished not in [name for name, _ in session.storage.folders()]
+    assert unfinished not in session.storage.folders()
