@@ -268,13 +268,14 @@ class _Call:
         if self.session.exchange.rank > 0:
             return
         where = self.session.settings.checkpoints.dir
+        own = where == self._own.settings.checkpoints.dir
         match chosen:
             case None:
-                reports.resumed(None, where)
+                reports.resumed(None, where, own=own)
             case Manifest():
-                reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time)
+                reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time, own=own)
             case InMemory():
-                reports.resumed(chosen.step, "the nodes' memory")
+                reports.resumed(chosen.step, "the nodes' memory", own=own)
 
     def attempt(self, read: Callable[[], T]) -> T | OSError:
         """Return what ``read`` returns; the same error on all ranks if it raises an ``OSError`` on any."""
