@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -100,7 +101,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 def warn_unless_saved(session: Session, save: Save, outcome: SaveOutcome) -> None:
     """Log on rank 0 why nothing was saved, where training goes on without a checkpoint: once while saves fail alike."""
-    problem = outcome.problem.replace(save.folder, "")
+    problem = re.sub(r"\d+", "", outcome.problem)  # such as how much room a full disk has
     if problem and problem != session.problem and session.exchange.rank == 0:
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
     session.problem = problem

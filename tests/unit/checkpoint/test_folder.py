@@ -139,7 +139,7 @@ def test_saves_that_fail_alike_warn_once(
 
     def commit_some(catalog: Catalog, draft: Draft) -> Any:
         if draft.step in failing:
-            raise OSError(f"{draft.folder}: {failing[draft.step]}")
+            raise OSError(f"{draft.folder}: {failing[draft.step]}, with room for {draft.step} MiB")
         return commit(catalog, draft)
 
     def save_all() -> None:
