@@ -369,7 +369,9 @@ def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: Trainin
         elif _has_state(value):
             _restore_object(entry, value, read)
         elif entry in read.objects and isinstance(entries, MutableMapping):
-            entries[entry] = read.objects[entry]
+            saved = read.objects[entry]
+            both = isinstance(value, torch.Tensor) and isinstance(saved, torch.Tensor)
+            entries[entry] = saved.to(value.device) if both else saved
     if _RANDOM in read.objects:
         _set_random_states(read.objects[_RANDOM])
 

@@ -214,6 +214,14 @@ def test_numbers_of_numpy_are_saved_as_those_of_python() -> None:
     assert type(loaded["best"]["loss"]) is float
 
 
+def test_a_tensor_among_plain_values_stays_on_its_device() -> None:
+    state: dict[str, Any] = {"queue": torch.empty(3, device="meta"), "seen": torch.ones(1), "none": None}
+    saved = {"queue": torch.ones(2), "seen": 4, "none": torch.ones(2)}
+    training_state.restore(state, training_state.TrainingState({}, saved))
+    assert (state["queue"].device.type, state["queue"].shape) == ("meta", (2,))
+    assert (state["seen"], state["none"].tolist()) == (4, [1, 1])
+
+
 def test_refuses_to_save_what_cannot_be_loaded() -> None:
     packed = training_state.pack_objects({"path": Path("a")})
     with pytest.raises(ConfigurationError, match="load_checkpoint would refuse this state, .* pass weights_only=False"):
