@@ -374,8 +374,9 @@ class Url:
         return {}
 
     def _writing(self, name: str, method: str, *arguments: object) -> None:
-        with suppress(Exception):  # writing the file will show the error; object stores have no folders
-            self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
+        if self._root.startswith("/"):  # others are object stores, without folders: s3fs would make a missing bucket
+            with suppress(Exception):  # writing the file will show the error
+                self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
         getattr(self._fs, method)(*arguments)
 
     def _retry(self, call: Callable[[], T]) -> T:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import stores
 
 from distributor.machine.storage import Folder, Storage, Url
 from distributor.shipping import tree
@@ -59,6 +61,15 @@ def test_a_urls_folder_with_signs_of_patterns_is_removed_and_no_other(tmp_path: 
     assert not (tmp_path / name / "step-1").exists()
     both[1].remove_folder("step-1")
     assert sorted(both[1].sizes()) == ["step-2"]
+
+
+def test_no_bucket_is_made_whose_name_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs does in makedirs."""
+    makedirs = Mock()
+    monkeypatch.setattr(stores, "FILES", {})
+    monkeypatch.setattr(stores.Forgetful, "makedirs", makedirs)
+    Url("forgetful://bucket/run").write("a/b", b"")
+    assert not makedirs.called
 
 
 def test_all_errors_of_a_storage_are_oserrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
