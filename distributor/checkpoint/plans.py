@@ -151,12 +151,12 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
 def _known_elsewhere(
     plans: Sequence[SavePlan], folders: Sequence[str]
 ) -> tuple[list[frozenset[str]], list[frozenset[str]]]:
-    """For each rank, name the tensors that a lower rank also has in full: on the same node, and on any node."""
+    """For each rank, name the tensors that a lower rank also keeps in memory in full: on the same, and on any node."""
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
     here, everywhere = [], []
     for plan, folder in zip(plans, folders, strict=True):
-        own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR}
+        own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR and folder}
         known = seen.setdefault(folder, set())
         here.append(frozenset(own & known))
         everywhere.append(frozenset(own & anywhere))
