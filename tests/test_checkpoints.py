@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
@@ -302,6 +304,33 @@ def test_what_was_downloaded_for_one_load_outside_a_run_is_removed(make_local: M
     path = loading.load_module(torch.nn.Linear(1, 1), Checkpoints(place))
     loading.load_committed({"model": torch.nn.Linear(1, 1)}, place, os.path.basename(path))
     assert set(os.listdir(tempfile.gettempdir())) <= before
+
+
+def save_at_the_end() -> None:
+    """Its last save reaches the store once the code has ended, and needs an executor there, as lookups of names do."""
+    from concurrent import futures
+
+    from distributor.machine.storage import Url
+
+    put = Url.put
+
+    def put_late(self: Url, source: str, name: str) -> None:
+        watch.until(lambda: futures.thread._shutdown or _main_thread_is_in("finish"))
+        with futures.ThreadPoolExecutor() as pool:
+            pool.submit(put, self, source, name).result()
+
+    Url.put = put_late  # type: ignore[method-assign]
+    runtime.save_checkpoint({"value": 1}, 1)
+
+
+def _main_thread_is_in(function: str) -> bool:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return any(each.f_code.co_name == function for each, _ in traceback.walk_stack(frame))
+
+
+def test_the_last_save_may_use_executors_after_the_code_has_ended(make_local: Make, tmp_path: Path) -> None:
+    make_local(1, checkpoints=f"file://{tmp_path}").run(save_at_the_end)
+    assert checkpointed.committed(tmp_path) == [1]
 
 
 @pytest.mark.long

@@ -83,6 +83,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"env": "A=1"}, "env must be a dict such as {'SEED': '1'}, not str"),
         ({"env": {1: "a"}}, "env must map strings to strings, but the name 1 is not a string"),
         ({"checkpoints": 3}, "checkpoints must be the path of a folder or a URL"),
+        ({"checkpoints": Path("s3://bucket/run")}, "checkpoints is 's3:/bucket/run', which is neither a path nor"),
+        ({"output_dir": "dbfs:/run"}, "output_dir is 'dbfs:/run', which is neither a path nor a URL"),
         ({"log_dir": 5}, "log_dir must be the path of a folder, not 5"),
         ({"working_dir": ["a"]}, "working_dir must be the path of a folder, not ['a']"),
         ({"working_dir_limit": "1 gig"}, "working_dir_limit must be a size such as '8g' or a number of bytes"),

@@ -52,7 +52,7 @@ class Catalog:
 
     def committed(self) -> list[Manifest]:
         """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
-        listed = [name for name, _ in self._storage.folders()] if self._only is None else [self._only]
+        listed = self._storage.folders() if self._only is None else [self._only]
         self._unread = {}
         indexes = self._read_indexes() if self._only is None else []
         named = indexes[0].folders if indexes else ()
@@ -74,6 +74,10 @@ class Catalog:
         newest = max([*(each.sequence for each in indexes), *(each.number for each in found)], default=0)
         self._number = max(self._number, newest + len(self._unread))
         return list(self._known)
+
+    def has_any(self) -> bool:
+        """Return whether there are committed checkpoints, also such as cannot be read."""
+        return bool(self.committed() or self._unread)
 
     def all_committed(self) -> list[Manifest]:
         """Like :meth:`committed`, but raise an ``OSError`` if something cannot be read that may be whole."""
@@ -221,13 +225,13 @@ class Catalog:
         run = origin.rpartition("-")[0]
         earlier = [f"{run}-{attempt}" for attempt in range(int(origin.rpartition("-")[2]))]
         found = []
-        for folder, changed in self._storage.folders():
+        for folder in self._storage.folders():
             maker = records.origin_of(folder)
             if maker is None or folder in known:
                 continue
-            of_another = self._sole and maker.rpartition("-")[0] != run
-            is_over = of_another or maker in earlier or (changed is not None and changed < before)
+            is_over = maker in earlier or (self._sole and maker.rpartition("-")[0] != run)
             with suppress(OSError):  # what cannot be read may be committed
+                is_over = is_over or (self._storage.changed(folder) or before) < before
                 if is_over and self._storage.read(f"{folder}/{MANIFEST}") is None:
                     found.append(folder)
         return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  # what ends its executors is registered before _finish
 import os
 import secrets
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,6 +169,16 @@ def _remove(path: str, owner: int) -> None:
 _session: tuple[int, Session] | None = None
 
 _told: int | None = None  # the process that has been told of its place
+
+
+def _finish() -> None:
+    """Wait for the save in progress at the process's end, while it can still use executors: stores' packages do."""
+    if _session is not None and _session[0] == os.getpid():
+        _session[1].finish()
+
+
+with suppress(RuntimeError):  # the main thread has ended already
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]  # the last one registered is called first
 
 
 def current(what: str, *, together: bool = True, needs_place: bool = True) -> Session:

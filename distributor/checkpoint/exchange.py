@@ -88,7 +88,7 @@ class Exchange:
         if self._store is None:
             return [value]
         if self.rank > 0:
-            self._put(f"{key}/{self.rank}", _GIVEN + what.encode() + b"\0" + value)
+            self._put(f"{key}/{self.rank}", zlib.compress(_GIVEN + what.encode() + b"\0" + value, 1))
             return []
         return [value, *(self._receive(key, rank, what, patient=patient) for rank in range(1, self.world_size))]
 
@@ -154,8 +154,9 @@ class Exchange:
                 self._store.set(_HAS_FAILED.format(call, self.rank), _FAILED + why.encode())
 
     def _send(self, key: str, values: Sequence[bytes]) -> None:
+        packed = [zlib.compress(value, 1) for value in values]
         for rank in range(1, self.world_size):
-            self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
+            self._put(f"{key}/for-{rank}", packed[rank] if len(packed) > 1 else packed[0])
 
     def agree(self, key: str, value: str) -> str:
         """Return the value of the first rank that calls this method for ``key``. No rank waits for another rank."""
@@ -169,9 +170,8 @@ class Exchange:
             return None
         return bytes(self._store.get(key)).decode()
 
-    def _put(self, key: str, value: bytes) -> None:
+    def _put(self, key: str, packed: bytes) -> None:
         assert self._store is not None
-        packed = zlib.compress(value, 1)
         pieces = [packed[start : start + _PIECE] for start in range(0, len(packed), _PIECE)]
         for number, piece in enumerate(pieces):
             self._store.set(f"{key}/{number}", piece)

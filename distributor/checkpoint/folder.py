@@ -25,6 +25,7 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
         _meet(session, save)
         with _own_folder(session, save) as (own, problem):
             yield own
+            session.finish()  # of a save in the block
             _commit(session, save, own, _own_part(own, problem))
 
 

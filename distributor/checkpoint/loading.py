@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -146,7 +146,7 @@ def load_checkpoint(
         return None
     session = current(_WHAT, needs_place=folder is None)
     call = _Call(session)
-    with session.exchange.taking_part(call.key, _WHAT):
+    with session.exchange.taking_part(call.key, _WHAT), closing(call):
         states.check(_WHAT, state)
         session.finish()
         memory = kept_by(session) if folder is None and best is None else None
@@ -221,7 +221,7 @@ class _Call:
     """A call of ``load_checkpoint``, in which the ranks exchange values."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self.session = self._own = session
         self.key = session.next_key()
         self.best = False
         self._count = 0
@@ -235,11 +235,18 @@ class _Call:
         found = places.CheckpointPlace(settings.checkpoints.dir)
         if folder is not None:
             name = os.fspath(folder)
+            if self._own.storage.root is None and Path(name) == self._own.folder_here(os.path.basename(name)):
+                name = f"{found.place}/{os.path.basename(name)}"  # latest_checkpoint() has downloaded it
             answer = self.ask(b"", lambda _: [codec.pack(places.find(name, settings))], patient=True)
             found = codec.read(places.CheckpointPlace, answer)
         self.best = best is not None
         checkpoints = Checkpoints(found.place, best=best)
         self.session = self.session.at(replace(settings, checkpoints=checkpoints, memory=None), found.only)
+
+    def close(self) -> None:
+        """Remove what was downloaded from another place outside a run."""
+        if self.session is not self._own:
+            self.session.clear_staging()
 
     def ask(self, own: bytes, answer: Callable[[list[bytes]], list[bytes]], *, patient: bool = False) -> bytes:
         """Send a value to rank 0, and return its answer: one for each rank, or the same one for all."""
@@ -261,13 +268,14 @@ class _Call:
         if self.session.exchange.rank > 0:
             return
         where = self.session.settings.checkpoints.dir
+        own = where == self._own.settings.checkpoints.dir
         match chosen:
             case None:
-                reports.resumed(None, where)
+                reports.resumed(None, where, own=own)
             case Manifest():
-                reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time)
+                reports.resumed(chosen.step, f"{where}/{chosen.folder}", chosen.time, own=own)
             case InMemory():
-                reports.resumed(chosen.step, "the nodes' memory")
+                reports.resumed(chosen.step, "the nodes' memory", own=own)
 
     def attempt(self, read: Callable[[], T]) -> T | OSError:
         """Return what ``read`` returns; the same error on all ranks if it raises an ``OSError`` on any."""

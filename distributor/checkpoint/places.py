@@ -22,21 +22,21 @@ class CheckpointPlace:
 
 
 def find(folder: str, settings: Settings) -> CheckpointPlace:
-    """Return where the checkpoints are. Of a named run, it is the place of its newest training.
+    """Return where the checkpoints are, also such as cannot be read. Of a named run, it is that of its newest training.
 
     ConfigurationError: there are none, or they belong to several runs. It says where this function has looked.
     """
     places = [folder if is_url(folder) else os.path.abspath(os.path.expanduser(folder))]
-    if "/" not in folder:
+    if not is_url(folder) and not os.path.isabs(folder):  # perhaps the name of a run
         places.append(lease_record.folder_of(_root(settings), folder))
     looked = []
     above, _, name = places[0].rstrip("/").rpartition("/")
-    if records.origin_of(name) is not None and Catalog(open_storage(above), Checkpoints(above), only=name).committed():
+    if records.origin_of(name) is not None and Catalog(open_storage(above), Checkpoints(above), only=name).has_any():
         return CheckpointPlace(above, name)
     for place in places:
         if (training := _training(place)) is not None:
             place = lease_record.training_folder(place, training)
-        if Catalog(open_storage(place), Checkpoints(place)).committed():
+        if Catalog(open_storage(place), Checkpoints(place)).has_any():
             return CheckpointPlace(place)
         looked.append(repr(place))
     instead = named_runs(places[0]) or ": pass the folder or URL that a run had as checkpoints=, or the run's name"
@@ -45,8 +45,7 @@ def find(folder: str, settings: Settings) -> CheckpointPlace:
 
 def named_runs(place: str) -> str:
     """Return a hint for the text of an error or a warning if a place has the folders of named runs; else ``""``."""
-    names = (name for name, _ in open_storage(place).folders())
-    runs = (f"{place.rstrip('/')}/{name}" for name in sorted(names))
+    runs = (f"{place.rstrip('/')}/{name}" for name in sorted(open_storage(place).folders()))
     listed = ", ".join(repr(run) for run in runs if _training(run) is not None)
     return f", which has the folders of named runs: pass folder={listed}" if listed else ""
 

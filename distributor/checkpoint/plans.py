@@ -108,10 +108,13 @@ class Planner:
         if not any(sent):
             return [b""] * len(sent)
         _compare([each[1] for each in sent if each is not None])
+        same = dict[bytes, bytes]()  # under DDP, the plans of all ranks: kept and read once
         self._all = [
-            known if new is None else (new[0], Seat(*new[2])) for new, known in zip(sent, self._all, strict=True)
+            known if new is None else (same.setdefault(new[0], new[0]), Seat(*new[2]))
+            for new, known in zip(sent, self._all, strict=True)
         ]
-        plans, seats = [pickles.loads(plan) for plan, _ in self._all], [seat for _, seat in self._all]
+        loaded = {plan: pickles.loads(plan) for plan in {plan for plan, _ in self._all}}
+        plans, seats = [loaded[plan] for plan, _ in self._all], [seat for _, seat in self._all]
         left_out, omitted = _known_elsewhere(plans, [seat.folder for seat in seats])
         _compare_sizes(plans)
         finals, self._metadata = _planner().create_global_plan(plans)
@@ -148,12 +151,12 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
 def _known_elsewhere(
     plans: Sequence[SavePlan], folders: Sequence[str]
 ) -> tuple[list[frozenset[str]], list[frozenset[str]]]:
-    """For each rank, name the tensors that a lower rank also has in full: on the same node, and on any node."""
+    """For each rank, name the tensors that a lower rank also keeps in memory in full: on the same, and on any node."""
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
     here, everywhere = [], []
     for plan, folder in zip(plans, folders, strict=True):
-        own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR}
+        own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR and folder}
         known = seen.setdefault(folder, set())
         here.append(frozenset(own & known))
         everywhere.append(frozenset(own & anywhere))

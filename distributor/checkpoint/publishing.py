@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distributor.checkpoint.catalog import Draft
 from distributor.checkpoint.context import Session
@@ -81,7 +82,7 @@ def said(error: Exception) -> str:
 class SaveOutcome:
     """How a save has ended, the same on all ranks: its checkpoint, or why there is none."""
 
-    manifest: Manifest | None = None
+    manifest: Manifest | None = None  # without its shards, of which there are some for each rank
     problem: str = ""
 
 
@@ -100,7 +101,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 def warn_unless_saved(session: Session, save: Save, outcome: SaveOutcome) -> None:
     """Log on rank 0 why nothing was saved, where training goes on without a checkpoint: once while saves fail alike."""
-    problem = outcome.problem.replace(save.folder, "")
+    problem = re.sub(r"\d+", "", outcome.problem)  # such as how much room a full disk has
     if problem and problem != session.problem and session.exchange.rank == 0:
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, outcome.problem)
     session.problem = problem
@@ -123,7 +124,7 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
         reports.unsaved(save.step, said(error))
         return SaveOutcome(problem=said(error) or type(error).__name__)
     reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
-    return SaveOutcome(manifest)
+    return SaveOutcome(replace(manifest, shards=()))
 
 
 def _remove_unfinished(session: Session) -> None:

@@ -1,8 +1,9 @@
 """Convert the state of training to named tensors and other objects, and restore the state from them.
 
 - A module's tensors are named ``<entry>.<name>``, where ``<entry>`` is the module's key in the dict that the user
-  saves, and ``<name>`` is the tensor's name in ``state_dict()`` without the prefixes of DDP and ``torch.compile``. So a
-  checkpoint of a DDP model can be loaded into the bare model, or into a model that ``fully_shard`` has split.
+  saves, and ``<name>`` is the tensor's name in ``state_dict()`` without the prefixes of DDP, ``torch.compile`` and
+  torch's activation checkpointing. So a checkpoint of a DDP model can be loaded into the bare model, or into a model
+  that ``fully_shard`` has split.
 - An optimizer's tensors are named ``<entry>.state.<parameter>.<key>``, where ``<parameter>`` is the name of a module's
   parameter as above, and ``<key>`` is for example ``exp_avg``. These names require that the modules in the dict have
   all parameters of the optimizer.
@@ -37,6 +38,9 @@ _RANDOM = "#random"  # names of users' entries do not begin with #
 
 _SAMPLED = 8  # values at each end of a parameter that ranks compare
 _NAMED = 3  # names in an error, at most
+
+#: What ``torch.compile`` and torch's ``checkpoint_wrapper`` put into the names of a module's parameters.
+_WRAPPED = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 
 _GLOBAL = re.compile(rb"c([\w.]+\n[\w.]+)\n")  # a class or function in a pickle of protocol 2
 
@@ -132,7 +136,7 @@ def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
 
 
 def _plain(module: torch.nn.Module) -> Callable[[str], str]:
-    """Return a function that removes the prefixes of DDP and ``torch.compile`` from names of a module's tensors."""
+    """Return a function that removes the prefixes of wrappers, such as DDP, from names of a module's tensors."""
     prefix, inner = "", cast("Any", module)
     while True:
         if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
@@ -140,7 +144,7 @@ def _plain(module: torch.nn.Module) -> Callable[[str], str]:
         elif isinstance(getattr(inner, "_orig_mod", None), torch.nn.Module):
             prefix, inner = f"{prefix}_orig_mod.", inner._orig_mod
         else:
-            return lambda name: name.removeprefix(prefix).replace("_orig_mod.", "")
+            return lambda name: _WRAPPED.sub("", name.removeprefix(prefix))
 
 
 def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> list[list[str]] | None:
@@ -365,7 +369,9 @@ def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: Trainin
         elif _has_state(value):
             _restore_object(entry, value, read)
         elif entry in read.objects and isinstance(entries, MutableMapping):
-            entries[entry] = read.objects[entry]
+            saved = read.objects[entry]
+            both = isinstance(value, torch.Tensor) and isinstance(saved, torch.Tensor)
+            entries[entry] = saved.to(value.device) if both else saved
     if _RANDOM in read.objects:
         _set_random_states(read.objects[_RANDOM])
 

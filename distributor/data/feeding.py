@@ -142,7 +142,7 @@ def _saved(checkpoints: Checkpoints) -> list[float]:
 def _snapshots(beside: Storage, where: str, name: str) -> tuple[list[tuple[str, SnapshotManifest]], list[str]]:
     """Return the snapshots of this name, the oldest first, and other folders with such names."""
     found, others = list[tuple[str, SnapshotManifest]](), list[str]()
-    for folder, _ in beside.folders():
+    for folder in beside.folders():
         if re.fullmatch(f"{_PREFIX}{re.escape(name)}-[0-9a-f]{{8}}", folder):
             path = os.path.join(where, folder)
             if (manifest := snapshots.find(path)) is None:

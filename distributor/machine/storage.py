@@ -52,8 +52,11 @@ class Storage(Protocol):
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes; ``None`` if there is no such file."""
 
-    def folders(self) -> list[tuple[str, float | None]]:
-        """Return the top-level folders, each with the time of its last change if known. The list may be out of date."""
+    def folders(self) -> list[str]:
+        """Return the names of the top-level folders. The list may be out of date."""
+
+    def changed(self, name: str) -> float | None:
+        """Return when a folder or anything in it last changed, in seconds since the epoch; ``None`` if not known."""
 
     def put(self, source: str, name: str) -> None:
         """Copy a local file to the storage."""
@@ -115,18 +118,29 @@ class Folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path / name))
         return status.st_size
 
-    def folders(self) -> list[tuple[str, float | None]]:
-        folders: list[tuple[str, float | None]] = []
+    def folders(self) -> list[str]:
+        names = []
         with suppress(FileNotFoundError), os.scandir(self._path) as entries:
             for entry in entries:
                 try:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append((entry.name, _changed(entry.path)))
-                except FileNotFoundError:
-                    continue
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
                 except OSError:  # whoever reads its files will learn why
-                    folders.append((entry.name, None))
-        return folders
+                    pass
+                names.append(entry.name)
+        return names
+
+    def changed(self, name: str) -> float | None:
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        newest = os.stat(self._path / name).st_mtime
+        for folder, _, names in os.walk(self._path / name, onerror=fail):
+            for each in names:
+                with suppress(FileNotFoundError):
+                    newest = max(newest, os.stat(os.path.join(folder, each)).st_mtime)
+        return newest
 
     def put(self, source: str, name: str) -> None:
         shutil.copy2(source, self._made(name))
@@ -181,21 +195,6 @@ class Folder:
                     raise NotADirectoryError(f"{above} is {kind}") from error
             raise
         return path
-
-
-def _changed(path: str) -> float:
-    """Return when a folder or anything in it last changed, in seconds since the epoch."""
-
-    def fail(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
-    newest = os.stat(path).st_mtime
-    for folder, _, names in os.walk(path, onerror=fail):
-        for name in names:
-            with suppress(FileNotFoundError):
-                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
-    return newest
 
 
 def sync_folder(path: Path) -> None:
@@ -288,13 +287,14 @@ class Url:
         files = self._retry(self._found)
         return {name[start:]: int(entry["size"]) for name, entry in files.items() if entry["type"] == "file"}
 
-    def folders(self) -> list[tuple[str, float | None]]:
-        start, times = len(self._root) + 1, dict[str, float | None]()
-        for name, entry in self._retry(self._found).items():
-            folder, slash, _ = name[start:].partition("/")
-            if slash:
-                times[folder] = max(filter(None, (times.get(folder), _time_of(entry))), default=None)
-        return list(times.items())
+    def folders(self) -> list[str]:
+        start = len(self._root) + 1
+        parts = (name[start:].partition("/") for name in self._retry(self._found))
+        return list(dict.fromkeys(folder for folder, slash, _ in parts if slash))
+
+    def changed(self, name: str) -> float | None:
+        entries = self._retry(lambda: self._found(self._at(name))).values()
+        return max(filter(None, map(_time_of, entries)), default=None)
 
     def put(self, source: str, name: str) -> None:
         self._retry(lambda: self._writing(name, "put_file", source, self._at(name)))
@@ -366,16 +366,17 @@ class Url:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(name))
         return int(entry["size"])
 
-    def _found(self) -> Mapping[str, Mapping[str, Any]]:
+    def _found(self, path: str | None = None) -> Mapping[str, Mapping[str, Any]]:
         self._fs.invalidate_cache()
         with suppress(FileNotFoundError):
-            files: Mapping[str, Mapping[str, Any]] = self._fs.find(self._root, detail=True)
+            files: Mapping[str, Mapping[str, Any]] = self._fs.find(path or self._root, detail=True)
             return files
         return {}
 
     def _writing(self, name: str, method: str, *arguments: object) -> None:
-        with suppress(Exception):  # writing the file will show the error; object stores have no folders
-            self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
+        if self._root.startswith("/"):  # others are object stores, without folders: s3fs would make a missing bucket
+            with suppress(Exception):  # writing the file will show the error
+                self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
         getattr(self._fs, method)(*arguments)
 
     def _retry(self, call: Callable[[], T]) -> T:

@@ -133,7 +133,7 @@ class Reports:
                 self._add_news(record)
             case Unsaved() if rank == 0:
                 self.unsaved = record
-            case Resumed() if rank == 0 and self._attempt_resumed < record.attempt < self._attempts:
+            case Resumed() if rank == 0 and self._attempt_resumed <= record.attempt < self._attempts:
                 self.resumed = record
                 return [record]
             case Spent() if rank == 0:

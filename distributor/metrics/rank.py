@@ -47,6 +47,7 @@ class Writer:
         self._number = self._stage = self._written = 0
         self._torn = False  # the last line is not complete
         self._left_out: Report | None = None
+        self._begins = 0  # whether another's checkpoint was loaded (1), or this run's own were asked for (2)
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None, *, tracked: bool) -> None:
         """Write a report, except in a fork of the rank. ConfigurationError if it is too long.
@@ -78,7 +79,11 @@ class Writer:
         with self._lock:
             self._write(pack(Unsaved(self._attempt, step, cut(why))))
 
-    def resumed(self, step: int | None, path: str, saved: float | None) -> Resumed:
+    def resumed(self, step: int | None, path: str, saved: float | None, *, own: bool) -> Resumed | None:
+        """Write where training begins, once: where the run's own checkpoints say or, before these, another's."""
+        if self._begins > own:
+            return None
+        self._begins = 1 + own
         resumed = Resumed(self._attempt, step, path, saved)
         with self._lock:
             self._write(pack(resumed))
@@ -172,12 +177,12 @@ def unsaved(step: int, why: str) -> None:
         _writer.unsaved(step, why)
 
 
-def resumed(step: int | None, path: str, saved: float | None = None) -> None:
+def resumed(step: int | None, path: str, saved: float | None = None, *, own: bool) -> None:
     """Log on rank 0 where training continues, and tell the driver if this process is a rank."""
     if _writer is None:
         notices.inform(str(Resumed(0, step, path, saved)))
-    else:
-        notices.logger.info("%s", _writer.resumed(step, path, saved))  # the driver shows it
+    elif (record := _writer.resumed(step, path, saved, own=own)) is not None:
+        notices.logger.info("%s", record)  # the driver shows it
 
 
 def warn(text: str) -> None:

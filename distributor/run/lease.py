@@ -137,7 +137,7 @@ class Lease:
             time.sleep(self._times.look)
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
-        """Renew the lease until :meth:`release`. If it is gone or another run's, tell ``lost`` in words, and end."""
+        """Renew the lease until :meth:`release`. If it is another run's, tell ``lost`` in words, and end."""
         warned, pause = False, self._times.settle
         while not self._ended.wait(pause):
             pause = self._times.renew
@@ -179,12 +179,11 @@ class Lease:
                 self._write(self._record.advanced(attempt))
 
     def _other(self) -> str | None:
-        """Return who holds the lease now, in words; ``None`` if this run does."""
+        """Return which other run holds the lease now, in words; ``None`` if none does, as where its record is gone."""
         found = self.read()
-        if found is not None and found.run == self.job.run_id:
+        if found is None or found.run == self.job.run_id:
             return None
-        holder = "no run" if found is None else str(found.holder or f"run {found.run}")
-        return f"{holder} holds {self._thing} now"
+        return f"{found.holder or f'run {found.run}'} holds {self._thing} now"
 
     def _held(self, holder: Holder | None, here: Holder) -> StartError:
         other = "folder" if self.job.identity is None and self._what is None else "name"

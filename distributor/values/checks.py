@@ -10,6 +10,7 @@ import math
 import numbers
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from distributor.text.wording import parse_memory
 from distributor.values.environment import CONTRACT
 
 Check = Callable[[str, Any], Any]
+
+#: The beginning of ``Path("s3://bucket/run")`` or ``dbfs:/run``, which would be a folder below the current one.
+_ONE_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
 
 #: Maximum number of characters in a run's name.
 _LONGEST_NAME = 100
@@ -162,7 +166,13 @@ def check_path(name: str, value: Any) -> Path:
 def check_place(name: str, value: Any) -> str:
     """Check the path of a folder, or a URL such as ``s3://bucket/run``. The folder need not exist."""
     if isinstance(value, os.PathLike) or (isinstance(value, str) and value.strip()):
-        return str(os.fspath(value))
+        place = str(os.fspath(value))
+        if _ONE_SLASH.match(place):
+            raise ConfigurationError(
+                f"{name} is {place!r}, which is neither a path nor a URL: pass a URL as text with two slashes, such as "
+                "'s3://bucket/run', or the path under which it is mounted, such as '/dbfs/run'"
+            )
+        return place
     raise ConfigurationError(f"{name} must be the path of a folder or a URL such as 's3://bucket/run', not {value!r}")
 
 

@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import stores
 import torch
 
-from distributor.checkpoint import folder as folders, loading, plans, saving
+from distributor.checkpoint import folder as folders, loading, pickles, plans, saving
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.memory.states import Seat
@@ -139,3 +140,14 @@ def test_a_plan_that_may_not_have_arrived_is_sent_again() -> None:
     with pytest.raises(KeyboardInterrupt):
         planner.settle("2", tensors, {}, "save_checkpoint(step=2)")
     assert not planner.is_same(tensors)
+
+
+def test_equal_plans_of_many_ranks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = plans.Planner(Exchange(None, 0, 3))
+    both, other = ({name: torch.ones(2) for name in names} for names in (("a", "b"), ("b", "c")))
+    read = Mock(wraps=pickles.loads)
+    monkeypatch.setattr(plans, "pickles", Mock(loads=read, dumps=pickles.dumps))
+    finals = planner._plan([(plans._local(dict(each)), {}, ("", 0, "", "", 0)) for each in (both, both, other)])
+    assert read.call_count == 2
+    written = [[item.index.fqn for item in pickles.loads(each)[0].items] for each in finals]
+    assert written == [["a", "b"], [], ["c"]]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,6 +62,13 @@ def test_values_reach_rank_0_and_come_back(ranks: Any, store: Any, monkeypatch: 
 
 def test_one_value_reaches_all(ranks: Any) -> None:
     assert answers(ranks(*[lambda each: each.share("1", [b"x"], "save")] * 3)) == [b"x"] * 3
+
+
+def test_one_value_for_all_is_packed_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = Mock(wraps=zlib.compress)
+    monkeypatch.setattr(module, "zlib", Mock(compress=pack))
+    Exchange(store, 0, 1000).share("1", [b"x"], "save")
+    assert pack.call_count == 1
 
 
 def test_different_calls_are_an_error_on_all_ranks(ranks: Any) -> None:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from distributor.checkpoint import exchange as exchanges, folder as folders, loading, saving
+from distributor.checkpoint import exchange as exchanges, folder as folders, loading, publishing, saving
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.context import Session
 from distributor.checkpoint.exchange import Exchange
@@ -138,7 +139,7 @@ def test_saves_that_fail_alike_warn_once(
 
     def commit_some(catalog: Catalog, draft: Draft) -> Any:
         if draft.step in failing:
-            raise OSError(f"{draft.folder}: {failing[draft.step]}")
+            raise OSError(f"{draft.folder}: {failing[draft.step]}, with room for {draft.step} MiB")
         return commit(catalog, draft)
 
     def save_all() -> None:
@@ -150,6 +151,17 @@ def test_saves_that_fail_alike_warn_once(
         future.result(LIMIT)
     warned = [record.getMessage() for record in caplog.records]
     assert [text.partition(":")[0] for text in warned] == [f"checkpoint_folder(step={step})" for step in (2, 5, 6)]
+
+
+def test_ranks_are_told_of_a_commit_and_not_of_each_file(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks' files, sent to each rank, are many."""
+    told: list[publishing.SaveOutcome] = []
+    monkeypatch.setattr(publishing, "warn_unless_saved", lambda _, __, outcome: told.append(outcome))
+    for future in ranks.run(*[save(lambda folder: (folder / "model.pt").touch())] * 2):
+        future.result(LIMIT)
+    assert [each.manifest is not None and each.manifest.shards for each in told] == [(), ()]
+    manifest = Session(ranks.sessions[0].settings).catalog.latest({})
+    assert manifest is not None and len(manifest.shards) == 1
 
 
 def test_nobody_waits_for_a_rank_whose_call_was_wrong(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +291,18 @@ def test_a_rank_that_gives_up_before_the_block_holds_up_nobody(ranks: Ranks, mon
         future.result(LIMIT)
 
 
+def test_a_save_in_the_block_is_committed_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by a thread at the same moment."""
+    session = Session(Settings(Checkpoints(str(tmp_path)), None, {}, True))
+    session._exchange = Exchange(None, 0, 1), "3f-0"
+    for module in (folders, saving):
+        monkeypatch.setattr(module, "current", lambda *_: session)
+    monkeypatch.setattr(session, "save_later", lambda save: setattr(session, "_saving", SimpleNamespace(join=save)))
+    with checkpoint_folder(2):
+        saving.save_checkpoint({"value": 1}, 1)
+    assert [each.step for each in session.catalog.committed()] == [2, 1]
+
+
 def test_linked_folders_are_committed_with_their_files(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "model" / "part").mkdir(parents=True)
     (tmp_path / "model" / "part" / "0.pt").write_text("weights")
@@ -359,4 +383,4 @@ def test_files_of_a_save_that_failed_are_removed_before_the_next_commit(ranks: R
     second.result(LIMIT)
     (unfinished,) = first.result(LIMIT)
     assert ranks.steps == [1, 1]
-    assert unfinished not in [name for name, _ in session.storage.folders()]
+    assert unfinished not in session.storage.folders()

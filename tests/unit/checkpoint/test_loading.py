@@ -378,21 +378,41 @@ def test_checkpoints_that_cannot_be_loaded_take_no_room_of_good_ones(
     assert left == expected
 
 
-def test_a_list_of_folders_is_not_stopped_by_one_file(
+def test_what_cannot_be_looked_at_is_not_abandoned(
     tmp_path: Path, place: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a folder has changed last is not known if one of its files cannot be looked at."""
-    stat = os.stat
+    stat, torn = os.stat, [folder_name(9, f"{run}-0", 9) for run in ("aa", "bb")]
+    for folder in torn:
+        place.write(f"{folder}/model.pt", b"torn")
+        for path in (tmp_path / folder / "model.pt", tmp_path / folder):
+            os.utime(path, (1, 1))
 
     def fail(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-        if str(path).endswith(f"{name(2)}/model.pt"):
+        if str(path).endswith(f"{torn[0]}/model.pt"):
             raise ESTALE
         return stat(path, *arguments, **options)
 
     monkeypatch.setattr(storage.os, "stat", fail)
-    changed = dict(place.folders())
-    assert changed[name(2)] is None
-    assert None not in (changed[name(1)], changed[name(3)])
+    save(Catalog(place, Checkpoints("x")), place, 4)
+    assert [(tmp_path / folder).exists() for folder in torn] == [True, False]
+
+
+def test_a_commit_looks_only_into_folders_that_may_be_abandoned(
+    tmp_path: Path, place: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may hold many files, such as the snapshots of a run's data."""
+    walk, looked, torn = os.walk, list[str](), folder_name(9, "aa-0", 9)
+    for folder in ("data-train-01234567", torn):
+        place.write(f"{folder}/part", b"")
+
+    def note(path: Any, **options: Any) -> Any:
+        looked.append(Path(path).name)
+        return walk(path, **options)
+
+    monkeypatch.setattr(storage.os, "walk", note)
+    save(Catalog(place, Checkpoints("x", keep=None)), place, 4)
+    assert looked == [torn]
 
 
 def test_a_url_that_has_failed_is_not_asked_for_long_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,7 +19,7 @@ from distributor import ConfigurationError, runtime
 from distributor.checkpoint import context, training_state
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.places import CheckpointPlace, find
-from distributor.checkpoint.records import Shard, folder_name
+from distributor.checkpoint.records import MANIFEST, Shard, folder_name
 from distributor.machine.storage import open_storage
 from distributor.metrics import rank as reports
 from distributor.values import lease_record
@@ -68,6 +70,8 @@ def test_a_place_is_a_folder_a_url_or_a_run_of_the_same_place(root: str, tmp_pat
     record = lease_record.taken(None, Holder("3f", "h", "", 1, ""))
     open_storage(f"{root}/plain").write(lease_record.FILES[0], seal(record))
     newest = named_run(where, "gpt 2", trainings=2)
+    other = named_run(where, "team/gpt")
+    assert find("team/gpt", settings(root)) == CheckpointPlace(other)
     assert find(f"{root}/plain", settings("other")) == CheckpointPlace(f"{where}/plain")
     assert find(f"{root}/gpt%202", settings("other")) == CheckpointPlace(newest)
     assert find("gpt 2", settings(root)) == CheckpointPlace(newest)
@@ -86,7 +90,7 @@ def test_where_nothing_is_found_the_error_says_where_it_looked(tmp_path: Path) -
     for folder, looked in {
         "gone": (f"{tmp_path}/gone", f"{tmp_path}/runs/gone"),
         "empty": (f"{tmp_path}/empty", f"{tmp_path}/runs/empty/1"),
-        "a/b": (f"{tmp_path}/a/b",),
+        "a/b": (f"{tmp_path}/a/b", f"{tmp_path}/runs/a%2Fb"),
         "runs/empty/1/step-1-3f-0-1": (f"{tmp_path}/runs/empty/1/step-1-3f-0-1",),
     }.items():
         with pytest.raises(ConfigurationError) as caught:
@@ -125,6 +129,50 @@ def test_the_last_or_the_best_is_loaded_from_another_folder_without_a_run(
     monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
     assert runtime.load_checkpoint({"step": 0}) == 3
     assert runtime.load_checkpoint({"step": 0}, best=("loss", "min")) == 2
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize("damage", ["unreadable", "torn"])
+def test_why_another_folders_checkpoint_is_not_loaded(
+    is_one: bool, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    saved = runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    manifest = saved.path / MANIFEST
+    if damage == "unreadable":
+        stores.unreadable(manifest)
+        told: Any = pytest.raises(OSError, match="no checkpoint in '.*mine' can be loaded: step-1-.*cannot be read")
+    else:
+        manifest.write_bytes(manifest.read_bytes()[:-9])
+        told = pytest.raises(ConfigurationError, match="no checkpoint in '.*mine' that can be loaded")
+    with told:
+        runtime.load_checkpoint({"step": 0}, folder=saved if is_one else saved.path.parent)
+    assert (f"passes over {saved.path.name} ({MANIFEST} is incomplete" in caplog.text) == (damage == "torn")
+
+
+def test_a_checkpoint_that_was_downloaded_may_be_passed_as_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLACE, "forgetful://bucket/mine")
+    for step in (1, 2):
+        runtime.save_checkpoint({"step": step}, step=step, wait=True)
+        if step == 1:
+            first = runtime.latest_checkpoint()
+    state = {"step": 0}
+    assert first is not None
+    assert runtime.load_checkpoint(state, folder=first) == state["step"] == 1
+
+
+def test_what_was_downloaded_from_another_place_is_removed_after_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(PLACE, "forgetful://bucket/others")
+    runtime.save_checkpoint({"step": 1}, step=1, wait=True)
+    monkeypatch.setenv(PLACE, str(tmp_path / "mine"))
+    before = set(tmp_path.glob("checkpoints-*"))
+    assert runtime.load_checkpoint({"step": 0}, folder="forgetful://bucket/others") == 1
+    with pytest.raises(ConfigurationError, match="it was saved from another model"):
+        runtime.load_checkpoint({"other": torch.nn.Linear(1, 1)}, folder="forgetful://bucket/others")
+    assert set(tmp_path.glob("checkpoints-*")) == before
 
 
 def test_no_training_begins_anew_beside_checkpoints_without_the_metric(

@@ -104,6 +104,24 @@ def test_names_are_those_of_the_module_itself() -> None:
     assert "o" in training_state.collect({"m": model, "o": stranger}).objects
 
 
+@pytest.mark.parametrize("wrapped", ["saved", "loaded"])
+def test_activation_checkpointing_may_begin_or_end_between_runs(wrapped: str) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def entries(kind: str) -> dict[str, Any]:
+        inner = torch.nn.Linear(2, 2)
+        model = torch.nn.Sequential(checkpoint_wrapper(inner) if kind == wrapped else inner)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return {"m": model, "o": optimizer}
+
+    saved, loaded = entries("saved"), entries("loaded")
+    round_trip(saved, loaded)
+    before, after = (each["o"].state_dict()["state"] for each in (saved, loaded))
+    assert all(torch.equal(before[number]["exp_avg"], after[number]["exp_avg"]) for number in range(2))
+
+
 def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
     one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1, momentum=0.9)
@@ -194,6 +212,14 @@ def test_numbers_of_numpy_are_saved_as_those_of_python() -> None:
     loaded = training_state.load_objects(io.BytesIO(packed), weights_only=True)
     assert loaded == {"best": {"loss": 0.5}, "seen": [3, (True,)]}
     assert type(loaded["best"]["loss"]) is float
+
+
+def test_a_tensor_among_plain_values_stays_on_its_device() -> None:
+    state: dict[str, Any] = {"queue": torch.empty(3, device="meta"), "seen": torch.ones(1), "none": None}
+    saved = {"queue": torch.ones(2), "seen": 4, "none": torch.ones(2)}
+    training_state.restore(state, training_state.TrainingState({}, saved))
+    assert (state["queue"].device.type, state["queue"].shape) == ("meta", (2,))
+    assert (state["seen"], state["none"].tolist()) == (4, [1, 1])
 
 
 def test_refuses_to_save_what_cannot_be_loaded() -> None:

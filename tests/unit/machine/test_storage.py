@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import stores
 
 from distributor.machine.storage import Folder, Storage, Url
 from distributor.shipping import tree
@@ -27,7 +30,10 @@ def test_a_storage_keeps_files(tmp_path: Path, kind: str) -> None:
     storage.write("e", b"new")
     storage.sync("b")
     assert sizes() == {"b/c.txt": 7, "d/moved": 7, "e": 3}
-    assert sorted(name for name, changed in storage.folders() if changed is not None) == ["b", "d"]
+    assert sorted(storage.folders()) == ["b", "d"]
+    os.utime(tmp_path / "run/b/c.txt", (2e9, 2e9))
+    assert storage.changed("b") == 2e9
+    assert (storage.changed("d") or 2e9) < 2e9
     storage.get("d/moved", str(tmp_path / "back/a"))
     assert (tmp_path / "back/a").read_text() == "content"
     for _ in range(2):
@@ -55,6 +61,15 @@ def test_a_urls_folder_with_signs_of_patterns_is_removed_and_no_other(tmp_path: 
     assert not (tmp_path / name / "step-1").exists()
     both[1].remove_folder("step-1")
     assert sorted(both[1].sizes()) == ["step-2"]
+
+
+def test_no_bucket_is_made_whose_name_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs does in makedirs."""
+    makedirs = Mock()
+    monkeypatch.setattr(stores, "FILES", {})
+    monkeypatch.setattr(stores.Forgetful, "makedirs", makedirs)
+    Url("forgetful://bucket/run").write("a/b", b"")
+    assert not makedirs.called
 
 
 def test_all_errors_of_a_storage_are_oserrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

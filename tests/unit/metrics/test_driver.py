@@ -116,13 +116,13 @@ def test_a_warning_of_ranks_is_shown_once_in_each_attempt() -> None:
     assert len(reports.metrics) == 2
 
 
-def test_each_attempt_says_once_where_it_begins() -> None:
+def test_rank_0_says_where_each_attempt_begins() -> None:
     reports = Reports(2, 2)
-    begun, again, later = Resumed(0, None, "/runs"), Resumed(0, 1, "/runs/step-1"), Resumed(1, 2, "/runs/step-2", 1.5)
-    data = pack(begun) + pack(again)
-    assert reports.take(Log(1, REPORTS, 0, data)) == []  # only rank 0 says so
-    assert reports.take(Log(0, REPORTS, 0, data)) == [begun]
-    last = pack(later) + pack(Resumed(2, 3, "/runs/step-3"))  # there is no third attempt
+    others, own, later = Resumed(0, 9, "/other/step-9"), Resumed(0, None, "/runs"), Resumed(1, 2, "/runs/step-2", 1.5)
+    data = pack(others) + pack(own)
+    assert reports.take(Log(1, REPORTS, 0, data)) == []
+    assert reports.take(Log(0, REPORTS, 0, data)) == [others, own]
+    last = pack(later) + pack(own) + pack(Resumed(2, 3, "/runs/step-3"))  # of an earlier and of no attempt
     assert reports.take(Log(0, REPORTS, len(data), last)) == [later]
     assert reports.resumed == later
 

@@ -31,6 +31,13 @@ def lines(file: Path) -> list[Report]:
     return [report for line in file.read_bytes().splitlines() if (report := parse(line)) is not None]
 
 
+def test_a_rank_says_once_where_it_begins_and_another_runs_weights_are_no_beginning(file: Path) -> None:
+    """They are first loaded in many trainings, which then continue from their own checkpoint if there is one."""
+    for step, own in ((9, False), (8, False), (2, True), (3, True), (7, False)):
+        reports.resumed(step, "/runs", own=own)
+    assert [parse(line).step for line in file.read_bytes().splitlines()] == [9, 2]  # type: ignore[union-attr]
+
+
 def test_a_report_is_a_line(file: Path) -> None:
     runtime.report({"val/loss": torch.tensor(0.5)}, step=torch.tensor(7), total_steps=10, lr=Fraction(1, 4), ok=True)
     runtime.report(loss=float("nan"), large=1 << 70)

@@ -187,6 +187,18 @@ def test_a_run_whose_name_was_taken_hears_of_it(tmp_path: Path) -> None:
     assert record(tmp_path).run == "z9"
 
 
+def test_a_record_that_was_removed_is_no_other_runs(tmp_path: Path) -> None:
+    """As where the code removes its checkpoints at its end, or a mount is gone for a while."""
+    heard: list[str] = []
+    folder = tmp_path / "runs"
+    with held(unnamed(folder), heard.append) as made:
+        for number in range(2):
+            watch.until(lambda: bool(heard) or lease_record.find(Folder(folder).read) is not None)
+            folder.rename(tmp_path / f"removed-{number}")
+        made.release(finished=True)
+    assert heard == []
+
+
 def test_of_two_that_write_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run writes its claim just after this one's."""
     sleep = lease.time.sleep

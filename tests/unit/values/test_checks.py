@@ -30,6 +30,8 @@ numpy = pytest.importorskip("numpy")
         (checks.check_choice, None, None),
         (checks.check_path, "a/b", Path("a/b")),
         (checks.check_place, Path("/runs"), "/runs"),
+        (checks.check_place, "file:///runs", "file:///runs"),
+        (checks.check_place, "C:/runs", "C:/runs"),
         (checks.check_patterns, ["WANDB_*"], ("WANDB_*",)),
         (checks.check_env, {"SEED": "1"}, {"SEED": "1"}),
         (checks.check_logs, "all", "all"),

@@ -209,6 +209,8 @@ def test_only_the_lowest_rank_sends_what_all_have_in_full() -> None:
     here, anywhere = planning._known_elsewhere(plans, ["a", "a", "b", "b"])
     assert here == [frozenset(), frozenset(full), frozenset(), frozenset(full)]
     assert anywhere == [frozenset(), frozenset(full), frozenset(full), frozenset(full)]
+    nothing = [frozenset[str]()] * 4  # where no memory is used, the names need not be sent
+    assert planning._known_elsewhere(plans, [""] * 4) == (nothing, nothing)
 
 
 def test_other_nodes_are_named_if_they_cannot_be_reached(tmp_path: Path) -> None:
