@@ -328,6 +328,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _code, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         if kind is _CACHED and not _can_be_imported(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if kind is functools.cached_property:  # has a lock in Python 3.11
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.TypedStorage:
             storage = obj._untyped_storage
@@ -337,7 +339,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if kind is FunctionType and obj.__code__ is _DISPATCHING and not _can_be_imported(obj):
             return functools.singledispatch, (obj.__wrapped__,), dict(obj.registry), None, None, _register
         reduced = super().reducer_override(obj)
-        if isinstance(reduced, tuple) and reduced[0] is _make_skeleton_class and "__slots__" in vars(obj):
+        is_class = isinstance(reduced, tuple) and reduced[0] is _make_skeleton_class
+        if is_class and "__slots__" in vars(obj) and tuple not in obj.__bases__:  # a NamedTuple refuses any slots
             made, name, bases, namespace, *rest = reduced[1]  # without slots, instances would have another layout
             return reduced[0], (made, name, bases, {**namespace, "__slots__": obj.__slots__}, *rest), *reduced[2:]
         return reduced

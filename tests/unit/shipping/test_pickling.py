@@ -26,6 +26,7 @@ from distributor.shipping import pickling
 USER_CODE = """
 import enum, functools, math, threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FACTOR = 10
 LOCK = threading.Lock()
@@ -92,15 +93,24 @@ class Slotted:
 class SlottedConfig:
     rate: float = 0.5
 
+class Pair(NamedTuple):
+    rate: float
+    depth: int = 2
+
 def slotted():
-    return Slotted(0.5), SlottedConfig(0.25)
+    return Slotted(0.5), SlottedConfig(0.25), Pair(0.125)
 
 @functools.lru_cache(maxsize=7)
 def fibonacci(n):
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
+class Lazy:
+    @functools.cached_property
+    def width(self):
+        return helper(4)
+
 def cached():
-    return fibonacci(30), fibonacci.cache_parameters()["maxsize"]
+    return fibonacci(30), fibonacci.cache_parameters()["maxsize"], (lazy := Lazy()).width, vars(lazy)
 
 @functools.singledispatch
 def kind(value):
@@ -171,7 +181,7 @@ def call_elsewhere(module, pickled):
     [
         pytest.param("train", (4,), {"plus": 2}, 42, id="function"),
         pytest.param("factorial", (5,), {}, 120, id="recursive"),
-        pytest.param("cached", (), {}, (832040, 7), id="cached"),
+        pytest.param("cached", (), {}, (832040, 7, 40, {"width": 40}), id="cached"),
         pytest.param("fibonacci", (30,), {}, 832040, id="cached-and-recursive"),
         pytest.param("kind", ([1, "a"],), {}, ["int", "other"], id="dispatched"),
         pytest.param("closure(7)", (1,), {}, 17, id="closure"),
@@ -219,9 +229,10 @@ def test_classes_by_value_come_back_as_the_drivers_own(user):
 
 
 def test_values_with_slots_come_back(user):
-    slotted, config = pickling.load_value([call_elsewhere(user, pickling.dump_function(user.slotted, (), {}))], 0)
+    slotted, config, pair = pickling.load_value([call_elsewhere(user, pickling.dump_function(user.slotted, (), {}))], 0)
     assert (type(slotted), slotted.rate, slotted.hidden()) == (user.Slotted, 0.5, 0.5)
     assert config == user.SlottedConfig(0.25)
+    assert (type(pair), pair._asdict()) == (user.Pair, {"rate": 0.125, "depth": 2})
 
 
 def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
