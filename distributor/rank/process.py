@@ -196,7 +196,7 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
             print(text, file=sys.stderr)
         return code
     except BaseException as error:
-        error.__traceback__ = _user_frames(error.__traceback__)
+        error.with_traceback(_user_frames(error.__traceback__))  # a frozen dataclass refuses an assignment
         text = result.raised(error)
         if isinstance(error, StartError | ResourceError):  # the driver raises it: its sentence says all
             return 1

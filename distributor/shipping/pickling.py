@@ -237,6 +237,10 @@ def _loads(value: Any) -> bool:
     return False
 
 
+#: Sets an attribute of an exception whose class refuses that, such as a frozen dataclass.
+_set = BaseException.__setattr__
+
+
 class _Link:
     """Becomes an exception with those that caused it as it is unpickled."""
 
@@ -252,10 +256,11 @@ class _Link:
 def _linked(alone: bytes, cause: bytes | None, context: bytes | None, suppressed: bool) -> BaseException:
     error: BaseException = pickle.loads(alone)
     if context is not None:
-        error.__context__ = pickle.loads(context)
+        _set(error, "__context__", pickle.loads(context))
     if cause is not None:
-        error.__cause__ = pickle.loads(cause)
-    error.__suppress_context__ = error.__suppress_context__ or suppressed
+        _set(error, "__cause__", pickle.loads(cause))
+    if suppressed:
+        _set(error, "__suppress_context__", True)
     return error
 
 
@@ -272,7 +277,7 @@ class _Remade:
 def _remade(kind: type[BaseException], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> BaseException:
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(kind, *args)
-    error.args = args
+    _set(error, "args", args)
     vars(error).update(attributes)
     return error
 

@@ -1,6 +1,7 @@
 """Functions, values and exceptions as bytes. What is "elsewhere" here is a Python that lacks the user's modules."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -454,6 +455,11 @@ def test_the_users_own_pickles_stay_cloudpickles():
     assert b"distributor" not in before
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
 class NeedsTwo(Exception):
     """Pickles, and fails to unpickle: ``args`` are not what ``__init__`` takes."""
 
@@ -468,7 +474,8 @@ def with_attribute(value):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2])]
+    "error",
+    [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2]), Frozen(3)],
 )
 def test_exceptions_survive(error):
     copy = pickling.load_exception(pickling.dump_exception(error))
@@ -517,6 +524,13 @@ def test_groups_keep_members_and_exceptions_their_chain():
     assert copy.exceptions[0].__cause__.args == ("lr",)
     assert copy.exceptions[0].__suppress_context__
     assert (type(copy.__cause__), copy.__cause__.args, copy.__suppress_context__) == (ValueError, ("first",), True)
+
+
+def test_an_exception_whose_class_refuses_changes_keeps_its_cause():
+    error = Frozen(3)
+    BaseException.__setattr__(error, "__cause__", KeyError("lr"))
+    copy = pickling.load_exception(pickling.dump_exception(error))
+    assert (type(copy), copy.code, copy.__cause__.args) == (Frozen, 3, ("lr",))
 
 
 def test_of_a_long_chain_the_first_exceptions_travel():
