@@ -288,7 +288,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     if isinstance(target, Function):
         sys.argv += target.argv
         function, args, kwargs = pickling.load_function(layout.call(order.folder))
-        main_module.become(function, order.folder, local_rank)
+        main_module.become(order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]

@@ -28,6 +28,7 @@ from cloudpickle.cloudpickle import (
     _DYNAMIC_CLASS_TRACKER_BY_ID,
     _is_registered_pickle_by_value,
     _lookup_module_and_qualname,
+    _make_function,
     _make_skeleton_class,
 )
 
@@ -55,6 +56,8 @@ _CACHED = type(functools.lru_cache(lambda: None))
 _DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__code__
 
 registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
+
+functions_by_value: list[FunctionType] = []  # of the calls that this process has unpickled
 
 
 def dump_function(
@@ -370,6 +373,12 @@ def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ..
     return make(*arguments).replace(co_filename=filename)
 
 
+def _function(*arguments: Any) -> FunctionType:
+    function: FunctionType = _make_function(*arguments)
+    functions_by_value.append(function)
+    return function
+
+
 class _CallPickler(_Pickler):
     def __init__(
         self, file: Any, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
@@ -386,7 +395,10 @@ class _CallPickler(_Pickler):
         # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and reduced[0] is _make_function:
+            return _function, *reduced[1:]
+        return reduced
 
 
 class _ValuePickler(_Pickler):
