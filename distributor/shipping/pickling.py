@@ -6,6 +6,7 @@ reference.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import functools
 import importlib
@@ -30,6 +31,7 @@ from cloudpickle.cloudpickle import (
     _lookup_module_and_qualname,
     _make_function,
     _make_skeleton_class,
+    _should_pickle_by_reference,
 )
 
 from distributor.errors import PayloadError, ResultError
@@ -373,6 +375,10 @@ def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ..
     return make(*arguments).replace(co_filename=filename)
 
 
+def _fill(module: ModuleType, held: Mapping[str, Any]) -> None:
+    vars(module).update(held, __builtins__=vars(builtins))
+
+
 def _function(*arguments: Any) -> FunctionType:
     function: FunctionType = _make_function(*arguments)
     functions_by_value.append(function)
@@ -395,6 +401,9 @@ class _CallPickler(_Pickler):
         # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, ModuleType) and not _should_pickle_by_reference(obj):  # cloudpickle's must not be circular
+            held = {name: value for name, value in vars(obj).items() if name != "__builtins__"}
+            return ModuleType, (obj.__name__,), held, None, None, _fill
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and reduced[0] is _make_function:
             return _function, *reduced[1:]

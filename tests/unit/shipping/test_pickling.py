@@ -202,18 +202,21 @@ def test_callables_travel_with_the_users_modules(user, expression, args, kwargs,
     assert pickling.load_value([call_elsewhere(user, pickled)], 0) == expected
 
 
-def test_modules_of_a_package_travel_together(tmp_path, monkeypatch):
+@pytest.mark.parametrize("files", [["__init__.py"], []], ids=["package", "namespace-package"])
+def test_modules_of_a_package_travel_together(files, tmp_path, monkeypatch):
     folder = tmp_path / "user_module_package"
     folder.mkdir()
-    (folder / "__init__.py").write_text("")
+    for name in files:
+        (folder / name).touch()
     (folder / "model.py").write_text("def size():\n    return 3\n")
     (folder / "train.py").write_text(
-        "from . import model\nfrom .model import size\ndef train():\n    return size() + model.size()\n"
+        "import user_module_package.model\nfrom . import model\nfrom .model import size\n"
+        "def train():\n    return size() + model.size() + user_module_package.model.size()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("user_module_package.train")
     try:
-        assert pickling.load_value([call_elsewhere(module, pickling.dump_function(module.train, (), {}))], 0) == 6
+        assert pickling.load_value([call_elsewhere(module, pickling.dump_function(module.train, (), {}))], 0) == 9
     finally:
         for name in ("user_module_package", "user_module_package.model", "user_module_package.train"):
             del sys.modules[name]
