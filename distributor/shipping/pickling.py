@@ -27,6 +27,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import cloudpickle
 from cloudpickle.cloudpickle import (
     _DYNAMIC_CLASS_TRACKER_BY_ID,
+    _extract_code_globals,
     _is_registered_pickle_by_value,
     _lookup_module_and_qualname,
     _make_function,
@@ -476,18 +477,29 @@ def pickled_by_value(
 
 
 def _find_culprit(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], callers: tuple[Any, ...] = ()
 ) -> tuple[str, Any, BaseException] | None:
-    """Return the first part of a call that cannot be pickled: its description, its value, and what pickling raises."""
-    for label, value in _candidates(function, args, kwargs):
-        if (error := _pickling_error(value)) is not None:
-            if isinstance(value, ModuleType):
-                held = {name: held for name, held in vars(value).items() if name != "__builtins__"}
-                names = ", ".join(name for name in held if _pickling_error(held[name]) is not None)
-                label = f"{label} is a module of yours, and some of its variables cannot be pickled ({names})"
-            else:
-                label = f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
-            return label, value, error
+    """Return the first part of a call that cannot be pickled: its description, its value, and what pickling raises.
+
+    Of functions that it uses, ``callers`` are being searched already, and others are searched in turn.
+    """
+    callers = (*callers, function)
+    for label, value in sorted(_candidates(function, args, kwargs), key=lambda each: isinstance(each[1], FunctionType)):
+        if any(value is caller for caller in callers) or (error := _pickling_error(value)) is None:
+            continue
+        if isinstance(value, FunctionType):
+            if (inner := _find_culprit(value, (), {}, callers)) is None:
+                continue
+            label, *found = inner
+            return label if label.startswith("in ") else f"in {name_of(value)}, {label}", *found
+        names = [name for name, held in _attributes(value) if _pickling_error(held) is not None]
+        if isinstance(value, ModuleType):
+            label += f" is a module of yours, and some of its variables cannot be pickled ({', '.join(names)})"
+        else:
+            label += f" is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
+            if names and not _should_pickle_by_reference(value if isinstance(value, type) else type(value)):
+                label += f" because of its {', '.join(names)}"
+        return label, value, error
     return None
 
 
@@ -514,15 +526,22 @@ def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
                 continue
         candidates += [
             (f"the global '{name}' that it uses", inner.__globals__[name])
-            for name in code.co_names
+            for name in _extract_code_globals(code)
             if name in inner.__globals__
         ]
+    else:
+        candidates += [(f"its attribute '{name}'", value) for name, value in _attributes(inner)]
+        candidates.append(("its method __call__", type(inner).__call__))
     bound_to = getattr(method, "__self__", None)
     if bound_to is not None:
         candidates.append((f"the {type(bound_to).__qualname__} object it is bound to", bound_to))
     candidates += [(f"argument {index}", value) for index, value in enumerate(args, start=1)]
     candidates += [(f"argument '{name}'", value) for name, value in kwargs.items()]
     return candidates
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    return [(name, held) for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("__")]
 
 
 def largest_part(

@@ -49,6 +49,21 @@ def closure(offset):
 def with_lock():
     return LOCK
 
+def nested():
+    def inner():
+        return [LOCK for _ in range(2)]
+    return inner()
+
+def indirect():
+    return again(), with_lock()
+
+def again():
+    return indirect()
+
+class Locked:
+    def __call__(self):
+        return LOCK
+
 def with_default(x, lock=threading.Lock(), plus=0):
     return lock
 
@@ -138,6 +153,12 @@ def logged(function):
 @logged
 def sums(rows):
     return [sum(x for x in row) for row in rows]
+
+@logged
+def sums_locked():
+    return LOCK
+
+locked = Locked()
 """
 
 names = (f"user_module_{number}" for number in itertools.count())
@@ -273,6 +294,10 @@ class Holder:
         pass
 
 
+class HeldCall(Holder):
+    __call__ = Holder.train
+
+
 def train(*args, **kwargs):
     return args, kwargs
 
@@ -285,8 +310,20 @@ def train(*args, **kwargs):
         pytest.param("with_lock", (), {}, ["with_lock", "the global 'LOCK'", "_thread.lock"], id="global"),
         pytest.param(train, (1, threading.Lock()), {}, ["argument 2 ", "_thread.lock"], id="argument"),
         pytest.param(train, (1,), {"guard": threading.Lock()}, ["argument 'guard'", "_thread.lock"], id="keyword"),
-        pytest.param(Holder().train, (), {}, ["Holder.train", "the Holder object it is bound to"], id="bound-method"),
-        pytest.param(Holder(), (), {}, ["Holder", "'_thread.lock'"], id="callable-object"),
+        pytest.param("nested", (), {}, ["nested", "the global 'LOCK'", "_thread.lock"], id="of-an-inner-function"),
+        pytest.param("indirect", (), {}, ["indirect", "in with_lock, the global 'LOCK'"], id="of-another-function"),
+        pytest.param("again", (), {}, ["again", "in with_lock, the global 'LOCK'"], id="in-a-circle"),
+        pytest.param("sums_locked", (), {}, ["sums_locked", "in sums_locked, the global 'LOCK'"], id="decorated"),
+        pytest.param(
+            Holder().train,
+            (),
+            {},
+            ["Holder.train", "the Holder object it is bound to", "because of its lock"],
+            id="bound-method",
+        ),
+        pytest.param(train, (Holder(),), {}, ["argument 1 ", "Holder, which", "because of its lock"], id="attribute"),
+        pytest.param(HeldCall(), (), {}, ["HeldCall", "its attribute 'lock'", "_thread.lock"], id="callable-object"),
+        pytest.param("locked", (), {}, ["Locked", "in Locked.__call__, the global 'LOCK'"], id="call-of-an-object"),
         pytest.param(functools.partial(train), (threading.Lock(),), {}, ["train", "argument 1 "], id="of-a-partial"),
         pytest.param("with_default", (), {}, ["the default of its argument 'lock'", "_thread.lock"], id="default"),
         pytest.param(
