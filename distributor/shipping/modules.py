@@ -125,6 +125,11 @@ def search_path() -> list[str]:
     return [path for path in sys.path if isinstance(path, str)]
 
 
+def archives() -> list[str]:
+    """Return the zip files and eggs on Python's path."""
+    return [path for path in search_path() if path.endswith((".zip", ".egg"))]
+
+
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
     """Ask all of Python's import finders for a module. Editable installs of packages may add finders of their own."""
     for finder in sys.meta_path:
@@ -154,7 +159,7 @@ def _installed_roots() -> tuple[str, ...]:
         for path in {
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
             *(path for path in known if os.path.basename(path) in ("site-packages", "dist-packages")),
-            *(path for path in known if path.endswith((".zip", ".egg"))),
+            *archives(),
         }
         if path
     )
