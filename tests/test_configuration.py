@@ -228,6 +228,12 @@ def test_a_working_dir_has_to_be_a_folder(tmp_path: Path) -> None:
         on_cpu(working_dir=tmp_path / "absent").run(trainings.rank)
 
 
+def test_what_cannot_be_read_is_an_error_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "memory").symlink_to("/proc/self/mem")
+    with pytest.raises(PayloadError, match=f"working_dir '{tmp_path}' cannot be read: .*Input/output error"):
+        pack(tmp_path)
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_scripts_are_found_in_the_working_dir_and_then_here(
     local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -124,7 +124,11 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
     if local:
         return WorkingDir(str(folder), None)
     with nullcontext() if view is None else view.packing(str(asked.working_dir)) as packed:
-        return WorkingDir(str(folder), project.pack_folder(folder, asked.working_dir_limit, packed, _place(asked)))
+        try:
+            archive = project.pack_folder(folder, asked.working_dir_limit, packed, _place(asked))
+        except OSError as error:
+            raise PayloadError(f"working_dir {str(asked.working_dir)!r} cannot be read: {error}") from error
+    return WorkingDir(str(folder), archive)
 
 
 def _place(asked: Project) -> Path | None:
@@ -160,7 +164,7 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     _check_held(where, held, limit)
     if local or held > WITH_THE_JOB:
         return OutputDir(str(folder), limit, held)
-    with nullcontext() if view is None else view.packing(where) as packed:
+    with _usable(where), nullcontext() if view is None else view.packing(where) as packed:
         archive = project.pack_files(folder, [folder / name for name in sizes], packed)
     return OutputDir(str(folder), limit, held, archive)
 
