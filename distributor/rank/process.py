@@ -18,6 +18,7 @@ import pickle
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -130,6 +131,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
     sys.argv = [""]
+    tempfile.tempdir = None  # the launcher has chosen one already, in another environment
     # Python reseeds its own generator after a fork. numpy and torch do not, so all ranks would draw the same numbers.
     numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads this module on first use
     if numpy_random is not None:
