@@ -147,6 +147,19 @@ def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here
     assert sorted(path.name for path in out.rglob("*")) == ["0.pt", "1.pt", "2.pt", "ckpt"]
 
 
+def remove_the_old() -> None:
+    os.remove("ckpt/old.pt")
+    Path("ckpt/new.pt").touch()
+
+
+def test_a_file_of_an_earlier_run_goes_if_it_is_removed(make: Make, here: Path, out: Path) -> None:
+    """So that ranks which keep the newest checkpoints keep no others in it."""
+    (out / "ckpt").mkdir(parents=True)
+    (out / "ckpt/old.pt").touch()
+    make(1, output_dir=out).run(remove_the_old)
+    assert files(out) == {"ckpt/new.pt": ""}
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_other_executors_find_it_too(two_executors: Any, out: Path) -> None:

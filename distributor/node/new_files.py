@@ -63,7 +63,6 @@ class _Books:
     """What is known about files, by path. A *stamp* is a file's size, modification time and inode."""
 
     known: dict[str, Stamp]  # at the beginning, or at the last copy
-    brought: set[str] = field(default_factory=set)  # copied to output_dir
     again: dict[str, float] = field(default_factory=dict)  # when it may be copied again, in time.monotonic()
     failed: dict[str, str] = field(default_factory=dict)  # why it could not be copied
     unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)  # uploads unknown to the driver
@@ -80,7 +79,6 @@ class _Books:
 
     def forget(self, path: str) -> None:
         """Forget a file that has been removed; if it appears again, it is new."""
-        self.brought.discard(path)
         self.known.pop(path, None)
         self.unsettled.pop(path, None)
 
@@ -107,6 +105,7 @@ class NewFiles:
         self._pids = pids
         self._through_spark = through_spark
         self._books = _Books({**known})
+        self._warned = False
         self._ending = asyncio.Event()
         self._given_up = threading.Event()
         self._watching: asyncio.Future[None] | None = None
@@ -226,7 +225,6 @@ class NewFiles:
             books.wait(path, began, _REFUSED)
             return
         books.known[path] = stamp
-        books.brought.add(path)
         books.failed.pop(path, None)
         books.unsettled.pop(path, None)
         books.wait(path, began, _AGAIN)
@@ -245,9 +243,13 @@ class NewFiles:
                 self._books.unsettled.pop(path)
 
     def _delete(self, there: Collection[str]) -> None:
-        """Remove the copies of files that ranks have removed."""
+        """Remove the copies of files that ranks have removed, also of those that were there at the beginning."""
         assert self._carrier is not None
-        for path in [path for path in self._books.brought if path not in there]:
+        for path in [path for path in self._books.known if path not in there]:
+            if self._given_up.is_set():  # the node removes its folder
+                return
+            if os.path.isfile(os.path.join(self._watched.folder, path)):  # in another run's output_dir
+                continue
             try:
                 self._carrier.delete(path)
             except OSError:
@@ -259,7 +261,7 @@ class NewFiles:
         there = tree.stamps(self._watched.folder, self._watched.apart, missed)
         new = self._books.new(there)
         if self._carrier is None:
-            if new and not self._books.brought:
+            if new and not self._warned:
                 self._warn(new[0])
             return
         failed = new
@@ -306,7 +308,7 @@ class NewFiles:
 
     def _warn(self, path: str) -> None:
         """Warn that new files are removed when the run ends."""
-        self._books.brought.add(path)
+        self._warned = True
         self._tell_soon(
             f"removes new files of its ranks when the run ends, such as {path!r} (written by {self._writer(path)}). "
             "Pass output_dir= to bring such files back, or write to an absolute path on permanent storage"
