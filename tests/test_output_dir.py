@@ -407,6 +407,26 @@ def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here
         make_local(1, output_dir="..").run(write_much)
 
 
+def write_twice(name: str, go: str) -> None:
+    import time
+
+    Path(f"{name}-1.txt").touch()
+    while not Path(go).exists():
+        time.sleep(0.01)
+    Path(f"{name}-2.txt").touch()
+
+
+def test_runs_at_once_do_not_copy_each_others_copies(make_local: Make, here: Path, tmp_path: Path) -> None:
+    outs = [here / "out-a", here / "out-b"]
+    found = [make_local(1, output_dir=out).submit(write_twice, out.name[-1], str(tmp_path / "go")) for out in outs]
+    watch.until(lambda: all({"a-1.txt", "b-1.txt"} <= {*os.listdir(out)} for out in outs))
+    (tmp_path / "go").touch()
+    for run, out in zip(found, outs):
+        run.result(watch.DEADLINE)
+        assert f"{out.name[-1]}-2.txt" in os.listdir(out)
+        assert not [path for path in out.iterdir() if path.is_dir()]
+
+
 @pytest.mark.parametrize("inside", ["", "tmp"])
 def test_temporary_folders_of_runs_stay(
     inside: str, make_local: Make, here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
@@ -434,6 +454,25 @@ def write_a_temporary_file() -> None:
 def test_a_ranks_temporary_folder_is_no_output(make: Make, here: Path, out: Path) -> None:
     make(1, output_dir=out, env={"TMPDIR": "scratch"}).run(write_a_temporary_file)
     assert files(out) == {"result": ""}
+
+
+def save_and_log() -> None:
+    from distributor import runtime
+
+    print("saves")
+    runtime.save_checkpoint({"step": 1}, 1, wait=True)
+    os.makedirs("logs", exist_ok=True)
+    Path("logs/metrics.csv").touch()
+
+
+def test_neither_checkpoints_nor_logs_are_copied(make: Make, mode: str, here: Path, out: Path, tmp_path: Path) -> None:
+    """But a rank's folder elsewhere may have the name of ``log_dir``."""
+    (tmp_path / "project").mkdir()
+    folder = tmp_path / "project" if mode == LOCAL else here
+    os.chdir(folder)
+    make(1, working_dir=tmp_path / "project", output_dir=out, checkpoints="kept", log_dir="logs").run(save_and_log)
+    assert any((folder / "kept").iterdir()) and any((folder / "logs").glob("*/*"))
+    assert files(out) == ({} if mode == LOCAL else {"logs/metrics.csv": ""})
 
 
 def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> None:

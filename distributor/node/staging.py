@@ -19,7 +19,14 @@ from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 _VISIBLE = 10.0  # seconds within which a node must see a file; NFS may show it late
 
 #: Names in the node's folder that are kept from one attempt to the next.
-_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
+_STAYING = (
+    layout.OWNER,
+    folders.ELSEWHERE_TO_THE_END,
+    layout.WORKING_DIR,
+    layout.SCRIPT,
+    layout.CALL,
+    layout.OUTPUT_DIR,
+)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
