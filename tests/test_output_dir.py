@@ -481,9 +481,11 @@ def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> Non
 
 
 def test_what_comes_back_into_the_project_does_not_travel_with_it(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/large.bin").write_bytes(bytes(2 << 20))
-    distributor = make(1, working_dir=tmp_path, working_dir_limit=1 << 20, output_dir=tmp_path / "out")
+    places = {name: tmp_path / name for name in ("output_dir", "checkpoints", "log_dir")}
+    for folder in places.values():
+        folder.mkdir()
+        (folder / "large.bin").write_bytes(bytes(2 << 20))
+    distributor = make(1, working_dir=tmp_path, working_dir_limit=1 << 20, **places)
     assert "large.bin" in distributor.run(lambda: os.listdir())
 
 

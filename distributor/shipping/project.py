@@ -52,18 +52,19 @@ def absolute(path: Path) -> Path:
 
 
 def pack_folder(
-    folder: Path, limit: int, packed: Callable[[int, int], object] | None = None, apart: Path | None = None
+    folder: Path, limit: int, packed: Callable[[int, int], object] | None = None, apart: Iterable[Path] = ()
 ) -> bytes:
     """Return the files and empty folders of a project folder as zip bytes, with the files' modes.
 
-    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real path ``apart``,
-    and compiled Python files are left out, and so are links to a folder that contains the link. Any other link to a
-    folder of the project stays a link. The remaining links are followed. Files that vanish meanwhile are left out.
+    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real paths
+    ``apart``, and compiled Python files are left out, and so are links to a folder that contains the link. Any other
+    link to a folder of the project stays a link. The remaining links are followed. Files that vanish meanwhile are left
+    out.
     ``packed`` gets the numbers of bytes so far and in all.
 
     PayloadError if there are more than ``limit`` bytes, or a name is not UTF-8; OSError if a file cannot be read.
     """
-    out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
+    out = {*map(Path, temporary(os.path.realpath(folder))), *apart}
     shipped = _files_below(folder, os.path.realpath(folder), frozenset())
     sizes = _sizes_of(path for path in shipped if out.isdisjoint(Path(os.path.realpath(path)).parents))
     total = sum(sizes.values())
