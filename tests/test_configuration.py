@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,14 @@ import pytest
 import trainings
 import watch
 
-from distributor import ConfigurationError, DeepspeedTorchDistributor, PayloadError, ResourceError, TorchDistributor
+from distributor import (
+    Checkpoints,
+    ConfigurationError,
+    DeepspeedTorchDistributor,
+    PayloadError,
+    ResourceError,
+    TorchDistributor,
+)
 from distributor.api.build import make_log_folder, pack_working_dir
 from distributor.schedulers import local
 from distributor.values.job import Module, Script
@@ -228,6 +237,22 @@ def test_what_cannot_be_pickled_is_named() -> None:
 def test_a_working_dir_has_to_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="is not a folder on the driver"):
         on_cpu(working_dir=tmp_path / "absent").run(trainings.rank)
+
+
+def test_what_cannot_be_read_is_an_error_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "memory").symlink_to("/proc/self/mem")
+    with pytest.raises(PayloadError, match=f"working_dir '{tmp_path}' cannot be read: .*Input/output error"):
+        pack(tmp_path)
+
+
+def test_a_project_travels_that_is_the_place_of_checkpoints_and_logs(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/train.py").touch()
+    for place in (tmp_path, tmp_path / "project"):
+        asked = Project(working_dir=tmp_path / "project", checkpoints=Checkpoints(str(place)))
+        packed = pack_working_dir(asked, local=False, view=None, log_dir=place)
+        assert packed is not None and packed.archive is not None
+        assert zipfile.ZipFile(io.BytesIO(packed.archive)).namelist() == ["train.py"]
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -147,6 +147,19 @@ def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here
     assert sorted(path.name for path in out.rglob("*")) == ["0.pt", "1.pt", "2.pt", "ckpt"]
 
 
+def remove_the_old() -> None:
+    os.remove("ckpt/old.pt")
+    Path("ckpt/new.pt").touch()
+
+
+def test_a_file_of_an_earlier_run_goes_if_it_is_removed(make: Make, here: Path, out: Path) -> None:
+    """So that ranks which keep the newest checkpoints keep no others in it."""
+    (out / "ckpt").mkdir(parents=True)
+    (out / "ckpt/old.pt").touch()
+    make(1, output_dir=out).run(remove_the_old)
+    assert files(out) == {"ckpt/new.pt": ""}
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_other_executors_find_it_too(two_executors: Any, out: Path) -> None:
@@ -394,6 +407,26 @@ def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here
         make_local(1, output_dir="..").run(write_much)
 
 
+def write_twice(name: str, go: str) -> None:
+    import time
+
+    Path(f"{name}-1.txt").touch()
+    while not Path(go).exists():
+        time.sleep(0.01)
+    Path(f"{name}-2.txt").touch()
+
+
+def test_runs_at_once_do_not_copy_each_others_copies(make_local: Make, here: Path, tmp_path: Path) -> None:
+    outs = [here / "out-a", here / "out-b"]
+    found = [make_local(1, output_dir=out).submit(write_twice, out.name[-1], str(tmp_path / "go")) for out in outs]
+    watch.until(lambda: all({"a-1.txt", "b-1.txt"} <= {*os.listdir(out)} for out in outs))
+    (tmp_path / "go").touch()
+    for run, out in zip(found, outs):
+        run.result(watch.DEADLINE)
+        assert f"{out.name[-1]}-2.txt" in os.listdir(out)
+        assert not [path for path in out.iterdir() if path.is_dir()]
+
+
 @pytest.mark.parametrize("inside", ["", "tmp"])
 def test_temporary_folders_of_runs_stay(
     inside: str, make_local: Make, here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
@@ -423,15 +456,36 @@ def test_a_ranks_temporary_folder_is_no_output(make: Make, here: Path, out: Path
     assert files(out) == {"result": ""}
 
 
+def save_and_log() -> None:
+    from distributor import runtime
+
+    print("saves")
+    runtime.save_checkpoint({"step": 1}, 1, wait=True)
+    os.makedirs("logs", exist_ok=True)
+    Path("logs/metrics.csv").touch()
+
+
+def test_neither_checkpoints_nor_logs_are_copied(make: Make, mode: str, here: Path, out: Path, tmp_path: Path) -> None:
+    """But a rank's folder elsewhere may have the name of ``log_dir``."""
+    (tmp_path / "project").mkdir()
+    folder = tmp_path / "project" if mode == LOCAL else here
+    os.chdir(folder)
+    make(1, working_dir=tmp_path / "project", output_dir=out, checkpoints="kept", log_dir="logs").run(save_and_log)
+    assert any((folder / "kept").iterdir()) and any((folder / "logs").glob("*/*"))
+    assert files(out) == ({} if mode == LOCAL else {"logs/metrics.csv": ""})
+
+
 def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert make(1, working_dir=tmp_path / "empty").run(lambda: os.listdir()) == []
 
 
 def test_what_comes_back_into_the_project_does_not_travel_with_it(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/large.bin").write_bytes(bytes(2 << 20))
-    distributor = make(1, working_dir=tmp_path, working_dir_limit=1 << 20, output_dir=tmp_path / "out")
+    places = {name: tmp_path / name for name in ("output_dir", "checkpoints", "log_dir")}
+    for folder in places.values():
+        folder.mkdir()
+        (folder / "large.bin").write_bytes(bytes(2 << 20))
+    distributor = make(1, working_dir=tmp_path, working_dir_limit=1 << 20, **places)
     assert "large.bin" in distributor.run(lambda: os.listdir())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
 import signal
@@ -153,6 +154,21 @@ def fork_and(then: str, go: str) -> str:
 @pytest.mark.parametrize("then", ["return", "raise", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
     assert make_local(1).run(fork_and, then, str(tmp_path / "go")) == "of the rank"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+def raise_frozen() -> None:
+    raise Frozen(3)
+
+
+def test_an_exception_that_refuses_changes_arrives(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match=r"Frozen: 3\n") as caught:
+        make_local(1).run(raise_frozen)
+    assert caught.value.__cause__ == Frozen(3)
 
 
 class NeverEnds(Exception):

@@ -457,6 +457,22 @@ def test_no_trial_loads_another_ones_checkpoint(make_local: Make, tmp_path: Path
     assert len(list(tmp_path.glob(f"{study.name}/*-*"))) == 3
 
 
+def write(x: int) -> None:
+    from distributor import runtime
+
+    Path("model.txt").write_text(str(x))
+    runtime.report(loss=float(x))
+
+
+def test_each_trial_has_its_own_files(make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = sweep(make_local(1, output_dir="out"), write, {"x": [1, 2]}, metric=GOAL, trials=2, at_once=1)
+    there = {trial.number: [*Path("out", study.name).glob(f"{trial.number}-*/*")] for trial in study.table}
+    assert {number: [file.read_text() for file in files] for number, files in there.items()} == {
+        trial.number: [str(trial.params["x"])] for trial in study.table
+    }
+
+
 DRIVER = """
 import sys
 sys.path[:0] = {path!r}

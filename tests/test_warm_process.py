@@ -154,6 +154,17 @@ def pollute(folder: str) -> None:
     atexit.register(print, "polluted")
 
 
+def temporary(folder: str) -> str:
+    import tempfile
+
+    os.environ["TMPDIR"] = folder
+    return tempfile.gettempdir()
+
+
+def test_a_rank_may_choose_its_temporary_folder(make_local: Make, tmp_path: Path) -> None:
+    assert make_local(1).run(temporary, str(tmp_path)) == str(tmp_path)
+
+
 @pytest.mark.long_on_executors
 def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make(4).run(pollute, str(tmp_path))

@@ -114,8 +114,10 @@ def check_packages(launch: LaunchPath) -> None:
             )
 
 
-def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> WorkingDir | None:
-    """Return the project folder, packed unless ranks run on this machine."""
+def pack_working_dir(
+    asked: Project, *, local: bool, view: View | None, log_dir: Path | None = None
+) -> WorkingDir | None:
+    """Return the project folder, packed unless ranks run on this machine, without what runs have put there."""
     if asked.working_dir is None:
         return None
     folder = project.absolute(asked.working_dir)
@@ -124,7 +126,12 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
     if local:
         return WorkingDir(str(folder), None)
     with nullcontext() if view is None else view.packing(str(asked.working_dir)) as packed:
-        return WorkingDir(str(folder), project.pack_folder(folder, asked.working_dir_limit, packed, _place(asked)))
+        try:
+            apart = _written(asked, log_dir, Path(os.path.realpath(folder)))
+            archive = project.pack_folder(folder, asked.working_dir_limit, packed, apart)
+        except OSError as error:
+            raise PayloadError(f"working_dir {str(asked.working_dir)!r} cannot be read: {error}") from error
+    return WorkingDir(str(folder), archive)
 
 
 def _place(asked: Project) -> Path | None:
@@ -132,6 +139,13 @@ def _place(asked: Project) -> Path | None:
     if asked.output_dir is None or is_url(asked.output_dir):
         return None
     return Path(os.path.realpath(project.absolute(Path(asked.output_dir))))
+
+
+def _written(asked: Project, log_dir: Path | None, folder: Path) -> list[Path]:
+    """Return the real paths of ``output_dir``, and of the folders inside ``folder`` for checkpoints and output."""
+    checkpoints = None if asked.checkpoints is None else absolute(asked.checkpoints).dir
+    inside = [Path(os.path.realpath(project.absolute(Path(each)))) for each in (checkpoints, log_dir) if each]
+    return [*filter(None, [_place(asked)]), *(path for path in inside if folder in path.parents)]
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
@@ -160,7 +174,7 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     _check_held(where, held, limit)
     if local or held > WITH_THE_JOB:
         return OutputDir(str(folder), limit, held)
-    with nullcontext() if view is None else view.packing(where) as packed:
+    with _usable(where), nullcontext() if view is None else view.packing(where) as packed:
         archive = project.pack_files(folder, [folder / name for name in sizes], packed)
     return OutputDir(str(folder), limit, held, archive)
 

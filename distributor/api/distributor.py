@@ -84,9 +84,9 @@ class Distributor:
             executors get too.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path
             (after the folder of a script). In local mode, ranks use the folder itself; executors get a copy, which is
-            removed at the end. The copy lacks ``.git``, ``.venv``, ``venv``, Python's caches and the temporary
-            directory. Scripts, and in local mode modules too, are looked up in this folder first, then in the current
-            directory.
+            removed at the end. The copy lacks ``.git``, ``.venv``, ``venv``, Python's caches, the temporary directory,
+            and the folders of ``output_dir``, ``checkpoints`` and ``log_dir``. Scripts, and in local mode modules too,
+            are looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes or as
             ``"1g"`` (default 256 MiB).
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
@@ -486,7 +486,7 @@ class Distributor:
             check_packages(self._launch)
         target = find_target(train_object, args, kwargs, working_dir=asked.working_dir, local=local)
         folders = (
-            pack_working_dir(asked, local=local, view=view),
+            pack_working_dir(asked, local=local, view=view, log_dir=self._options.output.log_dir),
             pack_output_dir(asked, local=local, view=view),
         )
         job = build_job(self._options, self._widths, self._launch, target, folders, scheduler, os.environ, collect)

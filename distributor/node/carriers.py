@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -143,10 +144,14 @@ class ToDriver:
 
 def _put(place: Folder | UrlWriter, source: str, name: str, unchanged: Callable[[], bool]) -> None:
     """Copy a file to a folder or URL; ChangedError if it changes meanwhile."""
-    place.put(source, name)
-    if not unchanged():
-        place.remove(name)
-        raise ChangedError(f"{source} changed while it was being copied")
+    try:
+        place.put(source, name)
+        if not unchanged():
+            raise ChangedError(f"{source} changed while it was being copied")
+    except OSError:
+        with suppress(OSError):  # such as a part of the file, on a full disk
+            place.remove(name)
+        raise
 
 
 class Direct:
@@ -162,17 +167,21 @@ class Direct:
         self._place = place
         self._limit = limit
         self._sizes: dict[str, int] | None = None
+        self._held = 0  # bytes of all files together
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         if self._sizes is None:
             place = self._place
             self._sizes = tree.sizes(str(place.root)) if isinstance(place, Folder) else own(place.sizes())
-        if sum(self._sizes.values()) - self._sizes.get(entry.path, 0) + entry.size > self._limit:
+            self._held = sum(self._sizes.values())
+        growth = entry.size - self._sizes.get(entry.path, 0)
+        if self._held + growth > self._limit:
             raise OSError(beyond_limit(self._limit))
         part = incoming(entry.path, 0, os.getpid())
         _put(self._place, source, part, unchanged)
         self._place.move(part, entry.path)
         self._sizes[entry.path] = entry.size
+        self._held += growth
         return None
 
     def settle(self, entry: Entry, name: str) -> bool:
@@ -181,7 +190,7 @@ class Direct:
     def delete(self, path: str) -> None:
         self._place.remove(path)
         if self._sizes is not None:
-            self._sizes.pop(path, None)
+            self._held -= self._sizes.pop(path, 0)
 
     def close(self) -> None:
         if self.uploads is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from distributor.channel.requests import RequestRefusedError
 from distributor.errors import StartError
@@ -25,6 +26,7 @@ from distributor.node.driver_link import DriverLink
 from distributor.shipping import tree
 from distributor.shipping.tree import Stamp
 from distributor.text.wording import count, size, who
+from distributor.values import layout
 from distributor.values.environment import node_id
 from distributor.values.files import Entry
 from distributor.values.job import Job
@@ -52,10 +54,18 @@ class Watched:
     """The directory that is watched, and the node whose ranks run in it."""
 
     folder: str  # the ranks' current directory
-    apart: Collection[str]  # real paths inside it that are not watched
+    apart: set[str]  # real paths inside it that are not watched
+    node: str  # the node's private folder
     node_id: str  # marks the node's processes in their environment
     first_rank: int
     local_world_size: int
+
+    def stamps(self, failed: list[OSError] | None = None) -> dict[str, Stamp]:
+        """Find the files. What other runs copy to their ``output_dir`` in this folder stays apart, also later."""
+        for path in Path(self.node).parent.glob(f"{layout.PREFIX}*/{layout.OUTPUT_DIR}"):
+            with suppress(OSError):  # the run has just ended, or is another user's
+                self.apart.add(os.fsdecode(path.read_bytes()))
+        return tree.stamps(self.folder, self.apart, failed)
 
 
 @dataclass
@@ -63,7 +73,6 @@ class _Books:
     """What is known about files, by path. A *stamp* is a file's size, modification time and inode."""
 
     known: dict[str, Stamp]  # at the beginning, or at the last copy
-    brought: set[str] = field(default_factory=set)  # copied to output_dir
     again: dict[str, float] = field(default_factory=dict)  # when it may be copied again, in time.monotonic()
     failed: dict[str, str] = field(default_factory=dict)  # why it could not be copied
     unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)  # uploads unknown to the driver
@@ -80,7 +89,6 @@ class _Books:
 
     def forget(self, path: str) -> None:
         """Forget a file that has been removed; if it appears again, it is new."""
-        self.brought.discard(path)
         self.known.pop(path, None)
         self.unsettled.pop(path, None)
 
@@ -107,6 +115,7 @@ class NewFiles:
         self._pids = pids
         self._through_spark = through_spark
         self._books = _Books({**known})
+        self._warned = False
         self._ending = asyncio.Event()
         self._given_up = threading.Event()
         self._watching: asyncio.Future[None] | None = None
@@ -166,7 +175,7 @@ class NewFiles:
         """Search for new files, and copy them. Return the seconds of the search, ``None`` if no other is needed."""
         began = time.monotonic()
         failed: list[OSError] = []
-        there = tree.stamps(self._watched.folder, self._watched.apart, failed)
+        there = self._watched.stamps(failed)
         took, new = time.monotonic() - began, self._books.new(there)
         if self._carrier is None:
             if new:
@@ -226,7 +235,6 @@ class NewFiles:
             books.wait(path, began, _REFUSED)
             return
         books.known[path] = stamp
-        books.brought.add(path)
         books.failed.pop(path, None)
         books.unsettled.pop(path, None)
         books.wait(path, began, _AGAIN)
@@ -245,9 +253,13 @@ class NewFiles:
                 self._books.unsettled.pop(path)
 
     def _delete(self, there: Collection[str]) -> None:
-        """Remove the copies of files that ranks have removed."""
+        """Remove the copies of files that ranks have removed, also of those that were there at the beginning."""
         assert self._carrier is not None
-        for path in [path for path in self._books.brought if path not in there]:
+        for path in [path for path in self._books.known if path not in there]:
+            if self._given_up.is_set():  # the node removes its folder
+                return
+            if os.path.isfile(os.path.join(self._watched.folder, path)):  # in another run's output_dir
+                continue
             try:
                 self._carrier.delete(path)
             except OSError:
@@ -256,10 +268,10 @@ class NewFiles:
 
     def _finish(self) -> None:
         missed: list[OSError] = []
-        there = tree.stamps(self._watched.folder, self._watched.apart, missed)
+        there = self._watched.stamps(missed)
         new = self._books.new(there)
         if self._carrier is None:
-            if new and not self._books.brought:
+            if new and not self._warned:
                 self._warn(new[0])
             return
         failed = new
@@ -306,7 +318,7 @@ class NewFiles:
 
     def _warn(self, path: str) -> None:
         """Warn that new files are removed when the run ends."""
-        self._books.brought.add(path)
+        self._warned = True
         self._tell_soon(
             f"removes new files of its ranks when the run ends, such as {path!r} (written by {self._writer(path)}). "
             "Pass output_dir= to bring such files back, or write to an absolute path on permanent storage"
@@ -353,11 +365,20 @@ async def begin_files(
         uploads = None if carrier is None else carrier.uploads
         restore = partial(restoring.restore, job, order, folder, node.node_rank, uploads, reached=link.is_open)
         await loop.run_in_executor(None, restore)
-        others = [job.output_dir and job.output_dir.where, job.output.log_dir, job.env.get("TMPDIR")]
-        apart = [os.path.realpath(os.path.join(folder, other)) for other in others if other]
-        watched = Watched(folder, apart, node_id(job.job_id, node.leader), node.first_rank, node.local_world_size)
+        logs, checkpoints = job.output.log_dir, job.checkpoints
+        others = [
+            job.output_dir and job.output_dir.where,
+            logs and os.path.abspath(logs),
+            checkpoints and checkpoints.dir,
+            job.env.get("TMPDIR"),
+        ]
+        apart = {os.path.realpath(os.path.join(folder, other)) for other in others if other}
+        if job.output_dir is not None and not is_url(job.output_dir.where):
+            Path(order.folder, layout.OUTPUT_DIR).write_bytes(os.fsencode(job.output_dir.where))
+        mark = node_id(job.job_id, node.leader)
+        watched = Watched(folder, apart, order.folder, mark, node.first_rank, node.local_world_size)
         through_spark = THROUGH_SPARK // max(1, link.nodes)
-        known = await loop.run_in_executor(None, tree.stamps, folder, apart)
+        known = await loop.run_in_executor(None, watched.stamps)
         return NewFiles(watched, known, carrier, tell, pids, through_spark).watch()
     except BaseException:
         if carrier is not None:

@@ -19,7 +19,14 @@ from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 _VISIBLE = 10.0  # seconds within which a node must see a file; NFS may show it late
 
 #: Names in the node's folder that are kept from one attempt to the next.
-_STAYING = (layout.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT, layout.CALL)
+_STAYING = (
+    layout.OWNER,
+    folders.ELSEWHERE_TO_THE_END,
+    layout.WORKING_DIR,
+    layout.SCRIPT,
+    layout.CALL,
+    layout.OUTPUT_DIR,
+)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
@@ -112,7 +119,8 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
     """Return the launcher's order, whose descriptors are added when it starts."""
     job = site.job
     cwd = current_folder(job, agent)
-    sys_path = [os.path.abspath(path) for path in agent.sys_path]
+    paths = job.env.get("PYTHONPATH", "").split(os.pathsep)
+    sys_path = [os.path.abspath(path) for path in (*filter(None, paths), *agent.sys_path)]
     if cwd is not None and job.working_dir is not None:
         sys_path.insert(0, cwd)
     if agent.root not in sys_path:

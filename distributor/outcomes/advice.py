@@ -12,7 +12,7 @@ from distributor.shipping import modules
 from distributor.values.job import Job, Module, Script
 from distributor.values.outcome import Failure
 
-_NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
+_NO_MODULE = re.compile(r"(?:No module named|import of module) '?(?P<name>\w+(?:\.\w+)*)")
 _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
@@ -57,7 +57,8 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return _about_package(job.target.path)
     if local:
         return ""
-    if failure.kind in ("ModuleNotFoundError", "ImportError") and (match := _NO_MODULE.search(failure.message)):
+    kinds = ("ModuleNotFoundError", "ImportError", "PicklingError")
+    if failure.kind in kinds and (match := _NO_MODULE.search(failure.message)):
         return _about_module(match["name"], failure, job)
     if failure.kind == "FileNotFoundError" and (match := _NO_FILE.search(failure.message)):
         return _about_file(match["path"], failure, job)
@@ -95,6 +96,9 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
         where += f"the current directory {os.getcwd()} or on Python's path"
         return f"{name} is not on the driver either: it is not in {where}" if asked else ""
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+    archive = next((path for path in modules.archives() if places and places[0].startswith(path + os.sep)), None)
+    if archive is not None:
+        return f"{package} is in {archive} on the driver: give executors the file, too (spark.submit.pyFiles)"
     if not places or not os.path.exists(places[0]):  # a built-in module
         return ""
     if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # no Python files

@@ -71,7 +71,10 @@ class KeptFiles:
         return True
 
     def remove(self, path: str, node: int) -> None:
-        """Remove a node's version of a file, if it is kept."""
+        """Remove a node's version of a file, if it is kept. The first node owns the files from before the run."""
+        if node == 0 and not self._kept.get(path) and path in self._sizes:
+            self._storage.remove(path)
+            self._forget(path)
         if node in self._kept.get(path, {}):
             name = self._name(path, node)
             self._storage.remove(name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from distributor.machine.imports import on_import
@@ -24,15 +24,15 @@ _writing = threading.Lock()  # threads may start processes at once
 _SOURCE = "from distributor.rank import main_module\nglobals().update(main_module.names_in({path!r}))\n"
 
 
-def become(function: Callable[..., Any], folder: str, local_rank: int) -> None:
-    """Replace this process's ``__main__`` by a module with the names that came with a function."""
+def become(folder: str, local_rank: int) -> None:
+    """Replace this process's ``__main__`` by a module with the names that came with the call it has unpickled."""
     main = ModuleType("__main__")
     # Without file and specification, PySpark believes that its own doctests run, and may end the process with code 0
     # (pyspark.sql.connect.utils.check_dependencies). With a name, mpi4py's pools would import the main module in their
     # workers (mpi4py.futures._core.import_main).
     main.__spec__ = ModuleSpec("__main__", None)
     main.__spec__.name = None  # type: ignore[assignment]
-    vars(main).update(_names(function))
+    vars(main).update(_names())
     sys.modules["__main__"] = main
     source, call = Path(folder, f"main-{local_rank}.py"), layout.call(folder)
     on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, source, call))
@@ -40,30 +40,23 @@ def become(function: Callable[..., Any], folder: str, local_rank: int) -> None:
 
 def names_in(path: str) -> dict[str, Any]:
     """In a process that a rank has started anew, return the names of the rank's ``__main__``."""
-    return _names(pickling.load_function(path)[0])
+    pickling.load_function(path)
+    return _names()
 
 
-def _names(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the global names that came with a function, and its classes and functions by their own names."""
+def _names() -> dict[str, Any]:
+    """Return the global names of the driver's ``__main__``, and its classes and functions by their own names."""
     names: dict[str, Any] = {}
-    for each in _of_main(function):
-        if isinstance(each, FunctionType):
-            names |= {name: value for name, value in each.__globals__.items() if not name.startswith("__")}
-        if "." not in each.__qualname__:
+    functions = [*pickling.functions_by_value]
+    pickling.functions_by_value.clear()  # which may hold much data
+    for function in functions:
+        if function.__globals__.get("__name__") == "__main__":
+            names |= {name: value for name, value in function.__globals__.items() if not name.startswith("__")}
+    defined: list[Any] = [*functions, *pickling.classes_by_value()]
+    for each in defined:
+        if each.__module__ == "__main__" and "." not in each.__qualname__:
             names.setdefault(each.__qualname__, each)
     return names
-
-
-def _of_main(function: Any) -> Iterator[FunctionType | type]:
-    """Yield the functions and classes of the driver's ``__main__`` that came with a function."""
-    while (inner := getattr(function, "func", None) or getattr(function, "__func__", None)) is not None:
-        function = inner
-    for each in (function, *pickling.classes_by_value()):
-        members = vars(each).values() if isinstance(each, type) else ()
-        for found in (each, *members):
-            found = getattr(found, "__func__", found)  # of a static method or a class method
-            if isinstance(found, FunctionType | type) and found.__module__ == "__main__":
-                yield found
 
 
 def _tell_children(spawn: Any, main: ModuleType, source: Path, call: Path) -> None:

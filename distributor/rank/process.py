@@ -18,6 +18,7 @@ import pickle
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -130,6 +131,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
     sys.argv = [""]
+    tempfile.tempdir = None  # the launcher has chosen one already, in another environment
     # Python reseeds its own generator after a fork. numpy and torch do not, so all ranks would draw the same numbers.
     numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads this module on first use
     if numpy_random is not None:
@@ -196,7 +198,7 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
             print(text, file=sys.stderr)
         return code
     except BaseException as error:
-        error.__traceback__ = _user_frames(error.__traceback__)
+        error.with_traceback(_user_frames(error.__traceback__))  # a frozen dataclass refuses an assignment
         text = result.raised(error)
         if isinstance(error, StartError | ResourceError):  # the driver raises it: its sentence says all
             return 1
@@ -288,7 +290,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     if isinstance(target, Function):
         sys.argv += target.argv
         function, args, kwargs = pickling.load_function(layout.call(order.folder))
-        main_module.become(function, order.folder, local_rank)
+        main_module.become(order.folder, local_rank)
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]

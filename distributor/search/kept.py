@@ -127,7 +127,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def trial_folder(place: str, study: str, number: int, params: Mapping[str, Any]) -> str:
-    """Return the folder or URL for the checkpoints of one trial."""
+    """Return the folder or URL for the checkpoints or the files of one trial."""
     digest = hashlib.sha256(repr(sorted(params.items())).encode()).hexdigest()[:8]
     return f"{folder_of(place, study)}/{number}-{digest}"
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
@@ -89,8 +90,8 @@ def sweep(
     The first Ctrl-C cancels all trials and returns the study so far; a second one raises KeyboardInterrupt.
 
     Args:
-        distributor: how each trial runs. Its checkpoints go to a subfolder for each trial. Its callbacks serve all
-            trials, one call at a time.
+        distributor: how each trial runs. Its checkpoints and ``output_dir`` have a subfolder for each trial. Its
+            callbacks serve all trials, one call at a time.
         train: a function, which gets the parameters as keyword arguments, or a script, which gets ``--lr 0.1 ...``.
         space: what to choose from, by the names of parameters: :func:`uniform`, :func:`log_uniform`,
             :func:`int_range`, or a list of texts and numbers.
@@ -314,11 +315,12 @@ class _Search:
     def _submit(self, number: int, params: Mapping[str, Any]) -> Run:
         args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
         is_script = isinstance(self._train, (str, os.PathLike))
-        checkpoints = self._distributor._options.project.checkpoints
-        if checkpoints is not None:
-            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, number, params))
+        project = self._distributor._options.project
+        checkpoints, output_dir = project.checkpoints, project.output_dir
+        folder = partial(trial_folder, study=self.study.name, number=number, params=params)
         distributor = self._distributor._with(
-            checkpoints=checkpoints,
+            checkpoints=checkpoints and replace(checkpoints, dir=folder(checkpoints.dir)),
+            output_dir=output_dir and folder(output_dir),
             progress=False,
             callbacks=(*self._callbacks, _Listener(number, self._events)),
             cpus_per_process=self._slots.cpus,

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import sys
 from contextlib import suppress
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -66,7 +66,7 @@ class _Digest(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             untyped = obj._untyped_storage
             memory = (ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()) if untyped.nbytes() else b""
             return _made, (str(obj.dtype), hashlib.sha256(memory).digest())
-        by_value = isinstance(obj, (FunctionType, type)) and not _should_pickle_by_reference(obj)
+        by_value = isinstance(obj, (FunctionType, ModuleType, type)) and not _should_pickle_by_reference(obj)
         if isinstance(obj, CodeType):
             return _made, ("code", _parts(obj))
         if not by_value:
@@ -74,6 +74,8 @@ class _Digest(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if id(obj) in self._seen:
             return _made, ("seen", self._seen[id(obj)][0])
         self._seen[id(obj)] = len(self._seen), obj
+        if isinstance(obj, ModuleType):
+            return _made, _module(obj)
         return _made, (_function(obj) if isinstance(obj, FunctionType) else _class(obj))
 
 
@@ -105,6 +107,10 @@ def _function(function: FunctionType) -> tuple[Any, ...]:
     names = sorted(name for name in _extract_code_globals(function.__code__) if name in function.__globals__)
     used = [(name, function.__globals__[name]) for name in names]
     return _parts(function.__code__), function.__defaults__, function.__kwdefaults__, cells, used, vars(function)
+
+
+def _module(module: ModuleType) -> tuple[Any, ...]:
+    return module.__name__, {name: value for name, value in vars(module).items() if not name.startswith("__")}
 
 
 def _class(kind: type) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder
 from types import ModuleType
 
 
@@ -101,21 +101,33 @@ def own_modules() -> list[ModuleType]:
     roots = _installed_roots()
     users = []
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name == "__main__" or name.partition(".")[0] == "distributor" or not isinstance(file, str):
-            continue
         # A second name of a module in sys.modules is skipped: cloudpickle looks modules up by __name__.
-        if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
+        if name == "__main__" or name.partition(".")[0] == "distributor" or getattr(module, "__name__", None) != name:
             continue
-        real = os.path.realpath(file)
-        if not real.startswith(roots) and _target_folder(real) is None:
+        places = [os.path.realpath(place) for place in _places(module)]
+        if places and not any(real.startswith(roots) or _target_folder(real) is not None for real in places):
             users.append(module)
     return users
+
+
+def _places(module: ModuleType) -> list[str]:
+    """Return the path of a module's Python file or, of a package without ``__init__.py``, its folders."""
+    file = getattr(module, "__file__", None)
+    if file is None and isinstance(getattr(module, "__loader__", None), NamespaceLoader):
+        return list(module.__path__)
+    # An import gives an absolute path. ``torch.ops``, which is no file's module, has another.
+    is_file = isinstance(file, str) and os.path.isabs(file) and file.endswith((".py", ".pyc"))
+    return [str(file)] if is_file else []
 
 
 def search_path() -> list[str]:
     """Return ``sys.path`` without entries that are not strings, which ``import`` ignores too."""
     return [path for path in sys.path if isinstance(path, str)]
+
+
+def archives() -> list[str]:
+    """Return the zip files and eggs on Python's path."""
+    return [path for path in search_path() if path.endswith((".zip", ".egg"))]
 
 
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
@@ -147,7 +159,7 @@ def _installed_roots() -> tuple[str, ...]:
         for path in {
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
             *(path for path in known if os.path.basename(path) in ("site-packages", "dist-packages")),
-            *(path for path in known if path.endswith((".zip", ".egg"))),
+            *archives(),
         }
         if path
     )

@@ -6,6 +6,7 @@ reference.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import functools
 import importlib
@@ -26,9 +27,12 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import cloudpickle
 from cloudpickle.cloudpickle import (
     _DYNAMIC_CLASS_TRACKER_BY_ID,
+    _extract_code_globals,
     _is_registered_pickle_by_value,
     _lookup_module_and_qualname,
+    _make_function,
     _make_skeleton_class,
+    _should_pickle_by_reference,
 )
 
 from distributor.errors import PayloadError, ResultError
@@ -55,6 +59,8 @@ _CACHED = type(functools.lru_cache(lambda: None))
 _DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__code__
 
 registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
+
+functions_by_value: list[FunctionType] = []  # of the calls that this process has unpickled
 
 
 def dump_function(
@@ -237,6 +243,10 @@ def _loads(value: Any) -> bool:
     return False
 
 
+#: Sets an attribute of an exception whose class refuses that, such as a frozen dataclass.
+_set = BaseException.__setattr__
+
+
 class _Link:
     """Becomes an exception with those that caused it as it is unpickled."""
 
@@ -252,10 +262,11 @@ class _Link:
 def _linked(alone: bytes, cause: bytes | None, context: bytes | None, suppressed: bool) -> BaseException:
     error: BaseException = pickle.loads(alone)
     if context is not None:
-        error.__context__ = pickle.loads(context)
+        _set(error, "__context__", pickle.loads(context))
     if cause is not None:
-        error.__cause__ = pickle.loads(cause)
-    error.__suppress_context__ = error.__suppress_context__ or suppressed
+        _set(error, "__cause__", pickle.loads(cause))
+    if suppressed:
+        _set(error, "__suppress_context__", True)
     return error
 
 
@@ -272,7 +283,7 @@ class _Remade:
 def _remade(kind: type[BaseException], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> BaseException:
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(kind, *args)
-    error.args = args
+    _set(error, "args", args)
     vars(error).update(attributes)
     return error
 
@@ -328,6 +339,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _code, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         if kind is _CACHED and not _can_be_imported(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if kind is functools.cached_property:  # has a lock in Python 3.11
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.TypedStorage:
             storage = obj._untyped_storage
@@ -337,7 +350,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if kind is FunctionType and obj.__code__ is _DISPATCHING and not _can_be_imported(obj):
             return functools.singledispatch, (obj.__wrapped__,), dict(obj.registry), None, None, _register
         reduced = super().reducer_override(obj)
-        if isinstance(reduced, tuple) and reduced[0] is _make_skeleton_class and "__slots__" in vars(obj):
+        is_class = isinstance(reduced, tuple) and reduced[0] is _make_skeleton_class
+        if is_class and "__slots__" in vars(obj) and tuple not in obj.__bases__:  # a NamedTuple refuses any slots
             made, name, bases, namespace, *rest = reduced[1]  # without slots, instances would have another layout
             return reduced[0], (made, name, bases, {**namespace, "__slots__": obj.__slots__}, *rest), *reduced[2:]
         return reduced
@@ -362,6 +376,16 @@ def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ..
     return make(*arguments).replace(co_filename=filename)
 
 
+def _fill(module: ModuleType, held: Mapping[str, Any]) -> None:
+    vars(module).update(held, __builtins__=vars(builtins))
+
+
+def _function(*arguments: Any) -> FunctionType:
+    function: FunctionType = _make_function(*arguments)
+    functions_by_value.append(function)
+    return function
+
+
 class _CallPickler(_Pickler):
     def __init__(
         self, file: Any, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], object] | None = None
@@ -378,7 +402,13 @@ class _CallPickler(_Pickler):
         # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
+        if isinstance(obj, ModuleType) and not _should_pickle_by_reference(obj):  # cloudpickle's must not be circular
+            held = {name: value for name, value in vars(obj).items() if name != "__builtins__"}
+            return ModuleType, (obj.__name__,), held, None, None, _fill
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and reduced[0] is _make_function:
+            return _function, *reduced[1:]
+        return reduced
 
 
 class _ValuePickler(_Pickler):
@@ -447,18 +477,29 @@ def pickled_by_value(
 
 
 def _find_culprit(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], callers: tuple[Any, ...] = ()
 ) -> tuple[str, Any, BaseException] | None:
-    """Return the first part of a call that cannot be pickled: its description, its value, and what pickling raises."""
-    for label, value in _candidates(function, args, kwargs):
-        if (error := _pickling_error(value)) is not None:
-            if isinstance(value, ModuleType):
-                held = {name: held for name, held in vars(value).items() if name != "__builtins__"}
-                names = ", ".join(name for name in held if _pickling_error(held[name]) is not None)
-                label = f"{label} is a module of yours, and some of its variables cannot be pickled ({names})"
-            else:
-                label = f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
-            return label, value, error
+    """Return the first part of a call that cannot be pickled: its description, its value, and what pickling raises.
+
+    Of functions that it uses, ``callers`` are being searched already, and others are searched in turn.
+    """
+    callers = (*callers, function)
+    for label, value in sorted(_candidates(function, args, kwargs), key=lambda each: isinstance(each[1], FunctionType)):
+        if any(value is caller for caller in callers) or (error := _pickling_error(value)) is None:
+            continue
+        if isinstance(value, FunctionType):
+            if (inner := _find_culprit(value, (), {}, callers)) is None:
+                continue
+            label, *found = inner
+            return label if label.startswith("in ") else f"in {name_of(value)}, {label}", *found
+        names = [name for name, held in _attributes(value) if _pickling_error(held) is not None]
+        if isinstance(value, ModuleType):
+            label += f" is a module of yours, and some of its variables cannot be pickled ({', '.join(names)})"
+        else:
+            label += f" is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
+            if names and not _should_pickle_by_reference(value if isinstance(value, type) else type(value)):
+                label += f" because of its {', '.join(names)}"
+        return label, value, error
     return None
 
 
@@ -485,15 +526,22 @@ def _candidates(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
                 continue
         candidates += [
             (f"the global '{name}' that it uses", inner.__globals__[name])
-            for name in code.co_names
+            for name in _extract_code_globals(code)
             if name in inner.__globals__
         ]
+    else:
+        candidates += [(f"its attribute '{name}'", value) for name, value in _attributes(inner)]
+        candidates.append(("its method __call__", type(inner).__call__))
     bound_to = getattr(method, "__self__", None)
     if bound_to is not None:
         candidates.append((f"the {type(bound_to).__qualname__} object it is bound to", bound_to))
     candidates += [(f"argument {index}", value) for index, value in enumerate(args, start=1)]
     candidates += [(f"argument '{name}'", value) for name, value in kwargs.items()]
     return candidates
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    return [(name, held) for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("__")]
 
 
 def largest_part(

@@ -52,18 +52,19 @@ def absolute(path: Path) -> Path:
 
 
 def pack_folder(
-    folder: Path, limit: int, packed: Callable[[int, int], object] | None = None, apart: Path | None = None
+    folder: Path, limit: int, packed: Callable[[int, int], object] | None = None, apart: Iterable[Path] = ()
 ) -> bytes:
-    """Return the files of a project folder as zip bytes, with their modes.
+    """Return the files and empty folders of a project folder as zip bytes, with the files' modes.
 
-    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real path ``apart``,
-    and compiled Python files are left out, and so are links to a folder that contains the link. Any other link to a
-    folder of the project stays a link. The remaining links are followed. Files that vanish meanwhile are left out.
+    Folders of :func:`is_skipped`, the temporary directory, folders that this user cannot list, the real paths
+    ``apart``, and compiled Python files are left out, and so are links to a folder that contains the link. Any other
+    link to a folder of the project stays a link. The remaining links are followed. Files that vanish meanwhile are left
+    out.
     ``packed`` gets the numbers of bytes so far and in all.
 
     PayloadError if there are more than ``limit`` bytes, or a name is not UTF-8; OSError if a file cannot be read.
     """
-    out = {*map(Path, temporary(os.path.realpath(folder))), *([] if apart is None else [apart])}
+    out = {*map(Path, temporary(os.path.realpath(folder))), *apart}
     shipped = _files_below(folder, os.path.realpath(folder), frozenset())
     sizes = _sizes_of(path for path in shipped if out.isdisjoint(Path(os.path.realpath(path)).parents))
     total = sum(sizes.values())
@@ -87,7 +88,7 @@ def pack_files(folder: Path, files: Iterable[Path], packed: Callable[[int, int],
                 packed(done, total)
             done += held
             try:
-                if path.is_dir():
+                if path.is_symlink() and path.is_dir():
                     archive.writestr(*_link(path, folder))
                 else:
                     archive.write(path, path.relative_to(folder))
@@ -120,6 +121,9 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
             mode, target = info.external_attr >> 16, folder / info.filename
             if keep and os.path.lexists(target):
                 continue
+            if info.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+                continue
             make_way(str(folder), info.filename)
             if stat.S_ISLNK(mode):
                 target.symlink_to(packed.read(info).decode())
@@ -132,12 +136,14 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
 
 def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Path]:
-    """Yield the paths to be shipped: files, and links to other shipped folders of the project ``top``."""
-    around |= {os.path.realpath(folder)}
+    """Yield what is shipped: files, empty folders, and links to other shipped folders of the project ``top``."""
     try:
         entries = [folder / name for name in sorted(os.listdir(folder))]
     except OSError:  # not readable by this user
         return
+    if around and not entries:
+        yield folder
+    around |= {os.path.realpath(folder)}
     yield from (path for path in entries if path.is_file() and path.suffix not in (".pyc", ".pyo"))
     for path in entries:
         if not path.is_dir() or is_skipped(path):

@@ -31,6 +31,9 @@ STREAMS = ("stdout", "stderr", "uncaught", "reports")
 #: The node's copy of the project folder, the folder of its copy of a script, and the pickled call.
 WORKING_DIR, SCRIPT, CALL = "working_dir", "script", "call"
 
+#: The file that has the path of a run's ``output_dir``, for other runs whose ranks run in a folder around it.
+OUTPUT_DIR = "output_dir"
+
 Folder = str | os.PathLike[str]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def ordered(job: Job, attempt: int = 0) -> NodeOrder:
     site = Site(job, who.shares(whole=False)[0], {}, {}, "/tmp/node", attempt)
     agent = AgentOrder(b"", "a", [], [], "/tmp/node", "/", [], None, on_driver=True)
     return launcher_order(agent, job.launch.plan(site), site)
+
+
+def test_ranks_import_from_the_pythonpath_of_env() -> None:
+    path = ordered(replace(make_job(), env={"PYTHONPATH": f"/first{os.pathsep}lib{os.pathsep}"})).sys_path
+    assert path == ("/first", os.path.abspath("lib"), *ordered(make_job()).sys_path)
 
 
 def check(first: int, attempt: int, kept: bool = True) -> Call | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,25 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).touch()
     monkeypatch.chdir(folder)
     return folder
+
+
+def test_a_class_that_is_pickled_by_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by ``torch.save(model)``, where the class came with the function."""
+    monkeypatch.syspath_prepend(str(project))
+    ended = failure("PicklingError", "Can't pickle <class 'lib.model.Net'>: import of module 'lib.model' failed")
+    assert f"lib is on the driver, in {project}" in advise(ended, job(Function("train", b"")))
+    ended = failure("PicklingError", "Can't pickle <function f>: attribute lookup f on lib.model failed")
+    assert advise(ended, job(Function("train", b""))) == ""
+
+
+def test_a_module_in_an_archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(project / "packed.zip", "w") as archive:
+        archive.writestr("packed/__init__.py", "")
+    monkeypatch.syspath_prepend(str(project / "packed.zip"))
+    ended = failure("ModuleNotFoundError", "No module named 'packed'")
+    assert advise(ended, job(Function("train", b""))) == (
+        f"packed is in {project / 'packed.zip'} on the driver: give executors the file, too (spark.submit.pyFiles)"
+    )
 
 
 @pytest.mark.parametrize("missing", ["beside", "lib", "lib.model"])

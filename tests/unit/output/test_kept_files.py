@@ -68,6 +68,26 @@ def test_the_lowest_node_that_wrote_a_path_owns_it(
     assert files(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([(0, None)], {}),
+        ([(1, None)], {"x": "before"}),  # the first node's
+        ([(1, "b"), (0, None)], {"x": "b"}),
+        ([(1, "b"), (1, None), (0, None)], {}),
+    ],
+)
+def test_a_file_from_before_the_run_is_the_first_nodes(
+    changes: list[Change], expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text("before")
+    kept = KeptFiles(Folder(tmp_path), {"x": 6})
+    for node, content in changes:
+        apply(kept, tmp_path, node, content)
+    assert files(tmp_path) == expected
+    assert kept.size == sum(map(len, expected.values()))
+
+
 all_changes = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", "a", "bb", None])), max_size=12)
 
 

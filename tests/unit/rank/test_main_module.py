@@ -16,6 +16,7 @@ from distributor.shipping import pickling
 
 SOURCE = """
 import dataclasses
+import functools
 
 WIDTH = 3
 
@@ -38,7 +39,34 @@ def train(config=None):
     class Inner:
         pass
     return helper(WIDTH), Inner
+
+@functools.lru_cache
+def cached():
+    return helper(WIDTH)
+
+logged = log(train)
 """
+
+
+def log(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator of an installed package, whose wrapper has the globals of its module."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+class Anything:
+    """Has every attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self) -> None: ...
 
 
 @pytest.fixture
@@ -46,6 +74,7 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The ``__main__`` of a notebook."""
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
+    vars(main)["log"] = log
     exec(SOURCE, vars(main))
     return main
 
@@ -66,6 +95,13 @@ def test_names_come_with_the_function(user: Any, names: Any) -> None:
     assert {"train", "helper"} <= names(functools.partial(user.train, None))
     assert {"Trainer", "helper"} <= names(user.Trainer().fit)
     assert {"Trainer", "helper", "WIDTH"} <= names(user.Trainer.train)
+
+
+def test_names_come_with_what_wraps_or_holds_the_function(user: Any, names: Any) -> None:
+    assert {"train", "helper", "WIDTH"} <= names(user.logged)
+    assert {"cached", "helper", "WIDTH"} <= names(user.cached)
+    assert {"train", "helper", "WIDTH"} <= names(map, user.train, [None])
+    assert {"train", "helper", "WIDTH"} <= names(Anything(), user.train)
 
 
 def test_the_class_of_an_argument_has_its_name(user: Any, names: Any) -> None:

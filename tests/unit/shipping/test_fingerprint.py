@@ -1,6 +1,8 @@
 """Functions that do the same have one fingerprint."""
 
 import functools
+import importlib
+import sys
 
 import numpy as np
 import pytest
@@ -46,6 +48,26 @@ def test_a_cell_that_is_run_again_is_the_same():
 )
 def test_other_code_or_values_are_another(changes):
     assert fingerprint(cell(**changes)) != fingerprint(cell())
+
+
+@pytest.mark.parametrize("files", [["__init__.py"], []], ids=["package", "namespace-package"])
+def test_a_package_is_the_same_in_another_folder(files, tmp_path, monkeypatch):
+    def found(folder, code):
+        (tmp_path / folder / "user_package").mkdir(parents=True)
+        for name in (*files, "model.py"):
+            (tmp_path / folder / "user_package" / name).write_text(code if name == "model.py" else "")
+        with monkeypatch.context() as context:
+            context.syspath_prepend(tmp_path / folder)
+            for name in ("user_package", "user_package.model"):
+                context.delitem(sys.modules, name, raising=False)
+            importlib.import_module("user_package.model")
+            try:
+                return fingerprint(closed_over(sys.modules["user_package"]))
+            finally:
+                del sys.modules["user_package"], sys.modules["user_package.model"]
+
+    size = "def size():\n    return {}\n"
+    assert found("one", size.format(3)) == found("two", size.format(3)) != found("three", size.format(4))
 
 
 def closed_over(value):

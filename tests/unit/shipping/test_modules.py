@@ -102,6 +102,10 @@ def test_own_modules(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.modules[__name__] in own
     for module in ("os", "json", "pytest", "cloudpickle", "distributor", "distributor.shipping.pickling", "__main__"):
         assert sys.modules.get(module) not in own
+    made = types.ModuleType("torch.ops")  # as torch makes it
+    made.__file__ = "_ops.py"
+    monkeypatch.setitem(sys.modules, "torch.ops", made)
+    assert made not in modules.own_modules()
     # Under a second name it is still the same module; cloudpickle looks for it under its first.
     monkeypatch.setitem(sys.modules, "own_alias", user)
     assert modules.own_modules().count(user) == 1

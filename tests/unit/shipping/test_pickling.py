@@ -1,6 +1,7 @@
 """Functions, values and exceptions as bytes. What is "elsewhere" here is a Python that lacks the user's modules."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -26,6 +27,7 @@ from distributor.shipping import pickling
 USER_CODE = """
 import enum, functools, math, threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FACTOR = 10
 LOCK = threading.Lock()
@@ -46,6 +48,21 @@ def closure(offset):
 
 def with_lock():
     return LOCK
+
+def nested():
+    def inner():
+        return [LOCK for _ in range(2)]
+    return inner()
+
+def indirect():
+    return again(), with_lock()
+
+def again():
+    return indirect()
+
+class Locked:
+    def __call__(self):
+        return LOCK
 
 def with_default(x, lock=threading.Lock(), plus=0):
     return lock
@@ -92,15 +109,24 @@ class Slotted:
 class SlottedConfig:
     rate: float = 0.5
 
+class Pair(NamedTuple):
+    rate: float
+    depth: int = 2
+
 def slotted():
-    return Slotted(0.5), SlottedConfig(0.25)
+    return Slotted(0.5), SlottedConfig(0.25), Pair(0.125)
 
 @functools.lru_cache(maxsize=7)
 def fibonacci(n):
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
+class Lazy:
+    @functools.cached_property
+    def width(self):
+        return helper(4)
+
 def cached():
-    return fibonacci(30), fibonacci.cache_parameters()["maxsize"]
+    return fibonacci(30), fibonacci.cache_parameters()["maxsize"], (lazy := Lazy()).width, vars(lazy)
 
 @functools.singledispatch
 def kind(value):
@@ -127,6 +153,12 @@ def logged(function):
 @logged
 def sums(rows):
     return [sum(x for x in row) for row in rows]
+
+@logged
+def sums_locked():
+    return LOCK
+
+locked = Locked()
 """
 
 names = (f"user_module_{number}" for number in itertools.count())
@@ -171,7 +203,7 @@ def call_elsewhere(module, pickled):
     [
         pytest.param("train", (4,), {"plus": 2}, 42, id="function"),
         pytest.param("factorial", (5,), {}, 120, id="recursive"),
-        pytest.param("cached", (), {}, (832040, 7), id="cached"),
+        pytest.param("cached", (), {}, (832040, 7, 40, {"width": 40}), id="cached"),
         pytest.param("fibonacci", (30,), {}, 832040, id="cached-and-recursive"),
         pytest.param("kind", ([1, "a"],), {}, ["int", "other"], id="dispatched"),
         pytest.param("closure(7)", (1,), {}, 17, id="closure"),
@@ -191,18 +223,21 @@ def test_callables_travel_with_the_users_modules(user, expression, args, kwargs,
     assert pickling.load_value([call_elsewhere(user, pickled)], 0) == expected
 
 
-def test_modules_of_a_package_travel_together(tmp_path, monkeypatch):
+@pytest.mark.parametrize("files", [["__init__.py"], []], ids=["package", "namespace-package"])
+def test_modules_of_a_package_travel_together(files, tmp_path, monkeypatch):
     folder = tmp_path / "user_module_package"
     folder.mkdir()
-    (folder / "__init__.py").write_text("")
+    for name in files:
+        (folder / name).touch()
     (folder / "model.py").write_text("def size():\n    return 3\n")
     (folder / "train.py").write_text(
-        "from . import model\nfrom .model import size\ndef train():\n    return size() + model.size()\n"
+        "import user_module_package.model\nfrom . import model\nfrom .model import size\n"
+        "def train():\n    return size() + model.size() + user_module_package.model.size()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("user_module_package.train")
     try:
-        assert pickling.load_value([call_elsewhere(module, pickling.dump_function(module.train, (), {}))], 0) == 6
+        assert pickling.load_value([call_elsewhere(module, pickling.dump_function(module.train, (), {}))], 0) == 9
     finally:
         for name in ("user_module_package", "user_module_package.model", "user_module_package.train"):
             del sys.modules[name]
@@ -219,9 +254,10 @@ def test_classes_by_value_come_back_as_the_drivers_own(user):
 
 
 def test_values_with_slots_come_back(user):
-    slotted, config = pickling.load_value([call_elsewhere(user, pickling.dump_function(user.slotted, (), {}))], 0)
+    slotted, config, pair = pickling.load_value([call_elsewhere(user, pickling.dump_function(user.slotted, (), {}))], 0)
     assert (type(slotted), slotted.rate, slotted.hidden()) == (user.Slotted, 0.5, 0.5)
     assert config == user.SlottedConfig(0.25)
+    assert (type(pair), pair._asdict()) == (user.Pair, {"rate": 0.125, "depth": 2})
 
 
 def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
@@ -258,6 +294,10 @@ class Holder:
         pass
 
 
+class HeldCall(Holder):
+    __call__ = Holder.train
+
+
 def train(*args, **kwargs):
     return args, kwargs
 
@@ -270,8 +310,20 @@ def train(*args, **kwargs):
         pytest.param("with_lock", (), {}, ["with_lock", "the global 'LOCK'", "_thread.lock"], id="global"),
         pytest.param(train, (1, threading.Lock()), {}, ["argument 2 ", "_thread.lock"], id="argument"),
         pytest.param(train, (1,), {"guard": threading.Lock()}, ["argument 'guard'", "_thread.lock"], id="keyword"),
-        pytest.param(Holder().train, (), {}, ["Holder.train", "the Holder object it is bound to"], id="bound-method"),
-        pytest.param(Holder(), (), {}, ["Holder", "'_thread.lock'"], id="callable-object"),
+        pytest.param("nested", (), {}, ["nested", "the global 'LOCK'", "_thread.lock"], id="of-an-inner-function"),
+        pytest.param("indirect", (), {}, ["indirect", "in with_lock, the global 'LOCK'"], id="of-another-function"),
+        pytest.param("again", (), {}, ["again", "in with_lock, the global 'LOCK'"], id="in-a-circle"),
+        pytest.param("sums_locked", (), {}, ["sums_locked", "in sums_locked, the global 'LOCK'"], id="decorated"),
+        pytest.param(
+            Holder().train,
+            (),
+            {},
+            ["Holder.train", "the Holder object it is bound to", "because of its lock"],
+            id="bound-method",
+        ),
+        pytest.param(train, (Holder(),), {}, ["argument 1 ", "Holder, which", "because of its lock"], id="attribute"),
+        pytest.param(HeldCall(), (), {}, ["HeldCall", "its attribute 'lock'", "_thread.lock"], id="callable-object"),
+        pytest.param("locked", (), {}, ["Locked", "in Locked.__call__, the global 'LOCK'"], id="call-of-an-object"),
         pytest.param(functools.partial(train), (threading.Lock(),), {}, ["train", "argument 1 "], id="of-a-partial"),
         pytest.param("with_default", (), {}, ["the default of its argument 'lock'", "_thread.lock"], id="default"),
         pytest.param(
@@ -443,6 +495,11 @@ def test_the_users_own_pickles_stay_cloudpickles():
     assert b"distributor" not in before
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
 class NeedsTwo(Exception):
     """Pickles, and fails to unpickle: ``args`` are not what ``__init__`` takes."""
 
@@ -457,7 +514,8 @@ def with_attribute(value):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2])]
+    "error",
+    [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2]), Frozen(3)],
 )
 def test_exceptions_survive(error):
     copy = pickling.load_exception(pickling.dump_exception(error))
@@ -506,6 +564,13 @@ def test_groups_keep_members_and_exceptions_their_chain():
     assert copy.exceptions[0].__cause__.args == ("lr",)
     assert copy.exceptions[0].__suppress_context__
     assert (type(copy.__cause__), copy.__cause__.args, copy.__suppress_context__) == (ValueError, ("first",), True)
+
+
+def test_an_exception_whose_class_refuses_changes_keeps_its_cause():
+    error = Frozen(3)
+    BaseException.__setattr__(error, "__cause__", KeyError("lr"))
+    copy = pickling.load_exception(pickling.dump_exception(error))
+    assert (type(copy), copy.code, copy.__cause__.args) == (Frozen, 3, ("lr",))
 
 
 def test_of_a_long_chain_the_first_exceptions_travel():

@@ -161,6 +161,16 @@ def test_an_empty_folder_can_be_shipped(tmp_path):
     assert shipped(tmp_path / "source", tmp_path / "target", limit=0) == {}
 
 
+def test_empty_folders_of_the_project_are_shipped(tmp_path):
+    """Into which training may write."""
+    (tmp_path / "source/runs/new").mkdir(parents=True)
+    (tmp_path / "source/.git").mkdir()
+    (tmp_path / "source/latest").symlink_to("runs/new")
+    assert shipped(tmp_path / "source", tmp_path / "target") == {}
+    assert sorted(path.name for path in (tmp_path / "target").rglob("*")) == ["latest", "new", "runs"]
+    assert (tmp_path / "target/latest").resolve() == tmp_path / "target/runs/new"
+
+
 @pytest.mark.parametrize("moment", ["listed", "measured"])
 def test_a_file_that_vanishes_meanwhile_is_left_out(tmp_path, monkeypatch, moment):
     """Such as one that another process writes under a temporary name, and renames."""

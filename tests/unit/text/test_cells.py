@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -46,3 +47,13 @@ def test_a_line_that_is_there_is_not_added_again(cell: None, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "IPython", None)
     whole = TRACE.replace("in step\n", "in step\n    raise x\n")
     assert cells.readable(whole) == whole
+
+
+def test_the_line_of_a_file_of_the_driver_is_added(tmp_path: Path) -> None:
+    """Executors lack the file of a function that was sent to them."""
+    (tmp_path / "train.py").write_text("def train():\n    step()\n")
+    trace = TRACE.replace("/work/train.py", str(tmp_path / "train.py")).replace("line 7", "line 2")
+    assert cells.readable(trace.replace("    step()\n", "")) == trace
+    assert cells.readable(trace.replace("line 2", "line 9")) == trace.replace("line 2", "line 9")
+    stack = f'Current thread 0x1 (most recent call first):\n  File "{tmp_path}/train.py", line 2 in train'
+    assert cells.readable(stack) == stack
