@@ -357,6 +357,25 @@ def test_without_a_channel_nothing_is_pruned_and_that_is_said_once(
     assert caplog.text.count("reports come only when a trial has ended, and nothing is pruned") == 1
 
 
+def meet_the_next(number: int, folder: str) -> None:
+    """The first of five trials ends once four run, and the others once the last runs beside them."""
+    from distributor import runtime
+
+    Path(folder, str(number)).touch()
+    watch.until(lambda: len(os.listdir(folder)) >= (4 if number == 0 else 5))
+    runtime.report(loss=1.0)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_without_a_channel_trials_have_all_slots(two_executors: Any, unreachable: None, tmp_path: Path) -> None:
+    """The driver never hears that they run, but Spark has started their tasks."""
+    space = {"number": list(range(5)), "folder": [str(tmp_path)]}
+    one_core = TorchDistributor(1, False, False)
+    study = sweep(one_core, meet_the_next, space, metric=GOAL, trials=5, sampler=InOrder())
+    assert [trial.outcome for trial in study.table] == ["complete"] * 5
+
+
 def lose_the_node(x: int) -> None:
     """The first six trials lose their node; others succeed or fail."""
     from distributor import runtime

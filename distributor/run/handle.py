@@ -209,6 +209,11 @@ class Run:
         return self._preparing.wants_slots(self._supervisor.state, submission)
 
     @property
+    def _holds_slots(self) -> bool:
+        """Whether the run has its slots, as far as is known; also once it has ended."""
+        return self._preparing.holds_slots(self._supervisor.state, self._supervisor.submission)
+
+    @property
     def _current(self) -> Job:
         """The current job of the run, or its last one."""
         return self._supervisor.submission.job

@@ -48,7 +48,7 @@ from distributor.search.space import distributions, is_changed, suggest
 from distributor.search.study import Study, Trial
 from distributor.text import notices
 from distributor.values.checks import check_count, check_title
-from distributor.values.job import Job, Status
+from distributor.values.job import Job
 from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
@@ -519,7 +519,7 @@ class _Slots:
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True
-        coming = sum(run.num_processes for run in active if run.status is Status.WAITING)
+        coming = sum(run.num_processes for run in active if not run._holds_slots)
         return (self._scheduler.room(self._job) or 0) - coming >= self._width
 
 
