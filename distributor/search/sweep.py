@@ -29,7 +29,7 @@ from distributor.errors import (
 from distributor.machine import devices, processes
 from distributor.metrics.table import Metrics, Row
 from distributor.run.callback_thread import Callbacks
-from distributor.run.handle import Run, active_runs
+from distributor.run.handle import Run, slots_are_wanted
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import (
     ERROR,
@@ -514,8 +514,7 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        others = [run for run in active_runs() if run not in active] if self._contends else []
-        if any(run._wants_slots(on_driver=self._scheduler.on_driver) for run in others):
+        if self._contends and slots_are_wanted(on_driver=self._scheduler.on_driver, beside=active):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True
