@@ -201,6 +201,26 @@ class InOrder(optuna.samplers.RandomSampler):
         return distribution.choices[trial.number % len(distribution.choices)]
 
 
+class AtOnce:
+    """A callback that notes how many runs were active when each began."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def on_start(self, run: Run) -> None:
+        self.numbers.append(len(runs().active))
+
+
+@pytest.mark.usefixtures("fake_gpus")
+def test_no_trial_waits_for_gpus_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ``at_once`` says: after the start timeout, it would count as failed."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    distributor = TorchDistributor(1, local_mode=True, progress=False, callbacks=[at_once := AtOnce()])
+    study = sweep(distributor, squared, {"x": uniform(0, 1)}, metric=GOAL, trials=6, at_once=6)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 6
+    assert max(at_once.numbers) <= 2
+
+
 @pytest.mark.spark
 def test_a_search_that_needs_too_many_slots_is_refused(two_executors: Any) -> None:
     wide = TorchDistributor(64, False, False, start_timeout=3)

@@ -492,8 +492,9 @@ class _Slots:
         self._job: Job = distributor.plan(_nothing)
         self.cpus = resources.cpus_per_process
         self._contends = not self._scheduler.on_driver or resources.use_gpu  # CPUs of this machine are not awaited
-        self._counts = not self._scheduler.on_driver and self._scheduler.reports_slots
+        self._counts = self._contends and self._scheduler.reports_slots
         if self._scheduler.on_driver:
+            self._scheduler.shape(resources)  # finds the GPUs
             each = resources.cpus_per_process or 1
             cores = processes.cpu_count()
             most = len(devices.local_gpus(os.environ)) // (width * resources.gpus_each) if resources.use_gpu else 0
