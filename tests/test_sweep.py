@@ -16,6 +16,8 @@ import optuna
 import psutil
 import pytest
 import watch
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from sessions import Make
 
 from distributor import (
@@ -752,6 +754,30 @@ def test_ctrl_c_ends_the_command_with_130_and_the_table(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert out.splitlines()[-1].split()[:2] == ["0", "cancelled"]
     assert "the sweep was interrupted; it returns the trials so far" in err
+
+
+def test_after_sigterm_the_commands_trials_stop_together_and_save(tmp_path: Path) -> None:
+    script, saved = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(
+        "import itertools, pathlib, time\nfrom distributor import runtime\n"
+        "for step in itertools.count():\n"
+        "    if runtime.should_stop(step):\n        break\n"
+        "    if step == 0:\n        print('trains', flush=True)\n"
+        "    time.sleep(0.01)\n"
+        f"runtime.report(step=step, loss=1.0)\npathlib.Path({str(saved)!r}).touch()\n"
+    )
+    arguments = ["--metric", "loss:min", "--space", "lr=1,2", "--trials", "2", "--at-once", "1", "--name", "search"]
+    line = [sys.executable, "-m", "distributor", "sweep", "--local", "--no-gpu", *arguments, "--checkpoints"]
+    process = subprocess.Popen([*line, str(tmp_path), str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # a trial runs
+    process.terminate()
+    process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert saved.exists()
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "search" / "study.journal")))
+    (trial,) = optuna.load_study(study_name="search", storage=storage).get_trials()
+    assert trial.state is optuna.trial.TrialState.RUNNING  # the same command goes on with it
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ class _Search:
             self.study.interrupted = True
             self._end("the sweep was interrupted (interrupt again to end it at once)")
             notices.logger.warning("the sweep was interrupted; it returns the trials so far")
-        except BaseException:
-            self._end("the sweep has ended with an error")
+        except BaseException as error:
+            self._end("the sweep has ended with an error", save=not isinstance(error, Exception))
             raise
         finally:
             self._live.close()
@@ -422,22 +422,26 @@ class _Search:
         if self._first_error is not None and too_many(self._failed):
             raise self._first_error
 
-    def _end(self, why: str) -> None:
-        """Cancel all trials, and wait for their ends. If interrupted meanwhile, kill them."""
+    def _end(self, why: str, *, save: bool = False) -> None:
+        """Cancel all trials, or let them ``save``, and wait for their ends. If interrupted meanwhile, kill them."""
         try:
             for active in self._active.values():
                 active.run.cancel(why)
             for active in self._active.values():
                 active.run.wait()
                 if not self._lost:  # otherwise, the study is another driver's
-                    self.study.add(trial := self._ended(active))
+                    trial = self._ended(active)
+                    if save and active.run._halted and active.run.error is None and trial.outcome != "pruned":
+                        trial = replace(trial, outcome="cancelled", error=None)  # it has stopped early, and saved
+                    self.study.add(trial)
                     if trial.outcome != "cancelled" or not self._kept.resumes:
                         self._tell(trial)
                     self._live.ended(trial, active.run)
             self._active.clear()
-        except KeyboardInterrupt:
-            for active in self._active.values():
-                active.run.kill()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # a second signal
+                for active in self._active.values():
+                    active.run.kill()
             raise
         finally:
             if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended

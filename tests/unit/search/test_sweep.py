@@ -9,7 +9,7 @@ import pytest
 
 from distributor import ConfigurationError, Distributor, StartError, sweep, uniform
 from distributor.metrics.table import Metrics, Row
-from distributor.search.sweep import _Search
+from distributor.search.sweep import _Search, _Slots
 
 numpy = pytest.importorskip("numpy")
 optuna = pytest.importorskip("optuna")
@@ -211,3 +211,16 @@ def test_a_study_of_another_kind_is_refused_before_a_trial_begins(search, submit
     with pytest.raises(ConfigurationError, match=r"metric=\('loss', 'max'\), and cannot go on with \('loss', 'min'\)"):
         search({"x": [1]})
     assert submitted == []
+
+
+def test_trials_that_have_their_slots_leave_the_free_ones_to_others():
+    """Also if their nodes cannot tell the driver that they run: what Spark counts as free is beside theirs."""
+
+    def trial(holds):
+        return SimpleNamespace(num_processes=1, _holds_slots=holds)
+
+    scheduler = SimpleNamespace(on_driver=False, room=lambda job: 2)
+    slots = SimpleNamespace(_at_once=None, _contends=True, _counts=True, _width=1, _job=None, _scheduler=scheduler)
+    assert _Slots.free(slots, [trial(True), trial(True)])
+    assert _Slots.free(slots, [trial(True), trial(False)])
+    assert not _Slots.free(slots, [trial(False), trial(False)])
