@@ -89,8 +89,8 @@ def sweep(
     The first Ctrl-C cancels all trials and returns the study so far; a second one raises KeyboardInterrupt.
 
     Args:
-        distributor: how each trial runs. Its checkpoints go to a subfolder for each trial. Its callbacks serve all
-            trials, one call at a time.
+        distributor: how each trial runs. Its checkpoints and ``output_dir`` are in a subfolder for each trial. Its
+            callbacks serve all trials, one call at a time.
         train: a function, which gets the parameters as keyword arguments, or a script, which gets ``--lr 0.1 ...``.
         space: what to choose from, by the names of parameters: :func:`uniform`, :func:`log_uniform`,
             :func:`int_range`, or a list of texts and numbers.
@@ -148,7 +148,7 @@ def sweep(
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
     name = None if name is None else check_title("name", name)
     kept = Kept.of(distributor._options.project.checkpoints, name, storage)
-    with plain_interrupts(), kept.held(distributor.plan(_nothing), asked[1]) as lost:
+    with plain_interrupts(), kept.held(_job(distributor), asked[1]) as lost:
         return _Search(distributor, train, *asked, kept, sampler, pruner, lost).run()
 
 
@@ -314,11 +314,15 @@ class _Search:
     def _submit(self, number: int, params: Mapping[str, Any]) -> Run:
         args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
         is_script = isinstance(self._train, (str, os.PathLike))
-        checkpoints = self._distributor._options.project.checkpoints
+        project = self._distributor._options.project
+        checkpoints, output_dir = project.checkpoints, project.output_dir
         if checkpoints is not None:
             checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, number, params))
+        if output_dir is not None:
+            output_dir = trial_folder(output_dir, self.study.name, number, params)
         distributor = self._distributor._with(
             checkpoints=checkpoints,
+            output_dir=output_dir,
             progress=False,
             callbacks=(*self._callbacks, _Listener(number, self._events)),
             cpus_per_process=self._slots.cpus,
@@ -493,7 +497,7 @@ class _Slots:
         session, _ = choose_session(distributor.local_mode, distributor.use_gpu)
         self._scheduler: Scheduler = choose_scheduler(session, distributor.use_gpu)
         self._width = width = resources.num_processes
-        self._job: Job = distributor.plan(_nothing)
+        self._job = _job(distributor)
         self.cpus = resources.cpus_per_process
         self._contends = not self._scheduler.on_driver or resources.use_gpu  # CPUs of this machine are not awaited
         self._counts = self._contends and self._scheduler.reports_slots
@@ -529,6 +533,11 @@ class _Slots:
 
 def _nothing() -> None:
     """Stand for the function of a trial where only its slots matter."""
+
+
+def _job(distributor: Distributor) -> Job:
+    """Return a job like a trial's, without its folders: they would be packed, and ``output_dir`` has all trials'."""
+    return distributor._with(working_dir=None, output_dir=None).plan(_nothing)
 
 
 @dataclass(frozen=True)

@@ -224,3 +224,19 @@ def test_trials_that_have_their_slots_leave_the_free_ones_to_others():
     assert _Slots.free(slots, [trial(True), trial(True)])
     assert _Slots.free(slots, [trial(True), trial(False)])
     assert not _Slots.free(slots, [trial(False), trial(False)])
+
+
+def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
+    """What is in ``output_dir`` is copied to each node before a run."""
+    folders = []
+
+    def submit(distributor, *_, **__):
+        folders.append(distributor._options.project.output_dir)
+        return Ended({"loss": 1.0})
+
+    monkeypatch.setattr(Distributor, "submit", submit)
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "of-all-trials").write_bytes(bytes(2 << 20))
+    search({"x": [1]}, output_dir=str(files), output_limit="1m")
+    assert [folder.rpartition("-")[0] for folder in folders] == [f"{files}/kept/{number}" for number in (0, 1)]
