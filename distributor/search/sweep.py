@@ -249,10 +249,10 @@ class _Search:
         """Search to the end, and return the study."""
         try:
             while self._more or self._active:
-                while self._more and self._slots.free([each.run for each in self._active.values()]):
+                if begins := self._more and self._slots.free([each.run for each in self._active.values()]):
                     self._start()
                 self._live.look({number: (each.run, each.trial.params) for number, each in self._active.items()})
-                self._handle()
+                self._handle(0.0 if begins else _INTERVAL)
         except KeyboardInterrupt:
             self.study.interrupted = True
             self._end("the sweep was interrupted (interrupt again to end it at once)")
@@ -335,14 +335,17 @@ class _Search:
             run.result()
         self._events.put((number, None))
 
-    def _handle(self) -> None:
-        """Wait a moment for news of a trial, and take them."""
+    def _handle(self, patience: float) -> None:
+        """Wait ``patience`` seconds for news of trials, and take all, since a look at free slots calls Spark often."""
         if self._lost:
             raise RunCancelledError(f"the study {self.study.name!r} was taken: {self._lost[0]}")
-        try:
-            number, rows = self._events.get(timeout=_INTERVAL)
-        except queue.Empty:
-            return
+        with suppress(queue.Empty):
+            self._take(*self._events.get(timeout=patience))
+            for _ in range(self._events.qsize()):
+                self._take(*self._events.get_nowait())
+
+    def _take(self, number: int, rows: tuple[Row, ...] | None) -> None:
+        """Take a trial's reports, or that it has ended."""
         active = self._active.get(number)
         if active is None:  # a callback that was left running has gone on
             return

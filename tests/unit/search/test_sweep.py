@@ -1,7 +1,9 @@
 """What Optuna is told of a trial's reports, and how a study that is kept goes on; runs are stood in for."""
 
 import math
+import queue
 import secrets
+import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -224,6 +226,36 @@ def test_trials_that_have_their_slots_leave_the_free_ones_to_others():
     assert _Slots.free(slots, [trial(True), trial(True)])
     assert _Slots.free(slots, [trial(True), trial(False)])
     assert not _Slots.free(slots, [trial(False), trial(False)])
+
+
+def test_all_news_are_taken_before_the_next_look_at_free_slots():
+    """A look takes many calls to Spark, and each running trial has news twice a second."""
+    taken = []
+    search = SimpleNamespace(_lost=[], _events=queue.SimpleQueue(), _take=lambda *news: taken.append(news))
+    for number in range(100):
+        search._events.put((number, ()))
+    _Search._handle(search, 0.0)
+    assert taken == [(number, ()) for number in range(100)]
+
+
+def test_trials_that_have_ended_are_known_before_another_begins(search, submitted, monkeypatch):
+    """On a large cluster, slots may be free for as long as the search goes on."""
+
+    class AtOnce:
+        def __init__(self, target, args, **_):
+            self.start = lambda: target(*args)
+
+    known = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            known.append(len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])))
+
+    monkeypatch.setattr(_Slots, "free", lambda slots, active: True)
+    threads = SimpleNamespace(Thread=AtOnce, Event=threading.Event, Lock=threading.Lock)
+    monkeypatch.setattr("distributor.search.sweep.threading", threads)
+    search({"x": [1]}, trials=3, sampler=Sampler())
+    assert known == [0, 1, 2]
 
 
 def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
