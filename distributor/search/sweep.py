@@ -414,9 +414,10 @@ class _Search:
         value, state = trial.value, self._states.COMPLETE
         if trial.outcome != "complete":
             value, state = None, self._states.PRUNED if trial.outcome == "pruned" else self._states.FAIL
-        if trial.error is not None and trial.number in self._active:
-            self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
-        self._optuna.tell(trial.number, value, state)
+        with suppress(RuntimeError):  # Optuna knows that the trial has ended: Ctrl-C came just after an earlier call
+            if trial.error is not None and trial.number in self._active:
+                self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
+        self._optuna.tell(trial.number, value, state, skip_if_finished=True)
 
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""

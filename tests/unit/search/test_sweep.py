@@ -258,6 +258,23 @@ def test_trials_that_have_ended_are_known_before_another_begins(search, submitte
     assert known == [0, 1, 2]
 
 
+@pytest.mark.parametrize("outcome", ["complete", "failed"])
+def test_ctrl_c_just_after_optuna_was_told_ends_as_any_other(search, monkeypatch, outcome):
+    run = Ended({"loss": 1.0} if outcome == "complete" else {"other": 1.0})
+    monkeypatch.setattr(Distributor, "submit", lambda *_, **__: run)
+    tell = optuna.Study.tell
+
+    def interrupted(study, *arguments, **options):
+        tell(study, *arguments, **options)
+        monkeypatch.setattr(optuna.Study, "tell", tell)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optuna.Study, "tell", interrupted)
+    study = search({"x": [1]})
+    assert study.interrupted
+    assert [trial.outcome for trial in study.table] == [outcome]
+
+
 def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
     """What is in ``output_dir`` is copied to each node before a run."""
     folders = []
