@@ -360,9 +360,13 @@ class _Search:
                 self.study.name,
             )
         self.study.add(trial)
-        self._tell(trial)
+        stuck = trial.error if isinstance(trial.error, StartError) and len(self._active) == 1 else None
+        if stuck is None:  # otherwise, a later call begins a kept one again
+            self._tell(trial)
         del self._active[number]
         self._live.ended(trial, active.run)
+        if stuck is not None:  # the next one would start no more than this
+            raise stuck
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -421,9 +425,7 @@ class _Search:
 
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""
-        if trial.error is not None and isinstance(trial.error, _BLAMELESS):
-            if isinstance(trial.error, StartError) and not self._active:  # the next one would start no more than this
-                raise trial.error
+        if isinstance(trial.error, _BLAMELESS):
             return
         self._failed.append(trial.error is not None)
         self._first_error = self._first_error or trial.error
@@ -434,7 +436,10 @@ class _Search:
         """Cancel all trials, or let them ``save``, and wait for their ends. If interrupted meanwhile, kill them."""
         try:
             for active in self._active.values():
-                active.run.cancel(why)
+                if save:  # a signal handler has raised, as the command's does on SIGTERM
+                    active.run.terminate()
+                else:
+                    active.run.cancel(why)
             for active in self._active.values():
                 active.run.wait()
                 if not self._lost:  # otherwise, the study is another driver's

@@ -275,6 +275,17 @@ def test_ctrl_c_just_after_optuna_was_told_ends_as_any_other(search, monkeypatch
     assert [trial.outcome for trial in study.table] == [outcome]
 
 
+def test_a_trial_that_could_not_start_begins_again_in_the_next_call(search, monkeypatch):
+    """It would otherwise count, and with as many calls as trials nothing would be left to try."""
+    run = Ended({})
+    run.result = Mock(side_effect=StartError("waiting for executors"))
+    with monkeypatch.context() as patch, pytest.raises(StartError, match="waiting for executors"):
+        patch.setattr(Distributor, "submit", lambda *_, **__: run)
+        search({"x": [1]}, trials=1)
+    assert states(search) == ["RUNNING"]
+    assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
+
+
 def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
     """What is in ``output_dir`` is copied to each node before a run."""
     folders = []
