@@ -397,7 +397,7 @@ class _Search:
         try:
             run.result()
         except DistributorError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames would keep the run, with all its reports
         value = _last_value(run, name)
         if value is None and active.known:  # an earlier driver has seen it end, but was killed before it told Optuna
             value = active.known[max(active.known)]

@@ -1,15 +1,18 @@
 """What Optuna is told of a trial's reports, and how a study that is kept goes on; runs are stood in for."""
 
+import gc
 import math
 import queue
 import secrets
 import threading
+import weakref
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import watch
 
-from distributor import ConfigurationError, Distributor, StartError, sweep, uniform
+from distributor import ConfigurationError, Distributor, StartError, TrainingError, sweep, uniform
 from distributor.metrics.table import Metrics, Row
 from distributor.search.sweep import _Search, _Slots
 
@@ -300,3 +303,22 @@ def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
     (files / "of-all-trials").write_bytes(bytes(2 << 20))
     search({"x": [1]}, output_dir=str(files), output_limit="1m")
     assert [folder.rpartition("-")[0] for folder in folders] == [f"{files}/kept/{number}" for number in (0, 1)]
+
+
+def test_the_error_of_a_trial_keeps_nothing_of_its_run(search, monkeypatch):
+    """A run has all its reports, and a study may have thousands of trials."""
+    runs = []
+
+    class Failed(Ended):
+        def result(self):
+            raise TrainingError("no")
+
+    def submit(*_, **__):
+        run = Failed({})
+        runs.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(Distributor, "submit", submit)
+    study = search({"x": [1]})
+    assert [str(trial.error) for trial in study.table] == ["no"] * 2
+    watch.until(lambda: gc.collect() >= 0 and all(run() is None for run in runs))
