@@ -16,6 +16,8 @@ import optuna
 import psutil
 import pytest
 import watch
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from sessions import Make
 
 from distributor import (
@@ -201,6 +203,26 @@ class InOrder(optuna.samplers.RandomSampler):
         return distribution.choices[trial.number % len(distribution.choices)]
 
 
+class AtOnce:
+    """A callback that notes how many runs were active when each began."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def on_start(self, run: Run) -> None:
+        self.numbers.append(len(runs().active))
+
+
+@pytest.mark.usefixtures("fake_gpus")
+def test_no_trial_waits_for_gpus_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ``at_once`` says: after the start timeout, it would count as failed."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    distributor = TorchDistributor(1, local_mode=True, progress=False, callbacks=[at_once := AtOnce()])
+    study = sweep(distributor, squared, {"x": uniform(0, 1)}, metric=GOAL, trials=6, at_once=6)
+    assert [trial.outcome for trial in study.table] == ["complete"] * 6
+    assert max(at_once.numbers) <= 2
+
+
 @pytest.mark.spark
 def test_a_search_that_needs_too_many_slots_is_refused(two_executors: Any) -> None:
     wide = TorchDistributor(64, False, False, start_timeout=3)
@@ -355,6 +377,25 @@ def test_without_a_channel_nothing_is_pruned_and_that_is_said_once(
     study = sweep(TorchDistributor(1, False, False), report_twice, {"x": [1]}, **options)
     assert [(trial.outcome, trial.value) for trial in study.table] == [("complete", 3.0)] * 2
     assert caplog.text.count("reports come only when a trial has ended, and nothing is pruned") == 1
+
+
+def meet_the_next(number: int, folder: str) -> None:
+    """The first of five trials ends once four run, and the others once the last runs beside them."""
+    from distributor import runtime
+
+    Path(folder, str(number)).touch()
+    watch.until(lambda: len(os.listdir(folder)) >= (4 if number == 0 else 5))
+    runtime.report(loss=1.0)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_without_a_channel_trials_have_all_slots(two_executors: Any, unreachable: None, tmp_path: Path) -> None:
+    """The driver never hears that they run, but Spark has started their tasks."""
+    space = {"number": list(range(5)), "folder": [str(tmp_path)]}
+    one_core = TorchDistributor(1, False, False)
+    study = sweep(one_core, meet_the_next, space, metric=GOAL, trials=5, sampler=InOrder())
+    assert [trial.outcome for trial in study.table] == ["complete"] * 5
 
 
 def lose_the_node(x: int) -> None:
@@ -729,6 +770,30 @@ def test_ctrl_c_ends_the_command_with_130_and_the_table(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert out.splitlines()[-1].split()[:2] == ["0", "cancelled"]
     assert "the sweep was interrupted; it returns the trials so far" in err
+
+
+def test_after_sigterm_the_commands_trials_stop_together_and_save(tmp_path: Path) -> None:
+    script, saved = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(
+        "import itertools, pathlib, time\nfrom distributor import runtime\n"
+        "for step in itertools.count():\n"
+        "    if runtime.should_stop(step):\n        break\n"
+        "    if step == 0:\n        print('trains', flush=True)\n"
+        "    time.sleep(0.01)\n"
+        f"runtime.report(step=step, loss=1.0)\npathlib.Path({str(saved)!r}).touch()\n"
+    )
+    arguments = ["--metric", "loss:min", "--space", "lr=1,2", "--trials", "2", "--at-once", "1", "--name", "search"]
+    line = [sys.executable, "-m", "distributor", "sweep", "--local", "--no-gpu", *arguments, "--checkpoints"]
+    process = subprocess.Popen([*line, str(tmp_path), str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # a trial runs
+    process.terminate()
+    process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert saved.exists()
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "search" / "study.journal")))
+    (trial,) = optuna.load_study(study_name="search", storage=storage).get_trials()
+    assert trial.state is optuna.trial.TrialState.RUNNING  # the same command goes on with it
 
 
 @pytest.mark.parametrize(

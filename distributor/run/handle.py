@@ -54,6 +54,11 @@ def active_runs() -> list[Run]:
     return list(_active)
 
 
+def slots_are_wanted(*, on_driver: bool, beside: Sequence[Run] = ()) -> bool:
+    """Return whether a run of this process, other than those, waits for slots that exist."""
+    return any(run._wants_slots(on_driver=on_driver) for run in active_runs() if run not in beside)
+
+
 class Run:
     """The handle of one run, returned by ``TorchDistributor.submit``.
 
@@ -207,6 +212,11 @@ class Run:
         if submission.scheduler.on_driver != on_driver:
             return False
         return self._preparing.wants_slots(self._supervisor.state, submission)
+
+    @property
+    def _holds_slots(self) -> bool:
+        """Whether the run has its slots, as far as is known; also once it has ended."""
+        return self._preparing.holds_slots(self._supervisor.state, self._supervisor.submission)
 
     @property
     def _current(self) -> Job:

@@ -187,7 +187,7 @@ class Lease:
 
     def _held(self, holder: Holder | None, here: Holder) -> StartError:
         other = "folder" if self.job.identity is None and self._what is None else "name"
-        if holder is not None and replace(holder, run=here.run) == here:
+        if self._what is None and holder is not None and replace(holder, run=here.run) == here:
             return StartError(
                 f"{self._thing} is held by run {holder.run} of this process: distributor.runs().active has its "
                 f"handle, to wait for it or to cancel it; or pass another {other}"

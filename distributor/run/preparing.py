@@ -36,10 +36,15 @@ class Preparing:
 
     def wants_slots(self, state: AttemptState, submission: Submission) -> bool:
         """Return whether the run waits for slots that the cluster has, or may be about to take some."""
-        if not isinstance(state.phase, Waiting):
-            return False
         step = self._detail(state, submission)
-        return step is None or not step.yields
+        return not self.holds_slots(state, submission) and (step is None or not step.yields)
+
+    def holds_slots(self, state: AttemptState, submission: Submission) -> bool:
+        """Return whether the run has its slots, as far as is known; also once it has ended."""
+        if not isinstance(state.phase, Waiting) or state.nodes.step is not None:
+            return True
+        step = self._detail(state, submission)
+        return step is not None and step.holds
 
     def _detail(self, state: AttemptState, submission: Submission) -> StatusDetail | None:
         if not isinstance(state.phase, (Waiting, Starting)):
@@ -56,17 +61,19 @@ class Preparing:
         if submission.feeding:
             return StatusDetail("writing the data for the ranks", yields=True)
         if state.unreached:
-            return StatusDetail("Spark runs the tasks, but no node has reached the driver")
+            return StatusDetail("Spark runs the tasks, but no node has reached the driver", holds=True)
         server = submission.server
         if server is not None and server.begun:
-            return StatusDetail("starting a process on each node")
+            return StatusDetail("starting a process on each node", holds=True)
         if waited < self._margins.patience:  # the scheduler may not have begun to start the nodes yet
             return None
         waits = self._waiting_for(submission)
         if waits is not None or server is None:
             return waits
         return StatusDetail(
-            "waiting for Spark's tasks to reach the driver", f": {server.told} of {submission.job.num_tasks} have"
+            "waiting for Spark's tasks to reach the driver",
+            f": {server.told} of {submission.job.num_tasks} have",
+            holds=submission.scheduler.reports_slots,  # others do not say that they wait for slots
         )
 
     def _waiting_for(self, submission: Submission) -> StatusDetail | None:

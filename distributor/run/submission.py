@@ -95,6 +95,10 @@ class Submission:
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
+        from distributor.run.handle import slots_are_wanted  # which imports this module
+
+        if slots_are_wanted(on_driver=self.scheduler.on_driver):  # the run would lose its own to the one that waits
+            return 0
         now = self.job.resources.num_processes
         if self._narrower is not None and now <= self._narrower:
             return 0

@@ -107,7 +107,7 @@ class LocalScheduler:
         return resources.max_processes_per_node
 
     on_driver = True
-    reports_slots = False
+    reports_slots = True
     slots_may_come = False  # the resources of this machine do not change
     omp_threads = None  # only the user can have set OMP_NUM_THREADS
 
@@ -152,12 +152,13 @@ class LocalScheduler:
             return 0
         asked = job.resources
         most = asked.num_processes if job.widths is None else job.widths.most
-        rooms = [asked.max_processes_per_node or most]
+        rooms = [] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
         rooms += [there // amount for _, amount, there, _ in _supplies(asked)]
         if asked.use_gpu:
             with _released:
                 rooms.append(sum(gpu not in _held for gpu in self._gpus or ()) // asked.gpus_each)
-        return min(rooms)
+                self._waits = rooms[-1] < asked.num_processes
+        return min(rooms, default=most)
 
     def leaving(self) -> str | None:
         return None

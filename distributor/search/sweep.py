@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
@@ -30,7 +29,7 @@ from distributor.errors import (
 from distributor.machine import devices, processes
 from distributor.metrics.table import Metrics, Row
 from distributor.run.callback_thread import Callbacks
-from distributor.run.handle import Run, active_runs
+from distributor.run.handle import Run, slots_are_wanted
 from distributor.run.interrupt import plain_interrupts
 from distributor.search.kept import (
     ERROR,
@@ -49,7 +48,7 @@ from distributor.search.space import distributions, is_changed, suggest
 from distributor.search.study import Study, Trial
 from distributor.text import notices
 from distributor.values.checks import check_count, check_title
-from distributor.values.job import Job, Status
+from distributor.values.job import Job
 from distributor.values.trial_info import TrialInfo
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def sweep(
     The first Ctrl-C cancels all trials and returns the study so far; a second one raises KeyboardInterrupt.
 
     Args:
-        distributor: how each trial runs. Its checkpoints and ``output_dir`` have a subfolder for each trial. Its
+        distributor: how each trial runs. Its checkpoints and ``output_dir`` are in a subfolder for each trial. Its
             callbacks serve all trials, one call at a time.
         train: a function, which gets the parameters as keyword arguments, or a script, which gets ``--lr 0.1 ...``.
         space: what to choose from, by the names of parameters: :func:`uniform`, :func:`log_uniform`,
@@ -149,7 +148,7 @@ def sweep(
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
     name = None if name is None else check_title("name", name)
     kept = Kept.of(distributor._options.project.checkpoints, name, storage)
-    with plain_interrupts(), kept.held(distributor.plan(_nothing), asked[1]) as lost:
+    with plain_interrupts(), kept.held(_job(distributor), asked[1]) as lost:
         return _Search(distributor, train, *asked, kept, sampler, pruner, lost).run()
 
 
@@ -250,16 +249,16 @@ class _Search:
         """Search to the end, and return the study."""
         try:
             while self._more or self._active:
-                while self._more and self._slots.free([each.run for each in self._active.values()]):
+                if begins := self._more and self._slots.free([each.run for each in self._active.values()]):
                     self._start()
                 self._live.look({number: (each.run, each.trial.params) for number, each in self._active.items()})
-                self._handle()
+                self._handle(0.0 if begins else _INTERVAL)
         except KeyboardInterrupt:
             self.study.interrupted = True
             self._end("the sweep was interrupted (interrupt again to end it at once)")
             notices.logger.warning("the sweep was interrupted; it returns the trials so far")
-        except BaseException:
-            self._end("the sweep has ended with an error")
+        except BaseException as error:
+            self._end("the sweep has ended with an error", save=not isinstance(error, Exception))
             raise
         finally:
             self._live.close()
@@ -317,10 +316,13 @@ class _Search:
         is_script = isinstance(self._train, (str, os.PathLike))
         project = self._distributor._options.project
         checkpoints, output_dir = project.checkpoints, project.output_dir
-        folder = partial(trial_folder, study=self.study.name, number=number, params=params)
+        if checkpoints is not None:
+            checkpoints = replace(checkpoints, dir=trial_folder(checkpoints.dir, self.study.name, number, params))
+        if output_dir is not None:
+            output_dir = trial_folder(output_dir, self.study.name, number, params)
         distributor = self._distributor._with(
-            checkpoints=checkpoints and replace(checkpoints, dir=folder(checkpoints.dir)),
-            output_dir=output_dir and folder(output_dir),
+            checkpoints=checkpoints,
+            output_dir=output_dir,
             progress=False,
             callbacks=(*self._callbacks, _Listener(number, self._events)),
             cpus_per_process=self._slots.cpus,
@@ -333,14 +335,17 @@ class _Search:
             run.result()
         self._events.put((number, None))
 
-    def _handle(self) -> None:
-        """Wait a moment for news of a trial, and take them."""
+    def _handle(self, patience: float) -> None:
+        """Wait ``patience`` seconds for news of trials, and take all, since a look at free slots calls Spark often."""
         if self._lost:
             raise RunCancelledError(f"the study {self.study.name!r} was taken: {self._lost[0]}")
-        try:
-            number, rows = self._events.get(timeout=_INTERVAL)
-        except queue.Empty:
-            return
+        with suppress(queue.Empty):
+            self._take(*self._events.get(timeout=patience))
+            for _ in range(self._events.qsize()):
+                self._take(*self._events.get_nowait())
+
+    def _take(self, number: int, rows: tuple[Row, ...] | None) -> None:
+        """Take a trial's reports, or that it has ended."""
         active = self._active.get(number)
         if active is None:  # a callback that was left running has gone on
             return
@@ -355,9 +360,13 @@ class _Search:
                 self.study.name,
             )
         self.study.add(trial)
-        self._tell(trial)
+        stuck = trial.error if isinstance(trial.error, StartError) and len(self._active) == 1 else None
+        if stuck is None:  # otherwise, a later call begins a kept one again
+            self._tell(trial)
         del self._active[number]
         self._live.ended(trial, active.run)
+        if stuck is not None:  # the next one would start no more than this
+            raise stuck
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -388,7 +397,7 @@ class _Search:
         try:
             run.result()
         except DistributorError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames would keep the run, with all its reports
         value = _last_value(run, name)
         if value is None and active.known:  # an earlier driver has seen it end, but was killed before it told Optuna
             value = active.known[max(active.known)]
@@ -409,37 +418,43 @@ class _Search:
         value, state = trial.value, self._states.COMPLETE
         if trial.outcome != "complete":
             value, state = None, self._states.PRUNED if trial.outcome == "pruned" else self._states.FAIL
-        if trial.error is not None and trial.number in self._active:
-            self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
-        self._optuna.tell(trial.number, value, state)
+        with suppress(RuntimeError):  # Optuna knows that the trial has ended: Ctrl-C came just after an earlier call
+            if trial.error is not None and trial.number in self._active:
+                self._active[trial.number].trial.set_user_attr(ERROR, str(trial.error))
+        self._optuna.tell(trial.number, value, state, skip_if_finished=True)
 
     def _judge(self, trial: Trial) -> None:
         """Raise the first error if too many trials have failed."""
-        if trial.error is not None and isinstance(trial.error, _BLAMELESS):
-            if isinstance(trial.error, StartError) and not self._active:  # the next one would start no more than this
-                raise trial.error
+        if isinstance(trial.error, _BLAMELESS):
             return
         self._failed.append(trial.error is not None)
         self._first_error = self._first_error or trial.error
         if self._first_error is not None and too_many(self._failed):
             raise self._first_error
 
-    def _end(self, why: str) -> None:
-        """Cancel all trials, and wait for their ends. If interrupted meanwhile, kill them."""
+    def _end(self, why: str, *, save: bool = False) -> None:
+        """Cancel all trials, or let them ``save``, and wait for their ends. If interrupted meanwhile, kill them."""
         try:
             for active in self._active.values():
-                active.run.cancel(why)
+                if save:  # a signal handler has raised, as the command's does on SIGTERM
+                    active.run.terminate()
+                else:
+                    active.run.cancel(why)
             for active in self._active.values():
                 active.run.wait()
                 if not self._lost:  # otherwise, the study is another driver's
-                    self.study.add(trial := self._ended(active))
+                    trial = self._ended(active)
+                    if save and active.run._halted and active.run.error is None and trial.outcome != "pruned":
+                        trial = replace(trial, outcome="cancelled", error=None)  # it has stopped early, and saved
+                    self.study.add(trial)
                     if trial.outcome != "cancelled" or not self._kept.resumes:
                         self._tell(trial)
                     self._live.ended(trial, active.run)
             self._active.clear()
-        except KeyboardInterrupt:
-            for active in self._active.values():
-                active.run.kill()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # a second signal
+                for active in self._active.values():
+                    active.run.kill()
             raise
         finally:
             if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended
@@ -491,11 +506,12 @@ class _Slots:
         session, _ = choose_session(distributor.local_mode, distributor.use_gpu)
         self._scheduler: Scheduler = choose_scheduler(session, distributor.use_gpu)
         self._width = width = resources.num_processes
-        self._job: Job = distributor.plan(_nothing)
+        self._job = _job(distributor)
         self.cpus = resources.cpus_per_process
         self._contends = not self._scheduler.on_driver or resources.use_gpu  # CPUs of this machine are not awaited
-        self._counts = not self._scheduler.on_driver and self._scheduler.reports_slots
+        self._counts = self._contends and self._scheduler.reports_slots
         if self._scheduler.on_driver:
+            self._scheduler.shape(resources)  # finds the GPUs
             each = resources.cpus_per_process or 1
             cores = processes.cpu_count()
             most = len(devices.local_gpus(os.environ)) // (width * resources.gpus_each) if resources.use_gpu else 0
@@ -516,17 +532,21 @@ class _Slots:
         """Return whether another trial can start beside the ``active`` ones."""
         if self._at_once is not None and len(active) >= self._at_once:
             return False
-        others = [run for run in active_runs() if run not in active] if self._contends else []
-        if any(run._wants_slots(on_driver=self._scheduler.on_driver) for run in others):
+        if self._contends and slots_are_wanted(on_driver=self._scheduler.on_driver, beside=active):
             return False
         if not self._counts or not active:  # a trial alone waits for its slots itself, with a deadline
             return True
-        coming = sum(run.num_processes for run in active if run.status is Status.WAITING)
+        coming = sum(run.num_processes for run in active if not run._holds_slots)
         return (self._scheduler.room(self._job) or 0) - coming >= self._width
 
 
 def _nothing() -> None:
     """Stand for the function of a trial where only its slots matter."""
+
+
+def _job(distributor: Distributor) -> Job:
+    """Return a job like a trial's, without its folders: they would be packed, and ``output_dir`` has all trials'."""
+    return distributor._with(working_dir=None, output_dir=None).plan(_nothing)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,7 @@ class StatusDetail(NamedTuple):
     what: str  # the same during the step
     how_far: str = ""  # its progress
     yields: bool = False  # the run needs none of the slots that the cluster has, as yet
+    holds: bool = False  # the run has its slots
 
     def __str__(self) -> str:
         return self.what + self.how_far

@@ -49,6 +49,7 @@ class Scheduler:
         self.error: Exception | None = None
 
     on_driver = False
+    reports_slots = True
 
     def thread(self, target: Any) -> threading.Thread:
         return threading.Thread(target=target)
@@ -520,17 +521,32 @@ def test_a_run_that_is_asked_to_stop_still_waits_for_its_name(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("waits", "wants"),
+    ("waits", "wants", "holds"),
     [
-        (StatusDetail("waiting for 2 task slots", ": 1 is free"), True),
-        (StatusDetail("waiting for executors", yields=True), False),
+        (StatusDetail("waiting for 2 task slots", ": 1 is free"), True, False),
+        (StatusDetail("waiting for executors", yields=True), False, False),
+        (None, False, True),  # its tasks run, and have not reached the driver
     ],
 )
-def test_a_run_wants_slots_while_it_waits_for_those_of_its_scheduler(waits: StatusDetail, wants: bool) -> None:
+def test_a_run_wants_slots_while_it_waits_for_those_of_its_scheduler(
+    waits: StatusDetail | None, wants: bool, holds: bool
+) -> None:
     scheduler = Scheduler()
     scheduler.waits = waits
     with running(scheduler, patience=0.0, ask=0.0) as run:
         watch.until(lambda: scheduler.at is not None)
         assert run._wants_slots(on_driver=False) is wants
         assert not run._wants_slots(on_driver=True)
+        assert run._holds_slots is holds
     assert not run._wants_slots(on_driver=False)
+
+
+def test_a_run_whose_nodes_do_not_reach_the_driver_wants_no_slots() -> None:
+    """On Spark Connect, which does not say whether a run waits for slots, once tasks have had time to come."""
+    scheduler = Scheduler()
+    scheduler.reports_slots, scheduler.waits = False, None
+    with running(scheduler, patience=0.0, ask=0.0, look=0.01, unreached=0.05) as run:
+        watch.until(lambda: scheduler.at is not None)
+        assert run._wants_slots(on_driver=False) or run._supervisor.state.unreached
+        watch.until(lambda: run._supervisor.state.unreached)
+        assert not run._wants_slots(on_driver=False)

@@ -147,6 +147,15 @@ def test_two_runs_of_one_name(tmp_path: Path) -> None:
         assert record(tmp_path).run == "a0"
 
 
+def test_a_study_that_this_process_has_is_no_run_with_a_handle(tmp_path: Path) -> None:
+    first, second = (replace(job(tmp_path, run), identity=None) for run in ("a0", "b1"))
+    about: Any = {"storage": Folder(tmp_path), "thing": "the study 'digits'"}
+    with hold(first, lambda: True, print, TIMES, **about):
+        with pytest.raises(StartError, match=r"'digits' is held by run a0 of process \d+ on .* or pass another name"):
+            with hold(second, lambda: True, print, TIMES, **about):
+                pass
+
+
 def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pid = process.pid

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import watch
 from jobs import make_job
 
 from distributor import ConfigurationError
+from distributor.run import handle
 from distributor.run.alarm import Alarm
 from distributor.run.events import Room
 from distributor.run.margins import Margins
@@ -22,6 +24,7 @@ class Rooms:
     """A scheduler that has this room, one after the other; the last one stays."""
 
     slots_may_come = False
+    on_driver = False
 
     def __init__(self, *rooms: int | Exception | None) -> None:
         self.rooms = [*rooms]
@@ -104,6 +107,15 @@ def test_a_job_that_was_to_be_wider_and_is_not_does_not_try_again() -> None:
     assert following.look_for_room() == Room(0)
     following.job = replace(following.job, resources=replace(following.job.resources, num_processes=6))
     assert following.look_for_room() == Room(2)
+
+
+def test_a_run_that_waits_for_slots_lets_no_other_widen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would get those that the ranks of the other leave."""
+    wants = Mock(_wants_slots=lambda on_driver: not on_driver)
+    monkeypatch.setattr(handle, "_active", {wants: None})
+    assert made(2, now=2).look_for_room() == Room(0)
+    monkeypatch.setattr(Rooms, "on_driver", True)
+    assert made(2, now=2).look_for_room() == Room(2)
 
 
 def test_a_scheduler_that_cannot_tell_widens_nothing() -> None:

@@ -37,3 +37,14 @@ def test_a_range_takes_the_gpus_that_no_other_run_has(monkeypatch):
     monkeypatch.setattr(local, "_held", {"0", "1"})
     job = make_job("3f2a", 1, use_gpu=True, widths=Widths(1, 4))
     assert LocalScheduler(1, ("0", "1", "2", "3")).room(job) == 2
+
+
+def test_a_range_that_waits_for_gpus_says_so(monkeypatch):
+    monkeypatch.setattr(local, "_held", {"0", "1", "2"})
+    job = make_job("3f2a", 2, use_gpu=True, widths=Widths(2, 4))
+    scheduler = LocalScheduler(1, ("0", "1", "2", "3"))
+    assert scheduler.room(job) == 1
+    assert str(scheduler.waiting_for()) == "waiting for GPUs of other runs"
+    monkeypatch.setattr(local, "_held", set())
+    assert scheduler.room(job) == 4
+    assert str(scheduler.waiting_for()) == "starting a process on this machine"

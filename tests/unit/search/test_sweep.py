@@ -1,15 +1,20 @@
 """What Optuna is told of a trial's reports, and how a study that is kept goes on; runs are stood in for."""
 
+import gc
 import math
+import queue
 import secrets
+import threading
+import weakref
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import watch
 
-from distributor import ConfigurationError, Distributor, StartError, sweep, uniform
+from distributor import ConfigurationError, Distributor, StartError, TrainingError, sweep, uniform
 from distributor.metrics.table import Metrics, Row
-from distributor.search.sweep import _Search
+from distributor.search.sweep import _Search, _Slots
 
 numpy = pytest.importorskip("numpy")
 optuna = pytest.importorskip("optuna")
@@ -211,3 +216,109 @@ def test_a_study_of_another_kind_is_refused_before_a_trial_begins(search, submit
     with pytest.raises(ConfigurationError, match=r"metric=\('loss', 'max'\), and cannot go on with \('loss', 'min'\)"):
         search({"x": [1]})
     assert submitted == []
+
+
+def test_trials_that_have_their_slots_leave_the_free_ones_to_others():
+    """Also if their nodes cannot tell the driver that they run: what Spark counts as free is beside theirs."""
+
+    def trial(holds):
+        return SimpleNamespace(num_processes=1, _holds_slots=holds)
+
+    scheduler = SimpleNamespace(on_driver=False, room=lambda job: 2)
+    slots = SimpleNamespace(_at_once=None, _contends=True, _counts=True, _width=1, _job=None, _scheduler=scheduler)
+    assert _Slots.free(slots, [trial(True), trial(True)])
+    assert _Slots.free(slots, [trial(True), trial(False)])
+    assert not _Slots.free(slots, [trial(False), trial(False)])
+
+
+def test_all_news_are_taken_before_the_next_look_at_free_slots():
+    """A look takes many calls to Spark, and each running trial has news twice a second."""
+    taken = []
+    search = SimpleNamespace(_lost=[], _events=queue.SimpleQueue(), _take=lambda *news: taken.append(news))
+    for number in range(100):
+        search._events.put((number, ()))
+    _Search._handle(search, 0.0)
+    assert taken == [(number, ()) for number in range(100)]
+
+
+def test_trials_that_have_ended_are_known_before_another_begins(search, submitted, monkeypatch):
+    """On a large cluster, slots may be free for as long as the search goes on."""
+
+    class AtOnce:
+        def __init__(self, target, args, **_):
+            self.start = lambda: target(*args)
+
+    known = []
+
+    class Sampler(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            known.append(len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])))
+
+    monkeypatch.setattr(_Slots, "free", lambda slots, active: True)
+    threads = SimpleNamespace(Thread=AtOnce, Event=threading.Event, Lock=threading.Lock)
+    monkeypatch.setattr("distributor.search.sweep.threading", threads)
+    search({"x": [1]}, trials=3, sampler=Sampler())
+    assert known == [0, 1, 2]
+
+
+@pytest.mark.parametrize("outcome", ["complete", "failed"])
+def test_ctrl_c_just_after_optuna_was_told_ends_as_any_other(search, monkeypatch, outcome):
+    run = Ended({"loss": 1.0} if outcome == "complete" else {"other": 1.0})
+    monkeypatch.setattr(Distributor, "submit", lambda *_, **__: run)
+    tell = optuna.Study.tell
+
+    def interrupted(study, *arguments, **options):
+        tell(study, *arguments, **options)
+        monkeypatch.setattr(optuna.Study, "tell", tell)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optuna.Study, "tell", interrupted)
+    study = search({"x": [1]})
+    assert study.interrupted
+    assert [trial.outcome for trial in study.table] == [outcome]
+
+
+def test_a_trial_that_could_not_start_begins_again_in_the_next_call(search, monkeypatch):
+    """It would otherwise count, and with as many calls as trials nothing would be left to try."""
+    run = Ended({})
+    run.result = Mock(side_effect=StartError("waiting for executors"))
+    with monkeypatch.context() as patch, pytest.raises(StartError, match="waiting for executors"):
+        patch.setattr(Distributor, "submit", lambda *_, **__: run)
+        search({"x": [1]}, trials=1)
+    assert states(search) == ["RUNNING"]
+    assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
+
+
+def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
+    """What is in ``output_dir`` is copied to each node before a run."""
+    folders = []
+
+    def submit(distributor, *_, **__):
+        folders.append(distributor._options.project.output_dir)
+        return Ended({"loss": 1.0})
+
+    monkeypatch.setattr(Distributor, "submit", submit)
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "of-all-trials").write_bytes(bytes(2 << 20))
+    search({"x": [1]}, output_dir=str(files), output_limit="1m")
+    assert [folder.rpartition("-")[0] for folder in folders] == [f"{files}/kept/{number}" for number in (0, 1)]
+
+
+def test_the_error_of_a_trial_keeps_nothing_of_its_run(search, monkeypatch):
+    """A run has all its reports, and a study may have thousands of trials."""
+    runs = []
+
+    class Failed(Ended):
+        def result(self):
+            raise TrainingError("no")
+
+    def submit(*_, **__):
+        run = Failed({})
+        runs.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(Distributor, "submit", submit)
+    study = search({"x": [1]})
+    assert [str(trial.error) for trial in study.table] == ["no"] * 2
+    watch.until(lambda: gc.collect() >= 0 and all(run() is None for run in runs))
