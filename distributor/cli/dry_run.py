@@ -33,7 +33,7 @@ _UNKNOWN = -1
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _OWN_GPUS, _INTERFACE, _NODES, _RANKS)
 
 #: Environment variables and Spark settings whose values may be secrets.
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
 
 
 def describe(

@@ -26,7 +26,8 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_shows_each_ranks_command_and_environment(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["run", "-n", "3", "--local", "--no-gpu", "--env", "A=b c", "--env", "API_KEY=geheim", "--dry-run"]
+    env = ["--env", "A=b c", "--env", "API_KEY=geheim", "--env", "DB_PASSWD=geheim"]
+    run = ["run", "-n", "3", "--local", "--no-gpu", *env, "--dry-run"]
     assert command.call([*run, script, "--lr", "0.1", "a b"]) == 0
     out = capsys.readouterr().out
     assert f"run           script {script}\n" in out
@@ -39,6 +40,7 @@ def test_a_dry_run_shows_each_ranks_command_and_environment(script: str, capsys:
     for variable in (
         "A='b c'",
         "API_KEY=***",
+        "DB_PASSWD=***",
         "CUDA_VISIBLE_DEVICES=''",
         "RANK=0",
         "WORLD_SIZE=3",
