@@ -1,6 +1,7 @@
 """What Optuna is told of a trial's reports, and how a study that is kept goes on; runs are stood in for."""
 
 import math
+import os
 import secrets
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -105,6 +106,12 @@ def test_other_choices_are_refused_and_the_study_goes_on_with_those_it_had(searc
             search(space)
     study = search({"x": [1, 2]})
     assert [trial.outcome for trial in study.table] == ["complete"] * 2
+
+
+def test_a_script_from_a_pipe_is_refused(search, tmp_path):
+    os.mkfifo(tmp_path / "train.py")
+    with pytest.raises(ConfigurationError, match=r"train.py' is a pipe, which only the first trial could read"):
+        search({"x": [1, 2]}, tmp_path / "train.py")
 
 
 def test_a_call_that_is_refused_leaves_no_trial_to_the_next(search):
