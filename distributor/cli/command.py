@@ -218,7 +218,7 @@ def list_runs(run: str | None) -> None:
     if run is None:
         click.echo(show(records) if records else f"no runs are remembered in {folder}")
         return
-    found = [record for record in records if run in (record.name, record.id)]
+    found = [record for record in records if run in (record.called, record.id)]
     if not found:
         raise click.UsageError(f"no run {run!r} is remembered in {folder}: distributor runs lists them")
     click.echo(str(found[0]))

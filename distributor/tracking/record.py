@@ -91,6 +91,11 @@ class RunRecord:
     error: str | None = None
 
     @property
+    def called(self) -> str:
+        """What a table calls it: its study and trial, its name, or what it has run."""
+        return self.name or self.title if self.trial is None else f"{self.study}/{self.trial}"
+
+    @property
     def status(self) -> str:
         """``"succeeded"``, ``"failed"``, ``"cancelled"``, ``"lost"`` if its driver is gone, or what it is doing."""
         return LOST if self.ended is None and self.driver.is_gone() else self.said
@@ -170,8 +175,7 @@ def show(records: Sequence[Any]) -> str:
         when = time.strftime("%m-%d %H:%M", time.localtime(record.submitted))
         step = "" if record.step is None else f"{record.step}{_of(record.total_steps)}"
         metrics = _pairs(dict(list(record.latest_metrics.items())[:3]))
-        name = record.name or record.title if record.trial is None else f"{record.study}/{record.trial}"
-        rows.append([name, record.id, record.status, when, duration(record.seconds), step, metrics])
+        rows.append([record.called, record.id, record.status, when, duration(record.seconds), step, metrics])
     return table(["name", "id", "status", "when", "time", "step", "metrics"], rows)
 
 

@@ -81,6 +81,11 @@ def test_a_record_tells_all_in_lines() -> None:
     assert "train with 4 processes, " in text and f"from process {os.getpid()} on " in text
 
 
+def test_a_run_is_called_by_its_trial_its_name_or_what_it_has_run() -> None:
+    trial = replace(RECORD, name=None, trial=3, study="search")
+    assert [each.called for each in (trial, RECORD, replace(RECORD, name=None))] == ["search/3", "digits", "train"]
+
+
 def test_runs_are_a_table() -> None:
     head, line = show([replace(RECORD, ended=1012.0, said="succeeded")]).splitlines()
     assert head.split() == ["name", "id", "status", "when", "time", "step", "metrics"]
