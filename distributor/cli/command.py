@@ -143,7 +143,8 @@ def run(
         ],
         "launch": launch_flags.OPTIONS,
         "num_processes": _OWN["num_processes"],
-    }
+    },
+    without="resume",  # of a run with a name: the search has it, and its trials go on by themselves
 )
 def search(
     script: str,
