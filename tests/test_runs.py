@@ -787,12 +787,17 @@ def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> 
 
 
 @pytest.mark.long_on_executors
-def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_added_and_forwarded(
+    make: Make, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("UNRELATED_TO_IT", "1")
     names = ("WANDB_PROJECT", "WANDB_MODE", "UNRELATED_TO_IT", "EXTRA", "OMP_NUM_THREADS")
-    distributor = make(1, env={"EXTRA": "yes", "WANDB_MODE": "online", "OMP_NUM_THREADS": "3"}, forward_env=["WANDB_*"])
+    (tmp_path / "found_there.py").touch()
+    env = {"EXTRA": "yes", "WANDB_MODE": "online", "OMP_NUM_THREADS": "3", "PYTHONPATH": str(tmp_path)}
+    distributor = make(1, env=env, forward_env=["WANDB_*"])
+    assert distributor.run(lambda: importlib.import_module("found_there").__name__) == "found_there"
     env = distributor.run(trainings.environment, *names)
     assert env["WANDB_PROJECT"] == "digits"
     assert env["WANDB_MODE"] == "online"

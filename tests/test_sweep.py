@@ -804,6 +804,7 @@ def test_after_sigterm_the_commands_trials_stop_together_and_save(tmp_path: Path
         (["--space", "lr=int:a:2", "--trials", "2"], "--space takes lr=log:LOW:HIGH"),
         (["--space", "lr=1,2"], "--trials"),
         (["--space", "lr=1,2", "--trials", "2", "--metric", "loss"], "--metric takes NAME:min or NAME:max"),
+        (["--space", "lr=1,2", "--trials", "2", "--name", "a", "--resume", "must"], "No such option '--resume'"),
     ],
 )
 def test_the_command_refuses_what_is_wrong(arguments: list[str], why: str) -> None:

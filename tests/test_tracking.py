@@ -70,6 +70,8 @@ def test_runs_are_remembered(make: Make, folder: Path, tmp_path: Path, capsys: p
         assert command.call(["runs", wanted]) == 0
         out = capsys.readouterr().out
         assert "killed by SIGKILL" in out and "% of " in out and "steps 4" in out
+    assert command.call(["runs", "divmod"]) == 0  # without a name, the list calls it so
+    assert f"run {failed.id}: failed" in capsys.readouterr().out
     assert command.call(["runs", "other"]) == 2
     assert f"no run 'other' is remembered in {folder}: distributor runs lists them" in capsys.readouterr().err
 

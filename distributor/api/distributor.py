@@ -484,7 +484,10 @@ class Distributor:
         asked = self._options.project
         if local:
             check_packages(self._launch)
-        target = find_target(train_object, args, kwargs, working_dir=asked.working_dir, local=local)
+        python_path = self._options.variables.env.get("PYTHONPATH", "")
+        target = find_target(
+            train_object, args, kwargs, working_dir=asked.working_dir, local=local, python_path=python_path
+        )
         folders = (
             pack_working_dir(asked, local=local, view=view, log_dir=self._options.output.log_dir),
             pack_output_dir(asked, local=local, view=view),

@@ -19,15 +19,22 @@ from distributor.values.job import Function, Module, Script, Target
 
 
 def find_target(
-    train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, working_dir: Path | None, local: bool
+    train_object: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    working_dir: Path | None,
+    local: bool,
+    python_path: str = "",
 ) -> Target:
     """Return what each rank runs, checked and ready to be sent.
 
-    For ``local`` ranks, modules must exist, and functions of modules that can be imported are pickled by reference.
+    For ``local`` ranks, modules must exist, also on the ``python_path`` that the user gives them, and functions of
+    modules that can be imported are pickled by reference.
     """
     if isinstance(train_object, Module):
         if local:
-            _check_module(train_object.name, working_dir)
+            _check_module(train_object.name, working_dir, python_path)
         return train_object
     if isinstance(train_object, (str, os.PathLike)):
         if kwargs:
@@ -156,10 +163,11 @@ def _is_python(source: bytes) -> bool:
     return True
 
 
-def _check_module(name: str, working_dir: Path | None) -> None:
+def _check_module(name: str, working_dir: Path | None, python_path: str) -> None:
     """Check that ranks on this machine can run a module: that it exists, and is not a package without ``__main__``."""
     places = places_of(working_dir)
-    folders = [str(folder) for folder in places.values()]
+    here, *others = places.values()
+    folders = [str(folder) for folder in (here, *others, *(here / path for path in python_path.split(os.pathsep)))]
     spec = modules.find(name, folders)
     if spec is None:
         path = ", ".join(modules.search_path())

@@ -143,7 +143,8 @@ def run(
         ],
         "launch": launch_flags.OPTIONS,
         "num_processes": _OWN["num_processes"],
-    }
+    },
+    without="resume",  # of a run with a name: the search has it, and its trials go on by themselves
 )
 def search(
     script: str,
@@ -292,13 +293,14 @@ def as_options(text: str) -> str:
         "use_gpu=False": "--no-gpu",
         "local_mode=True": "--local",
         "local_mode=False": "--master URL",
-        "deepspeedConfig": "--deepspeed",
         "option 'logs'": "option --logs",
         "logs must be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
         text = text.replace(argument, option)
     options = {name: max(parameter.opts, key=len) for parameter in run.params if "_" in (name := parameter.name or "")}
-    return re.sub(rf"\b({'|'.join(options)})\b(=?)", lambda match: options[match[1]] + match[2].replace("=", " "), text)
+    options["deepspeedConfig"] = "--deepspeed"
+    argument = rf"(?<![\w'/.-])({'|'.join(options)})(?![\w'/-]|\.\w)(=?)"  # and no file or folder of this name
+    return re.sub(argument, lambda match: options[match[1]] + match[2].replace("=", " "), text)
 
 
 def _misplaced(arguments: Sequence[str]) -> str:

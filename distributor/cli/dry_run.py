@@ -23,16 +23,17 @@ _PORT = "$PORT"
 _MASTER = "$MASTER"
 _CPUS = "$CPUS_OF_TASK"
 _GPUS = "$GPUS_OF_NODE"
+_OWN_GPUS = "$GPUS_OF_RANK"
 _INTERFACE = "$INTERFACE"
 _NODES = "$NODES"
 _RANKS = "$RANKS_OF_NODE"
 #: Stands for a port that is not known yet; shown as ``_PORT``.
 _UNKNOWN = -1
 
-_OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
+_OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _OWN_GPUS, _INTERFACE, _NODES, _RANKS)
 
 #: Environment variables and Spark settings whose values may be secrets.
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
 
 
 def describe(
@@ -91,19 +92,24 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
     processes = job.resources.num_processes
     ports = (_UNKNOWN,) * processes * job.launch.ports
     cpus *= job.ranks_per_task
-    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.world_size, task_cpus=cpus, ports=ports, slots=processes)
+    node = Node(0, "?", "?", _MASTER, _UNKNOWN, 0, 0, job.world_size, task_cpus=cpus, ports=ports, slots=processes)
     # Executors have their own environment. Its settings for network interfaces are unknown here.
     (share,) = Placement((node,)).shares(whole=True)
     plan = job.launch.plan(Site(job, share, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.resources.use_gpu}
     if job.resources.cpus_per_process is None:
         decided["OMP_NUM_THREADS"] = _CPUS
-    of_rank = {"MASTER_PORT": _PORT, "GROUP_WORLD_SIZE": _NODES, "LOCAL_WORLD_SIZE": _RANKS}
+    of_rank = {
+        "MASTER_PORT": _PORT,
+        **dict.fromkeys(("GROUP_WORLD_SIZE", "CROSS_SIZE"), _NODES),
+        **dict.fromkeys(("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), _RANKS),
+        **dict.fromkeys(devices.VISIBLE_DEVICES if job.resources.use_gpu else (), _OWN_GPUS),
+    }
     return _with_open_ports(
         replace(
             plan,
             node_env={**plan.node_env, **decided, **job.env},
-            rank_env=tuple({**env, **of_rank} for env in plan.rank_env),
+            rank_env=tuple({name: of_rank.get(name, value) for name, value in env.items()} for env in plan.rank_env),
         )
     )
 

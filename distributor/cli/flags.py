@@ -22,11 +22,11 @@ def own(panel: str, *names: str, **settings: Any) -> Entry:
     return panel, click.option(*names, panel=panel, **settings)
 
 
-def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
+def declared(own_options: Mapping[str, Sequence[Entry]], without: str | None = None) -> Decorator:
     """Return a decorator that adds the API's options, each followed by its ``own_options``, after those of ``""``."""
     entries = [*own_options.get("", ())]
     for name, option in OPTIONS.items():
-        if option.flag is not None:
+        if option.flag is not None and name != without:
             entries.append((option.flag.panel, _click_option(name, option, option.flag)))
         entries += own_options.get(name, ())
     entries.sort(key=lambda entry: PANELS.index(entry[0]))

@@ -12,6 +12,9 @@ from distributor.errors import ConfigurationError
 
 _SHELL = re.compile(r"[|&;<>`\n]|\$")  # what only a shell understands, once ``${{inputs.NAME}}`` is replaced
 
+#: Where these are plain characters, and to ``shlex`` too.
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:[^"\\`$]|\\["\\])*\"""", re.DOTALL)
+
 _OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")  # the path of an output, which Azure uploads after the job
 
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
@@ -43,7 +46,7 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
             'get new files back, pass options={"output_dir": ...} to run()'
         )
     marked = _INPUT.sub(r"\0\1\0", command.strip().replace("\\\n", " "))
-    if match := _SHELL.search(marked):
+    if match := _SHELL.search(_QUOTED.sub("", marked)):
         raise ConfigurationError(
             f"command uses {match[0]!r}, which only a shell or Azure understands, but no shell runs the command: pass "
             f"one program with its arguments, not {command!r}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -24,13 +23,15 @@ class _OnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name or self._seen:
             return None
-        self._seen = True
-        spec = importlib.util.find_spec(name)
+        others = [getattr(other, "find_spec", None) for other in sys.meta_path[sys.meta_path.index(self) + 1 :]]
+        spec: ModuleSpec | None = next(filter(None, (find(name, path, target) for find in others if find)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_in_turn(module: ModuleType) -> None:
-                if module.__name__ == self._name:  # all modules of a zip have the same loader
+                # All modules of a zip have the same loader. A spec may be asked for without an import.
+                if module.__name__ == self._name and not self._seen:
+                    self._seen = True
                     self._execute(execute, module)
                 else:
                     execute(module)

@@ -119,8 +119,9 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
     """Return the launcher's order, whose descriptors are added when it starts."""
     job = site.job
     cwd = current_folder(job, agent)
-    paths = job.env.get("PYTHONPATH", "").split(os.pathsep)
-    sys_path = [os.path.abspath(path) for path in (*filter(None, paths), *agent.sys_path)]
+    asked = job.env.get("PYTHONPATH", "").split(os.pathsep)  # for new processes; ranks may be forks
+    sys_path = [os.path.abspath(os.path.join(cwd or "", path)) for path in asked if path]
+    sys_path += [os.path.abspath(path) for path in agent.sys_path]
     if cwd is not None and job.working_dir is not None:
         sys_path.insert(0, cwd)
     if agent.root not in sys_path:

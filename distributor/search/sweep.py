@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.api.distributor import Distributor
@@ -144,6 +145,10 @@ def sweep(
             raise ConfigurationError(
                 f"{option} must be one of Optuna's, such as optuna.{option}s.{such}, not {value!r}"
             )
+    if isinstance(train, (str, os.PathLike)) and Path(train).is_fifo():
+        raise ConfigurationError(
+            f"the script {os.fspath(train)!r} is a pipe, which only the first trial could read: write it to a file"
+        )
     at_once = None if at_once is None else check_count("at_once", at_once)
     asked = distributions(space), (metric[0], metric[1]), check_count("trials", trials), at_once
     name = None if name is None else check_title("name", name)

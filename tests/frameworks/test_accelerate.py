@@ -150,6 +150,11 @@ def test_the_driver_reads_a_file_for_hardware_it_lacks(write: Any, monkeypatch: 
     assert (fp8["ACCELERATE_MIXED_PRECISION"], fp8["FSDP_VERSION"]) == ("fp8", "2")
 
 
+def test_a_file_for_machines_with_one_gpu_each_may_have_several_ranks_on_a_node(write: Any) -> None:
+    one_each = FSDP.replace("FSDP\n", "MULTI_GPU\n", 1).replace("4,5", "0")
+    assert Accelerate(write(one_each)).resolve(4, use_gpu=True).env(True)["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
 def test_the_users_variables_come_last(write: Any) -> None:
     env = {"ACCELERATE_MIXED_PRECISION": "no"}
     assert Distributor(1, True, False, launch=Accelerate(write(ON_CPUS)), env=env).run(look)[2] == "no"

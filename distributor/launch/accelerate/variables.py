@@ -29,7 +29,7 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     if not config and os.path.isfile(default_config_file):  # Accelerate finds it by itself
         config = default_config_file
     file = ["--config_file", config] if config else []
-    shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0"]
+    shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0", "--gpu_ids", "all"]
     sys.argv = ["accelerate", "launch"]  # Accelerate's parser reads sys.argv
     arguments = launch_command_parser().parse_args([*file, *shape, *([] if use_gpu else ["--cpu"]), "train.py"])
     arguments, defaults, _ = _validate_launch_command(arguments)

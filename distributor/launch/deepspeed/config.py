@@ -415,6 +415,8 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
     train, micro, accumulation = _batches(final)
     if not guess:
         return
+    # DeepSpeed computes a size that is left out from the others: they follow from its value in auto=.
+    micro, accumulation = micro or auto.get("micro_batch_size"), accumulation or auto.get(ACCUMULATION)
     if micro == AUTO:
         steps = accumulation if isinstance(accumulation, int) else 1
         micro = final[MICRO] = (
@@ -423,13 +425,13 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
             else FILL["micro_batch_size"]
         )
     if accumulation == AUTO:
-        final[ACCUMULATION] = (
+        accumulation = final[ACCUMULATION] = (
             _divide(train, micro * ranks, f"{micro} ({MICRO}) x {words}")
             if isinstance(train, int) and isinstance(micro, int)
             else FILL["gradient_accumulation_steps"]
         )
     if train == AUTO:
-        final[TRAIN] = (micro or FILL["micro_batch_size"]) * (final.get(ACCUMULATION) or 1) * ranks
+        final[TRAIN] = (micro or FILL["micro_batch_size"]) * (accumulation or 1) * ranks
 
 
 def _divide(train: int, by: int, words: str) -> int:

@@ -15,7 +15,7 @@ import torch
 from distributor.api.parameters import Options
 from distributor.api.target import check_argv, find_target
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.values.job import Script
+from distributor.values.job import Module, Script
 
 
 class Precision(enum.Enum):
@@ -89,6 +89,15 @@ def test_a_program_of_another_language_is_no_script(content: bytes, tmp_path: Pa
     script.write_bytes(content)
     with pytest.raises(PayloadError, match="train.sh' is not a Python script: pass the path of a Python"):
         find_target(script, (), {}, working_dir=None, local=True)
+
+
+def test_a_module_may_be_in_the_pythonpath_of_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "found_there.py").touch()
+    module = Module("found_there")
+    assert find_target(module, (), {}, working_dir=tmp_path, local=True, python_path="/other:lib") == module
+    with pytest.raises(PayloadError, match="there is no module 'found_there'"):
+        find_target(module, (), {}, working_dir=tmp_path, local=True, python_path="/other")
 
 
 @pytest.mark.parametrize("kind", [bool, int, numpy.bool_, numpy.int64])

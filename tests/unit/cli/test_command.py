@@ -281,6 +281,12 @@ def test_exit_codes(error: DistributorError, code: int, fake: type[Fake], monkey
         ("start_timeout=1 s", "--start-timeout 1 s"),
         ("working_dir 'a' holds more than working_dir_limit", "--working-dir 'a' holds more than --working-dir-limit"),
         ("working_dir_limits", "working_dir_limits"),
+        (
+            "log_dir 'log_dir' cannot be used: raise num_processes.",
+            "--log-dir 'log_dir' cannot be used: raise --num-processes.",
+        ),
+        ("there is no script '/a/output_dir/log_dir.py'", "there is no script '/a/output_dir/log_dir.py'"),
+        ("deepspeedConfig 'deepspeedConfig.json' cannot be read", "--deepspeed 'deepspeedConfig.json' cannot be read"),
     ],
 )
 def test_errors_name_options_in_place_of_arguments(said: str, told: str) -> None:

@@ -26,7 +26,8 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_shows_each_ranks_command_and_environment(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["run", "-n", "3", "--local", "--no-gpu", "--env", "A=b c", "--env", "API_KEY=geheim", "--dry-run"]
+    env = ["--env", "A=b c", "--env", "API_KEY=geheim", "--env", "DB_PASSWD=geheim"]
+    run = ["run", "-n", "3", "--local", "--no-gpu", *env, "--dry-run"]
     assert command.call([*run, script, "--lr", "0.1", "a b"]) == 0
     out = capsys.readouterr().out
     assert f"run           script {script}\n" in out
@@ -39,6 +40,7 @@ def test_a_dry_run_shows_each_ranks_command_and_environment(script: str, capsys:
     for variable in (
         "A='b c'",
         "API_KEY=***",
+        "DB_PASSWD=***",
         "CUDA_VISIBLE_DEVICES=''",
         "RANK=0",
         "WORLD_SIZE=3",
@@ -94,6 +96,23 @@ def test_a_dry_run_on_spark_shows_what_is_known_in_advance(
     assert "8 ranks, on CPUs\n" in out
     assert "\n  CUDA_VISIBLE_DEVICES=''\n" in out
     assert "\n  OMP_NUM_THREADS=4\n" in out
+
+
+@pytest.mark.parametrize(
+    ("launch", "gpu", "variables"),
+    [
+        ("mpi-env", "--no-gpu", ["AZ_BATCH_MASTER_NODE=$MASTER:$PORT", "OMPI_COMM_WORLD_LOCAL_SIZE=$RANKS_OF_NODE"]),
+        ("deepspeed", "--no-gpu", ["CROSS_SIZE=$NODES", "LOCAL_SIZE=$RANKS_OF_NODE"]),
+        ("tensorflow", "--use-gpu", ["CUDA_VISIBLE_DEVICES=$GPUS_OF_RANK"]),
+    ],
+)
+@pytest.mark.usefixtures("no_session")
+def test_a_dry_run_on_spark_leaves_open_what_each_launch_path_learns_at_the_start(
+    launch: str, gpu: str, variables: list[str], script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.call(["run", "-n", "4", "--master", "yarn", gpu, "--launch", launch, "--dry-run", script]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [variable for variable in variables if f"  {variable}" not in lines] == []
 
 
 def submitted(master: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from distributor.compat.commands import Program, parse
         ("python3 -u train.py --lr 0.1", Program("train.py", ("--lr", "0.1"))),
         ("python -m pkg.train 'two words'", Program("pkg.train", ("two words",), is_module=True)),
         ("python train.py \\\n  --n 1 \\\n  --m 2\n    ", Program("train.py", ("--n", "1", "--m", "2"))),
+        ("python train.py --sep ';' --or \"a|b\" \\&", Program("train.py", ("--sep", ";", "--or", "a|b", "&"))),
+        ("python train.py '{\n}' '$1'", Program("train.py", ("{\n}", "$1"))),
         ("python train.py ${{ inputs.data }}/a --n=${{inputs.n}}", Program("train.py", ("/my data/a", "--n=3"))),
     ],
 )
@@ -32,6 +34,7 @@ def test_commands_that_are_run(line: str, program: Program) -> None:
         ("python a.py && python b.py", "command uses '&', which only a shell"),
         ("python a.py > log", "command uses '>'"),
         ("python a.py $HOME", r"command uses '\$'"),
+        ('python a.py "$HOME;"', r"command uses '\$'"),
         (
             "python a.py ${{outputs.model}}",
             r"names the output 'model', .*: write a path instead of \$\{\{outputs.model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import sys
 import zipfile
 from pathlib import Path
@@ -36,6 +37,23 @@ def test_a_module_is_told_apart_from_others_of_its_loader(
     for name in names:
         del sys.modules[name]
     assert told == imported
+
+
+def test_a_module_that_was_only_looked_for_is_told_once_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Transformers looks for MLflow: ``importlib.util.find_spec("mlflow") is not None``."""
+    (tmp_path / "looked_for.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    told: list[ModuleType] = []
+    on_import("looked_for", told.append)
+    on_import("looked_for", told.append)
+    assert importlib.util.find_spec("looked_for") is not None
+    imported = importlib.import_module("looked_for")
+    importlib.reload(imported)
+    del sys.modules["looked_for"]
+    assert told == [imported] * 2
 
 
 @pytest.mark.parametrize("is_on", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,22 +17,24 @@ from distributor.launch.torchrun import Torchrun
 from distributor.node import staging
 from distributor.node.staging import launcher_order
 from distributor.values.dataset import MANIFEST, Dataset
-from distributor.values.job import Job
+from distributor.values.job import Job, WorkingDir
 from distributor.values.launch_path import LaunchPath
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Site
 
 
-def ordered(job: Job, attempt: int = 0) -> NodeOrder:
+def ordered(job: Job, attempt: int = 0, sys_path: Sequence[str] = ()) -> NodeOrder:
     who: Placement = place([NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, gpus=("0",), cpus=1)], job)
     site = Site(job, who.shares(whole=False)[0], {}, {}, "/tmp/node", attempt)
-    agent = AgentOrder(b"", "a", [], [], "/tmp/node", "/", [], None, on_driver=True)
+    agent = AgentOrder(b"", "a", [], [], "/tmp/node", "/", [*sys_path], None, on_driver=True)
     return launcher_order(agent, job.launch.plan(site), site)
 
 
-def test_ranks_import_from_the_pythonpath_of_env() -> None:
-    path = ordered(replace(make_job(), env={"PYTHONPATH": f"/first{os.pathsep}lib{os.pathsep}"})).sys_path
-    assert path == ("/first", os.path.abspath("lib"), *ordered(make_job()).sys_path)
+@pytest.mark.parametrize(("working_dir", "found"), [(None, [f"{os.getcwd()}/lib"]), ("/work", ["/work", "/work/lib"])])
+def test_the_users_pythonpath_comes_before_the_drivers_import_path(working_dir: str | None, found: list[str]) -> None:
+    job = make_job(env={"PYTHONPATH": "lib::/shared"})
+    job = replace(job, working_dir=None if working_dir is None else WorkingDir(working_dir))
+    assert ordered(job, sys_path=["/driver"]).sys_path == (*found, "/shared", "/driver", "/")
 
 
 def check(first: int, attempt: int, kept: bool = True) -> Call | None:

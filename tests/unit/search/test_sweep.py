@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 import queue
 import secrets
 import threading
@@ -110,6 +111,12 @@ def test_other_choices_are_refused_and_the_study_goes_on_with_those_it_had(searc
             search(space)
     study = search({"x": [1, 2]})
     assert [trial.outcome for trial in study.table] == ["complete"] * 2
+
+
+def test_a_script_from_a_pipe_is_refused(search, tmp_path):
+    os.mkfifo(tmp_path / "train.py")
+    with pytest.raises(ConfigurationError, match=r"train.py' is a pipe, which only the first trial could read"):
+        search({"x": [1, 2]}, tmp_path / "train.py")
 
 
 def test_a_call_that_is_refused_leaves_no_trial_to_the_next(search):
