@@ -16,7 +16,7 @@ import cloudpickle
 from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
 
 from distributor.shipping import modules
-from distributor.shipping.pickling import pickled_by_value, registry_lock
+from distributor.shipping.pickling import _DISPATCHING, _Pickler, pickled_by_value, registry_lock
 
 #: What Python adds to a class.
 _OF_PYTHON = {
@@ -43,7 +43,7 @@ def fingerprint(*values: Any) -> str:
             return _Digest(fast=False).of(values)
 
 
-class _Digest(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+class _Digest(_Pickler):
     def __init__(self, *, fast: bool) -> None:
         self._hash = hashlib.sha256()
         super().__init__(self, protocol=5, buffer_callback=lambda each: self._hash.update(each.raw()))
@@ -69,6 +69,8 @@ class _Digest(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         by_value = isinstance(obj, (FunctionType, ModuleType, type)) and not _should_pickle_by_reference(obj)
         if isinstance(obj, CodeType):
             return _made, ("code", _parts(obj))
+        if by_value and getattr(obj, "__code__", None) is _DISPATCHING:
+            return _made, (obj.__wrapped__, dict(obj.registry))
         if not by_value:
             return super().reducer_override(obj)
         if id(obj) in self._seen:

@@ -11,6 +11,7 @@ import torch
 from distributor.shipping.fingerprint import fingerprint
 
 CELL = """
+import functools
 import torch
 
 class Net(torch.nn.Module):
@@ -18,14 +19,30 @@ class Net(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(width, 1)
 
+    @functools.cached_property
+    def depth(self):
+        return "deep"
+
     def forward(self, x):
-        return self.linear(x) + BIAS
+        return self.linear(x) + scaled(BIAS)
+
+@functools.lru_cache
+def scaled(value):
+    return value * 10 if value else scaled(1)
+
+@functools.singledispatch
+def kind(value):
+    return "other"
+
+@kind.register
+def _(value: list):
+    return [kind(each) for each in value]
 
 def fact(n):
     return 1 if n < 2 else n * fact(n - 1)
 
 def load():
-    return Net() if fact(3) in {1, 6, "six"} else (lambda batch: None)
+    return Net() if kind(fact(3)) in {1, 6, "six"} else (lambda batch: None)
 """
 
 
@@ -44,7 +61,17 @@ def test_a_cell_that_is_run_again_is_the_same():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"width": 3}, {"bias": 2}, {"forward": "forwards"}, {"six": "seven"}, {"fact(n - 1)": "fact(n - 2)"}],
+    [
+        {"width": 3},
+        {"bias": 2},
+        {"forward": "forwards"},
+        {"six": "seven"},
+        {"fact(n - 1)": "fact(n - 2)"},
+        {"* 10": "* 20"},
+        {"deep": "deeper"},
+        {"other": "another"},
+        {"in value]": "in value[1:]]"},
+    ],
 )
 def test_other_code_or_values_are_another(changes):
     assert fingerprint(cell(**changes)) != fingerprint(cell())
