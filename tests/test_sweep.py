@@ -704,10 +704,10 @@ def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Pat
     script = tmp_path / "train.py"
     script.write_text(
         "import argparse\nfrom distributor import runtime\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--lr', type=float)\nruntime.report(loss=parser.parse_args().lr)\n"
+        "parser.add_argument('--learning-rate', type=float)\nruntime.report(loss=parser.parse_args().learning_rate)\n"
     )
-    study = sweep(make_local(1), str(script), {"lr": log_uniform(1e-4, 1e-1)}, metric=GOAL, trials=1)
-    assert study.table[0].value == study.table[0].params["lr"]
+    study = sweep(make_local(1), str(script), {"learning-rate": log_uniform(1e-4, 1e-1)}, metric=GOAL, trials=1)
+    assert study.table[0].value == study.table[0].params["learning-rate"]
 
 
 @pytest.mark.parametrize(
@@ -716,6 +716,8 @@ def test_a_script_gets_its_parameters_as_options(make_local: Make, tmp_path: Pat
         ({"space": {}}, "space must be a dict such as"),
         ({"space": {"lr": 0.1}}, "space: lr must be uniform"),
         ({"space": {"learning rate": [1]}}, "'learning rate' is not the name of a parameter"),
+        ({"space": {"--lr": [1]}}, "'--lr' is not the name of a parameter"),
+        ({"space": {"learning-rate": [1]}}, "cannot be called with these arguments"),
         ({"metric": "loss"}, "metric must be a name and 'min' or 'max'"),
         ({"trials": 0}, "trials must be"),
         ({"at_once": 0}, "at_once must be"),

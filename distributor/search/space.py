@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
 def _distribution(name: str, values: Any) -> BaseDistribution:
     from optuna import distributions
 
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str) or re.fullmatch(r"[^\W\d][\w.-]*", name) is None:  # a script's may be learning-rate
         raise ConfigurationError(f"space: {name!r} is not the name of a parameter")
     match values:
         case Range(whole=True):
