@@ -140,7 +140,7 @@ def take(*args: Any, **kwargs: Any) -> None: ...
 #: Ways by which an object gets into a function, and what the error says of each.
 ROUTES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "closure": (of_closure, "the variable 'value' that it uses is a {kind}"),
-    "helper": (of_helper, "the variable 'helper' that it uses is a builtins.function"),
+    "helper": (of_helper, "in .*helper, the variable 'value' that it uses is a {kind}"),
     "class": (of_class, "a {kind} that it uses"),
     "method": (lambda value: Holder(value).train, "the Holder object it is bound to is a .*Holder"),
     "default": (lambda value: eval("lambda value=value: value", {"value": value}), "the default of its argument 'va"),
