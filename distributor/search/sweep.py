@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -317,7 +318,7 @@ class _Search:
             ) from error
 
     def _submit(self, number: int, params: Mapping[str, Any]) -> Run:
-        args = [text for name, value in params.items() for text in (f"--{name}", str(value))]
+        args = [text for name, value in params.items() for text in _option(name, str(value))]
         is_script = isinstance(self._train, (str, os.PathLike))
         project = self._distributor._options.project
         checkpoints, output_dir = project.checkpoints, project.output_dir
@@ -465,6 +466,16 @@ class _Search:
             if not self._kept.resumes:  # otherwise, the next driver adopts those that have not ended
                 for frozen in self._optuna.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
                     self._optuna.tell(frozen.number, state=self._states.FAIL)
+
+
+def _option(name: str, text: str) -> tuple[str, ...]:
+    """Return an option of a script: with "=" if ``argparse`` would take its value for another option.
+
+    >>> _option("shift", "-0.5"), _option("shift", "-1e-05")
+    (('--shift', '-0.5'), ('--shift=-1e-05',))
+    """
+    joined = text.startswith("-") and re.fullmatch(r"-\d*\.?\d+", text) is None
+    return (f"--{name}={text}",) if joined else (f"--{name}", text)
 
 
 def _last_value(run: Run, name: str) -> float | None:
