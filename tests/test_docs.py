@@ -191,6 +191,8 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
         decorators.append(pytest.mark.spark)
     if name_of(page) in SLOW:
         decorators.append(pytest.mark.slow)
+    if name_of(page) == "docs/deepspeed.md":  # make demo-deepspeed is in CI
+        decorators.append(pytest.mark.long)
     return decorators
 
 

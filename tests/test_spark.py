@@ -581,6 +581,7 @@ def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
     assert "came back" in ended.stdout, ended.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_a_session_that_is_stopped_cancels_its_runs(
     sessions: Sessions, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -618,7 +619,7 @@ WITHOUT_JVM = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_the_end_of_sparks_jvm_errors_say_so(tmp_path: Path) -> None:
     ended = programs.run(tmp_path, WITHOUT_JVM, CLUSTER, tmp_path / "never")
     shown = [line for line in ended.stdout.splitlines() if line.startswith(("run", "None", "False", "True"))]

@@ -286,7 +286,7 @@ def test_a_run_of_one_task(session: Any) -> None:
     assert_failed(session, run, "rank 0 on ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
     """In a driver of its own, for its stderr at Spark's default level."""
     script = tmp_path / "driver.py"
