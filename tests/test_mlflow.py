@@ -373,7 +373,7 @@ def test_what_is_left_of_a_run_that_has_gone_on_elsewhere_takes_back_nothing(
     make_local: Make, server: str, tmp_path: Path
 ) -> None:
     """The first driver was killed, and another machine has gone on; then the first machine sends what is left there."""
-    tracker = MLflow("/elsewhere", server)
+    tracker = MLflow("/gone-on", server)
     run = make_local(1, callbacks=[tracker], name="digits", checkpoints=tmp_path / "kept").submit(report)
     run.result(watch.DEADLINE)
     begin = RunBegun("a", run.training_folder, "digits", run.submitted - 60, "/", "train")
@@ -385,9 +385,9 @@ def test_what_is_left_of_a_run_that_has_gone_on_elsewhere_takes_back_nothing(
     ):
         left.append(entry)
     left.release()
-    before = found(server, "/elsewhere")[0]
+    before = found(server, "/gone-on")[0]
     make_local(1, callbacks=[tracker]).run(report)
-    after = next(each for each in found(server, "/elsewhere") if each.info.run_id == before.info.run_id)
+    after = next(each for each in found(server, "/gone-on") if each.info.run_id == before.info.run_id)
     assert (after.info.status, after.info.end_time) == ("FINISHED", before.info.end_time)
     assert after.data.tags == before.data.tags and after.data.params == before.data.params
     assert history(server, after, "y") == [(9, 1.0)]
