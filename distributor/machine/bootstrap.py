@@ -84,7 +84,7 @@ def is_part(pid: int, *parts: str) -> bool:
             arguments = shown.read().split(b"\0")
     except OSError:
         return False
-    return arguments[1:2] == [b"-c"] and b"".join(arguments[4:5]).decode() in parts
+    return arguments[1:2] == [b"-c"] and arguments[4:5] in [[part.encode()] for part in parts]
 
 
 def command(root: str, part: str, *args: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -15,6 +16,16 @@ from distributor.machine import bootstrap
 def test_what_is_shown_cannot_become_longer() -> None:
     with pytest.raises(ValueError, match="NAME=longer.* the new text is longer"):
         bootstrap.overwrite("NAME=old", "NAME=longer", "environ")
+
+
+def test_a_process_of_others_is_no_part_whatever_its_arguments_are() -> None:
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, "root", b"\xff"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        assert not bootstrap.is_part(process.pid, *bootstrap.FORKED)
+        process.stdin.close()
 
 
 PROBE = """
