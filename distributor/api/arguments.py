@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distributor.text.wording import USER_IN_URL
+from distributor.text.wording import USER_IN_URL, printable
 from distributor.values.job import Function, Target
 
 Plain = str | int | float | bool | None
@@ -42,7 +42,7 @@ def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs:
     for name, value in given:
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(value, Plain) and not is_secret(name, value) and len(plain) < _MOST:
-            plain[name] = _shown(value) if isinstance(value, str) else value
+            plain[name] = printable(value[:_LONGEST]) if isinstance(value, str) else value
     return plain
 
 
@@ -64,11 +64,6 @@ def is_secret(name: str, value: object) -> bool:
         or any(first in _SECRET_KEYS and second in ("key", "keys") for first, second in pairs)
         or USER_IN_URL.search(value) is not None
     )
-
-
-def _shown(text: str) -> str:
-    """Return a text as it may be printed: the name of a file need not be UTF-8."""
-    return text[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
 def _of_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

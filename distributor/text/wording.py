@@ -70,6 +70,15 @@ def without_token(text: str) -> str:
     return re.sub(r"(?i)\b(token=)[^;'\"\s]*", r"\1***", text)
 
 
+def printable(text: str) -> str:
+    """Return a text that can be encoded: the name of a file need not be UTF-8.
+
+    >>> printable("a\\udcff")
+    'a\\\\udcff'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def without_user(text: str) -> str:
     """Return a text without the users and passwords that its URLs may have.
 

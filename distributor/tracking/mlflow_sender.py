@@ -14,7 +14,7 @@ from typing import Any
 
 from distributor.machine.storage import open_storage
 from distributor.text import notices
-from distributor.text.wording import without_user
+from distributor.text.wording import printable, without_user
 from distributor.tracking.mlflow_files import log_files
 from distributor.tracking.names import Names
 from distributor.tracking.spool import Entry, LogFolder, Params, RunBegun, RunEnded, Spool, Tags, Values
@@ -433,7 +433,7 @@ def _text(text: str) -> str:
     >>> _text("a\\udcff\\0b")
     'a\\\\udcff\\\\0b'
     """
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+    return printable(text).replace("\0", "\\0")
 
 
 def _first_line(error: Exception) -> str:
