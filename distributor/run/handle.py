@@ -97,7 +97,16 @@ class Run:
         margins = Margins() if margins is None else margins
         logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
-        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize, feed, self._join)
+        self._supervisor = supervisor = Supervisor(
+            job,
+            scheduler,
+            self._display,
+            margins,
+            resize,
+            feed,
+            self._join,
+            contested=lambda: slots_are_wanted(on_driver=scheduler.on_driver),
+        )
         self._callbacks = Callbacks(callbacks, f"run {job.label}", self._supervisor.reports.new)
         self._preparing = Preparing(margins)
         self._callers = _Callers()

@@ -33,7 +33,13 @@ class Submission:
     """The submission of one job to a scheduler. A run's next job is another submission."""
 
     def __init__(
-        self, job: Job, scheduler: Scheduler, alarm: Alarm, margins: Margins, resize: Resize | None = None
+        self,
+        job: Job,
+        scheduler: Scheduler,
+        alarm: Alarm,
+        margins: Margins,
+        resize: Resize | None = None,
+        contested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.job = job
         self.scheduler = scheduler
@@ -42,6 +48,7 @@ class Submission:
         self._alarm = alarm  # its thread ends the job, since Scheduler.cancel may block
         self._margins = margins
         self._resize = resize  # None: the number of ranks is fixed
+        self._contested = contested  # whether another run waits for slots
         self._has_ended = False
         self._narrower: int | None = None  # ranks of the previous job, if it stopped so that this one could have more
 
@@ -50,7 +57,7 @@ class Submission:
 
         ``wider``: this job has stopped so that the next one can have more ranks.
         """
-        made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
+        made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize, self._contested)
         made._narrower = self.job.resources.num_processes if wider else None
         return made
 
@@ -95,9 +102,7 @@ class Submission:
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
-        from distributor.run.handle import slots_are_wanted  # which imports this module
-
-        if slots_are_wanted(on_driver=self.scheduler.on_driver):  # the run would lose its own to the one that waits
+        if self._contested():  # the run would lose its own slots to the one that waits
             return 0
         now = self.job.resources.num_processes
         if self._narrower is not None and now <= self._narrower:

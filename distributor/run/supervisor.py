@@ -64,6 +64,7 @@ class Supervisor:
         resize: Resize | None = None,
         feed: Feed | None = None,
         join: Join | None = None,
+        contested: Callable[[], bool] = lambda: False,
     ) -> None:
         self.timings: dict[str, float] = {}  # seconds of each phase; empty until the job has ended
         self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
@@ -79,7 +80,7 @@ class Supervisor:
         self._output_at = -math.inf  # when output of ranks last arrived, on the monotonic clock
         self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
-        self.submission = Submission(job, scheduler, self._alarm, margins, resize)
+        self.submission = Submission(job, scheduler, self._alarm, margins, resize, contested)
         self.attempt = self._make_attempt(Nodes(), 0)
 
     def _make_attempt(self, nodes: Nodes, number: int) -> Attempt:

@@ -15,6 +15,7 @@ from distributor import ConfigurationError
 from distributor.run import handle
 from distributor.run.alarm import Alarm
 from distributor.run.events import Room
+from distributor.run.handle import Run
 from distributor.run.margins import Margins
 from distributor.run.submission import Submission
 from distributor.values.job import Job, Widths
@@ -113,9 +114,12 @@ def test_a_run_that_waits_for_slots_lets_no_other_widen(monkeypatch: pytest.Monk
     """It would get those that the ranks of the other leave."""
     wants = Mock(_wants_slots=lambda on_driver: not on_driver)
     monkeypatch.setattr(handle, "_active", {wants: None})
-    assert made(2, now=2).look_for_room() == Room(0)
+    scheduler: Any = Rooms(2)
+    job = make_job(num_processes=2, widths=Widths(2, 8))
+    submission = Run(job, scheduler, resize=resize)._supervisor.submission
+    assert submission.look_for_room() == submission.following(job).look_for_room() == Room(0)
     monkeypatch.setattr(Rooms, "on_driver", True)
-    assert made(2, now=2).look_for_room() == Room(2)
+    assert submission.look_for_room() == Room(2)
 
 
 def test_a_scheduler_that_cannot_tell_widens_nothing() -> None:
