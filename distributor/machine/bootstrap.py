@@ -48,7 +48,7 @@ PARTS = {
     "accelerate": "distributor.launch.accelerate.variables",
 }
 
-#: The parts that a warm process forks. They end by themselves if it is killed.
+#: The parts that a warm process forks, with ``serve`` of their modules. They end by themselves if it is killed.
 FORKED = ("agent", "model")
 
 KEEPER = "keep"  # shown in place of "agent" by a fork of an agent; see :mod:`distributor.node.state_keeper`
