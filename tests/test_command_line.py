@@ -384,7 +384,7 @@ def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> N
     """Spark's own handler of Ctrl-C would cancel the job, and the ranks with it."""
     (tmp_path / "saver.py").write_text(SAVER)
     terminal = Terminal([*HERE, *ON_EXECUTORS, str(tmp_path / "saver.py"), str(tmp_path)])
-    watch.until(lambda: terminal.text().count("] ready") == 2, 120)
+    watch.until(lambda: terminal.text().count("] ready") == 2)
     terminal.interrupt()
     watch.until(lambda: terminal.text().count("] saving") == 2)
     watch.until(lambda: "stopping: interrupted (interrupt again to end all ranks at once)" in terminal.text())
@@ -401,7 +401,7 @@ def test_an_interrupt_while_spark_starts(script: str) -> None:
         master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
         terminal = Terminal([*HERE, "--master", master, script])
         watch.until(lambda: f"[distributor] starting a Spark session with master {master}" in terminal.text())
-        watch.until(lambda: b"Setting default log level" in terminal.said, 60)  # and waits for the master
+        watch.until(lambda: b"Setting default log level" in terminal.said)  # and waits for the master
         terminal.interrupt()
         assert terminal.wait() == 130
     assert any(line.endswith("distributor: interrupted") for line in terminal.text().splitlines())  # after a ^C

@@ -140,7 +140,7 @@ def test_a_connection_without_a_first_message_counts_as_unauthenticated(served: 
             with suppress(OSError):
                 connection.sendall(struct.pack("!IB", frames.MAX_BODY, 1) + bytes(1 << 16))
         ours = 3 * door._MAX_UNAUTHENTICATED
-        watch.until(lambda: watch.open_descriptors() - before <= ours + door._MAX_UNAUTHENTICATED + 2, deadline=30)
+        watch.until(lambda: watch.open_descriptors() - before <= ours + door._MAX_UNAUTHENTICATED + 2)
         stack.enter_context(member(endpoint, "b")).sendall(frames.pack(messages.Bye()))
         watch.until(lambda: listener.heard(messages.Bye))
 
@@ -152,7 +152,7 @@ def test_a_node_that_does_not_read_is_dropped(served: Served, caplog: pytest.Log
         long = messages.Stop("x" * 1000)
         for _ in range(20_000):
             it.order(long)
-        watch.until(lambda: "127.0.0.1, which does not read what the driver sends" in caplog.text, deadline=30)
+        watch.until(lambda: "127.0.0.1, which does not read what the driver sends" in caplog.text)
         assert psutil.Process().memory_info().rss - before < GROWTH
         # It comes back, and says good-bye.
         with member(endpoint, "b") as again:
