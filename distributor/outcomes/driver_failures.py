@@ -83,12 +83,12 @@ def is_mishap(error: BaseException) -> bool:
 def context_stopped(label: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
     who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself (see Spark's log on the driver)"
-    return final(RunCancelledError(f"run {label} was cancelled, because its Spark session was stopped by {who}"))
+    return _session_end(RunCancelledError(f"run {label} was cancelled, because its Spark session was stopped by {who}"))
 
 
 def jvm_ended(label: str) -> StartError:
     """Return the error of a run whose Spark driver's JVM has ended."""
-    return final(
+    return _session_end(
         mishap(
             StartError(
                 f"run {label} was lost, because Spark's JVM on the driver ended (killed, out of memory, or crashed: "
@@ -96,6 +96,16 @@ def jvm_ended(label: str) -> StartError:
             )
         )
     )
+
+
+def is_session_end(error: BaseException) -> bool:
+    """Return whether an error says that Spark's session has ended, and so no other run of it can start."""
+    return getattr(error, "_session_end", False)
+
+
+def _session_end(error: E) -> E:
+    error._session_end = True  # type: ignore[attr-defined]
+    return final(error)
 
 
 def is_final(error: BaseException) -> bool:

@@ -255,7 +255,7 @@ class Nodes:
         return any(phase.alive for phase in self._now() if isinstance(phase, Up))
 
     def ranks_of(self, name: str) -> range:
-        node = self._node(name)
+        node = self.node(name)
         return range(0) if node is None else node.ranks
 
     def host_of(self, rank: int) -> str:
@@ -265,7 +265,7 @@ class Nodes:
 
     def describe(self, name: str) -> str:
         """Return a node in words: ``host-b (node 1, ranks 2-3)``."""
-        node = self._node(name)
+        node = self.node(name)
         if node is None:
             return name
         return f"{node.host} (node {node.node_rank}{f', {who(node.ranks)}' if node.ranks else ''})"
@@ -287,7 +287,8 @@ class Nodes:
             f"{Placement(nodes[:_NODES_IN_WORDS])}{rest}"
         )
 
-    def _node(self, name: str) -> Node | None:
+    def node(self, name: str) -> Node | None:
+        """Return a node of the placement."""
         return self._by_name.get(name)
 
     def _now(self) -> list[Phase]:

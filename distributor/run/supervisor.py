@@ -445,9 +445,8 @@ class Supervisor:
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
         elif isinstance(message, messages.Halted):
             self.reports.reached(message.attempt, message.step)
-        elif isinstance(message, messages.SystemMetrics) and (placement := self.state.nodes.placement) is not None:
-            node_rank = placement.node_of(node).node_rank
-            self.reports.add_sample(NodeSample(node_rank, message.time, message.values))
+        elif isinstance(message, messages.SystemMetrics) and (sender := self.state.nodes.node(node)) is not None:
+            self.reports.add_sample(NodeSample(sender.node_rank, message.time, message.values))
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(events.Heard(node, message))

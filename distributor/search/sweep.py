@@ -30,6 +30,7 @@ from distributor.errors import (
 )
 from distributor.machine import devices, processes
 from distributor.metrics.table import Metrics, Row
+from distributor.outcomes.driver_failures import is_session_end
 from distributor.run.callback_thread import Callbacks
 from distributor.run.handle import Run, slots_are_wanted
 from distributor.run.interrupt import plain_interrupts
@@ -366,13 +367,14 @@ class _Search:
                 self.study.name,
             )
         self.study.add(trial)
-        stuck = trial.error if isinstance(trial.error, StartError) and len(self._active) == 1 else None
-        if stuck is None:  # otherwise, a later call begins a kept one again
+        stuck = isinstance(trial.error, StartError) and len(self._active) == 1
+        ends = trial.error is not None and (stuck or is_session_end(trial.error))  # no other trial would start either
+        if not ends:  # otherwise, a later call begins a kept one again
             self._tell(trial)
         del self._active[number]
         self._live.ended(trial, active.run)
-        if stuck is not None:  # the next one would start no more than this
-            raise stuck
+        if ends and trial.error is not None:
+            raise trial.error
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -453,7 +455,8 @@ class _Search:
                     if save and active.run._halted and active.run.error is None and trial.outcome != "pruned":
                         trial = replace(trial, outcome="cancelled", error=None)  # it has stopped early, and saved
                     self.study.add(trial)
-                    if trial.outcome != "cancelled" or not self._kept.resumes:
+                    goes_on = trial.outcome == "cancelled" or (trial.error is not None and is_session_end(trial.error))
+                    if not (goes_on and self._kept.resumes):
                         self._tell(trial)
                     self._live.ended(trial, active.run)
             self._active.clear()

@@ -155,7 +155,7 @@ ROOMS = {
     "scoring": {"data", "checkpoint", "outcomes.stacks", "schedulers", "shipping", "machine"},
     "tracking": {"checkpoint", "run", "metrics", "machine"},
     "api": {"run", "schedulers", "display", "data", "tracking", "launch", "shipping", "machine"},
-    "search": {"api", "display", "run", "tracking", "metrics", "machine"},
+    "search": {"api", "display", "run", "tracking", "metrics", "outcomes", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
 #: What programs of launch paths, and the classes that read their configurations, import besides.

@@ -15,6 +15,7 @@ import watch
 
 from distributor import ConfigurationError, Distributor, StartError, TrainingError, sweep, uniform
 from distributor.metrics.table import Metrics, Row
+from distributor.outcomes.driver_failures import context_stopped, jvm_ended
 from distributor.search.sweep import _Search, _Slots
 
 numpy = pytest.importorskip("numpy")
@@ -294,6 +295,24 @@ def test_a_trial_that_could_not_start_begins_again_in_the_next_call(search, monk
         search({"x": [1]}, trials=1)
     assert states(search) == ["RUNNING"]
     assert [(trial.number, trial.outcome) for trial in search({"x": [1]}, trials=1).table] == [(0, "complete")]
+
+
+@pytest.mark.parametrize("end", [jvm_ended("a1"), context_stopped("a1", by_user=True)], ids=["jvm", "context"])
+def test_trials_whose_session_ended_begin_again_in_the_next_call(search, monkeypatch, end):
+    both = threading.Barrier(2)
+
+    class Lost(Ended):
+        def result(self):
+            if threading.current_thread() is not threading.main_thread():
+                both.wait(watch.DEADLINE)
+            raise end
+
+    with monkeypatch.context() as patch, pytest.raises(type(end), match="session|JVM"):
+        patch.setattr(Distributor, "submit", lambda *_, **__: Lost({}))
+        patch.setattr(_Slots, "free", lambda slots, active: True)
+        search({"x": [1]}, trials=2)
+    assert states(search) == ["RUNNING"] * 2
+    assert [trial.outcome for trial in search({"x": [1]}).table] == ["complete"] * 2
 
 
 def test_no_trial_finds_another_ones_files(search, monkeypatch, tmp_path):
