@@ -113,11 +113,20 @@ def _add_module(state: TrainingState, entry: str, module: torch.nn.Module) -> No
     plain, others = _plain(module), {}
     for name, value in module.state_dict().items():
         if _is_saved_as_tensor(name, value):
-            state.tensors[f"{entry}.{plain(name)}"] = value.detach()
+            _add_tensor(state, entry, plain(name), value)
         else:
             others[plain(name)] = value
     if others:
         state.objects[entry] = others
+
+
+def _add_tensor(state: TrainingState, entry: str, name: str, value: torch.Tensor) -> None:
+    if (full := f"{entry}.{name}") in state.tensors:
+        raise ConfigurationError(
+            f"save_checkpoint: the entry {entry!r} has a tensor {name!r}, and another entry one that would have "
+            f"the same name, {full!r}: rename {entry!r}"
+        )
+    state.tensors[full] = value.detach()
 
 
 def _is_saved_as_tensor(name: str, value: object) -> bool:
@@ -168,7 +177,7 @@ def _add_optimizer(state: TrainingState, entry: str, optimizer: torch.optim.Opti
         for key, value in values.items():
             full = f"state.{by_number[number]}.{key}"
             if isinstance(value, torch.Tensor):
-                state.tensors[f"{entry}.{full}"] = value.detach()
+                _add_tensor(state, entry, full, value)
             else:
                 others[full] = value
     groups = [{**group, "params": own} for group, own in zip(saved["param_groups"], names, strict=True)]

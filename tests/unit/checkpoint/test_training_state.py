@@ -222,6 +222,12 @@ def test_a_tensor_among_plain_values_stays_on_its_device() -> None:
     assert (state["seen"], state["none"].tolist()) == (4, [1, 1])
 
 
+def test_refuses_two_entries_whose_tensors_would_have_one_name() -> None:
+    inner = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigurationError, match="'model.0' has a tensor 'weight', .* 'model.0.weight'"):
+        training_state.collect({"model": torch.nn.Sequential(torch.nn.Linear(1, 1)), "model.0": inner})
+
+
 def test_refuses_to_save_what_cannot_be_loaded() -> None:
     packed = training_state.pack_objects({"path": Path("a")})
     with pytest.raises(ConfigurationError, match="load_checkpoint would refuse this state, .* pass weights_only=False"):
