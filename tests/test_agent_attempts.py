@@ -58,7 +58,7 @@ def outcomes(driver: Driver) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("how", "options"),
     [
-        pytest.param("raise", {}, id="raise", marks=pytest.mark.slow),
+        pytest.param("raise", {}, id="raise", marks=pytest.mark.long),
         pytest.param("SIGKILL", {}, id="SIGKILL"),
         pytest.param("SIGKILL", {"keep_warm": 0}, id="without-warm-process"),
         pytest.param("SIGKILL", {"start_method": "spawn"}, id="spawn", marks=pytest.mark.long),
@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed_leaves_nothing(waits: bool, tmp_path: Path) -> 
         assert len(driver.result().lost_hosts) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "SIGKILL", max_restarts=1) as driver:
         port = driver.port_of_node_0()
@@ -135,7 +135,7 @@ def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("with_spare", [True, False])
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_launcher_that_is_killed_costs_an_attempt(with_spare: bool) -> None:
     """The ranks go with it; if the spare is killed too, the next attempt gets a new process."""
     with driven(trainings.wait_at_first, max_restarts=1, nodes=1) as driver:

@@ -25,7 +25,7 @@ def test_ranks_that_are_new_processes_map_it_too(make_local: Make) -> None:
     assert_own_copies(lambda processes: make_local(processes, start_method="spawn"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_comes_from_the_drivers_jvm(one_jvm: Any) -> None:
     assert_own_copies(lambda processes: TorchDistributor(processes, False, False))
 
@@ -61,6 +61,7 @@ def test_what_the_machine_cannot_hold_is_an_error_at_once(make_local: Make, monk
         make_local(1).submit(lambda: len(array))
 
 
+@pytest.mark.long_on_executors
 def test_an_attempt_finds_what_the_driver_has_pickled(make: Make) -> None:
     array = numbers()
 

@@ -193,7 +193,7 @@ def test_one_node_keeps_no_copies_and_says_so(
     assert "Checkpoints(replicate=True): no copy is kept: this run has only one node" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,6 +265,7 @@ def outgrow() -> float:
     raise AssertionError
 
 
+@pytest.mark.long
 def test_an_agent_that_is_killed_leaves_no_memory(make_local: Make, tmp_path: Path) -> None:
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(
@@ -282,7 +283,7 @@ def test_an_agent_that_is_killed_leaves_no_memory(make_local: Make, tmp_path: Pa
     watch.until(lambda: not list(Path("/dev/shm").glob(f"*{run.id}*")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[..., str], tmp_path: Path) -> None:
     distributor = make_local(2, checkpoints=f"file://{tmp_path / 'runs'}")
     killed = str(tmp_path / "killed")
@@ -559,8 +560,8 @@ def break_one_rank(what: str) -> int | None:
     return runtime.load_checkpoint({"value": 0})
 
 
-@pytest.mark.parametrize("what", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.parametrize("what", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path, start_method="spawn").submit(break_one_rank, what)
     assert run.results(watch.DEADLINE) == [1, 1]
@@ -755,7 +756,7 @@ def test_a_damaged_checkpoint_is_passed_over(
         assert len(re.findall(told, caplog.text)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_files_that_cannot_be_read_cost_their_own_checkpoints(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -844,7 +845,7 @@ def test_a_load_that_fails_in_one_rank_fails_in_all(make_local: Make, tmp_path: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
-@pytest.mark.parametrize("call", ["module", "value", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", ["module", "value", pytest.param("checkpoint_folder", marks=pytest.mark.long)])
 def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Path) -> None:
     """What was saved before stays, and the next save that fits is committed."""
 
@@ -977,7 +978,7 @@ def train_at_a_store() -> list[Any]:
     return [*found, last.step, sorted(path.name for path in last.path.iterdir() if not path.name.endswith(".lock"))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_store_that_promises_little(make_local: Make) -> None:
     found = make_local(1, env={"DISTRIBUTOR_CHECKPOINTS": "forgetful://bucket/run"}).run(train_at_a_store)
     assert found == [3, 3.0, 3, [".metadata", "__0_0.distcp", "objects-0.pt"]]

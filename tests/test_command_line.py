@@ -99,10 +99,10 @@ def test_a_script_from_a_here_document() -> None:
 @pytest.mark.parametrize(
     ("what", "code", "told"),
     [
-        pytest.param("raise", 1, ": ValueError: learning rate must be positive", marks=pytest.mark.slow),
+        pytest.param("raise", 1, ": ValueError: learning rate must be positive", marks=pytest.mark.long),
         ("7", 7, ": exited with code 7"),
-        pytest.param("die", 137, ": killed by SIGKILL", marks=pytest.mark.slow),
-        pytest.param("nameless", 168, ": killed by signal 40", marks=pytest.mark.slow),
+        pytest.param("die", 137, ": killed by SIGKILL", marks=pytest.mark.long),
+        pytest.param("nameless", 168, ": killed by signal 40", marks=pytest.mark.long),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, code: int, told: str) -> None:
@@ -310,7 +310,7 @@ def test_sparks_bar_stays_away_while_a_run_goes(tmp_path: Path) -> None:
     assert b"[Stage " in later  # of the user's own job: the test can fail
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     deaf = tmp_path / "deaf.py"
     deaf.write_text(

@@ -230,7 +230,7 @@ def test_ranks_stopped_before_they_began_give_no_warning(tmp_path: Path) -> None
     assert [report.warnings for report in reports] == [(), ()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_companions_begin_again_with_a_second_attempt() -> None:
     launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,), restarts=True)
     with driven(trainings.wait_at_first, launch=launch, max_restarts=1) as driver:

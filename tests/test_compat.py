@@ -94,11 +94,13 @@ def decorated_above(number: int) -> int:
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.long
 def test_a_decorated_function_of_a_module_travels(on_cpus: None) -> None:
     assert decorated_above.distributed(1) == [2, 2]
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.long
 def test_wrong_arguments_of_the_function_are_told_at_once(on_cpus: None) -> None:
     with pytest.raises(ConfigurationError, match=r"decorated_above\(number\) cannot be called with these arguments"):
         decorated_above.distributed()
@@ -113,6 +115,7 @@ def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
 
 @pytest.mark.long_on_executors
 @pytest.mark.usefixtures("fake_gpus")
+@pytest.mark.long
 def test_each_rank_checks_its_gpu_before_the_function(
     make_local: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +134,7 @@ def test_each_rank_checks_its_gpu_before_the_function(
     assert "has begun" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.long
 def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trial.VARIABLE, raising=False)
     pytest.importorskip("pyspark")

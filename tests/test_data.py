@@ -88,7 +88,7 @@ def test_one_partition_feeds_two_ranks(one_jvm: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
 def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_path: Path, where: str) -> None:
     data = snapshot(points(two_executors), where.format(tmp_path / "points"))
     first, second = distributor(data, local_mode=False).submit(seen).results()
@@ -142,7 +142,7 @@ def test_columns_may_have_any_names(one_jvm: Any) -> None:
     assert distributor(Data(frame), 1).run(train) == {"a.b": 4560, "odd `name`": 4560.0, "_valid": 96}
 
 
-@pytest.mark.parametrize("width", [2, pytest.param((1, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [2, pytest.param((1, 3), marks=pytest.mark.long)])
 def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_path: Path, width: Any) -> None:
     data = points(one_jvm, lanes=12)
     run = distributor(data, width, checkpoints=str(tmp_path / "saved"), max_restarts=1)
@@ -155,7 +155,7 @@ def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_pa
     assert (kept / "snapshot.json").exists()
 
 
-@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
 def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path, where: str) -> None:
     def train(most: int) -> list[int]:
         loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
@@ -311,7 +311,7 @@ def test_a_run_is_cancelled_while_its_data_is_written(one_jvm: Any, tmp_path: Pa
     assert left() == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_waiting_for_data_is_part_of_the_goodput(one_jvm: Any) -> None:
     def slow() -> None:
         def wait(batch: Any) -> Any:
@@ -384,7 +384,7 @@ def test_a_node_with_another_snapshot_in_the_folder_trains_on_none_of_its_rows(o
         distributor(data, 1).run(train, str(tmp_path / "points"), str(tmp_path / "other"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_snapshot_that_is_removed_during_the_run_is_named(one_jvm: Any, tmp_path: Path) -> None:
     data = snapshot(points(one_jvm), tmp_path / "points")
 

@@ -65,6 +65,7 @@ def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, l
         assert losses == pytest.approx(plain, abs=1e-4), name
 
 
+@pytest.mark.long
 def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, local: bool) -> None:
     config = zero(3, precision="fp32", torch_adam=True, learning_rate=1e-2)
     run = make(2, config, auto={"micro_batch_size": 4, "hidden_size": 32}).submit(trainings.with_the_runs_config, 20)
@@ -119,6 +120,7 @@ def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path)
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.long
 def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
     """As with PySpark's distributor, which runs DeepSpeed's examples; Accelerate's configuration keeps its "auto"."""
     config = {**trainings.config(2), "gradient_clipping": "auto"}
@@ -132,8 +134,8 @@ def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
     ("config", "options", "expected"),
     [
         ({"bf16": {"enabled": True}}, {}, ["--deepspeed", "--deepspeed_config"]),
-        pytest.param(None, {}, ["--deepspeed"], marks=pytest.mark.slow),
-        pytest.param({"bf16": {"enabled": True}}, {"script_arguments": False}, [], marks=pytest.mark.slow),
+        pytest.param(None, {}, ["--deepspeed"], marks=pytest.mark.long),
+        pytest.param({"bf16": {"enabled": True}}, {"script_arguments": False}, [], marks=pytest.mark.long),
     ],
 )
 def test_arguments_of_a_module(config: Any, options: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def test_arguments_of_a_module(config: Any, options: dict[str, Any], expected: l
         assert argv[-1].endswith("/deepspeed.json") and not os.path.exists(argv[-1])
 
 
+@pytest.mark.long
 def test_a_plain_function_needs_nothing_compiled(tmp_path: Path) -> None:
     """What PySpark's own tests do, on executors without a compiler."""
 
@@ -160,6 +163,7 @@ def test_a_plain_function_needs_nothing_compiled(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_outside_of_a_run_there_is_no_configuration() -> None:
     with pytest.raises(ConfigurationError, match=r"in a rank of DeepspeedTorchDistributor\("):
         runtime.deepspeed_config()
@@ -171,6 +175,7 @@ def test_outside_of_a_run_there_is_no_configuration() -> None:
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.long
 def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> None:
     run = make(2, trainings.config(1), env={"CXX": "/opt/none/c++"}).submit(trainings.with_the_runs_config, 1)
     with pytest.raises(StartError) as caught:
@@ -255,7 +260,7 @@ def test_a_checkpoint_without_zero_replaces_one_with_zero(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["a", "b", "b_universal"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wrong_checkpoints_are_refused(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
     for none, absent, two, slash, universal, three, stage, early, four, five in run.results(timeout=watch.DEADLINE):
@@ -307,7 +312,7 @@ def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
         assert seen["refused"].startswith("every rank's module must have all parameters of the model. For a pipeline,")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
     tuning = autotune(
@@ -487,6 +492,7 @@ def test_errors_are_as_true_as_on_the_plain_path(make: MakeDeepspeed) -> None:
     assert "\tat " not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_driver_needs_no_deepspeed(tmp_path: Path) -> None:
     """Configurations are data: what makes one imports neither DeepSpeed nor torch."""
     import subprocess

@@ -32,17 +32,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN, SHOWN = ("python", "sh"), ("dockerfile", "json", "text", "toml", "yaml")
 
 #: Pages whose blocks take long.
-SLOW = (
-    "README.md",
-    *("docs/checkpoints.md", "docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/dataframe-to-model.md"),
-    "docs/deepspeed.md",
-    *(
-        "docs/from-databricks.md",
-        "docs/from-horovod.md",
-        "docs/getting-started.md",
-        "docs/predict.md",
-        "docs/resume.md",
-    ),
+SLOW = ("README.md", "docs/checkpoints.md", "docs/dataframe-to-model.md", "docs/getting-started.md")
+LONG = (
+    *("docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/deepspeed.md", "docs/from-databricks.md"),
+    *("docs/from-horovod.md", "docs/predict.md", "docs/resume.md"),
 )
 
 #: The session of pages that make one.
@@ -191,7 +184,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
         decorators.append(pytest.mark.spark)
     if name_of(page) in SLOW:
         decorators.append(pytest.mark.slow)
-    if name_of(page) == "docs/deepspeed.md":  # make demo-deepspeed is in CI
+    if name_of(page) in LONG:
         decorators.append(pytest.mark.long)
     return decorators
 

@@ -100,7 +100,7 @@ def test_ranks_beyond_the_smallest_number_may_be_shown(make_local: Make) -> None
 
 
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> None:
     with slots_held(2, tmp_path):
         run = Distributor((1, 4), False, False, checkpoints=tmp_path).submit(train, FOR_EVER)
@@ -142,7 +142,7 @@ def test_slots_that_the_limit_per_node_rules_out_are_no_room(two_executors: Any,
     assert len(run.results(watch.DEADLINE)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_too_few_slots_are_waited_for(one_jvm: Any, tmp_path: Path) -> None:
     distributor = Distributor((3, 4), False, False, start_timeout=3)
     with slots_held(2, tmp_path):
@@ -156,6 +156,7 @@ def test_too_few_slots_are_waited_for(one_jvm: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("deepspeed")
+@pytest.mark.long
 def test_widths_that_a_launch_path_cannot_have_are_passed_over() -> None:
     from distributor.launch import DeepSpeed
 

@@ -85,7 +85,7 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
     [
         (2, step_with_a_group, True),
         *(
-            pytest.param(ranks, function, required, marks=[pytest.mark.slow, pytest.mark.long_on_executors])
+            pytest.param(ranks, function, required, marks=pytest.mark.long)
             for ranks, function, required in (
                 (2, compute, True),
                 (2, group_after_a_first_step, True),
@@ -103,7 +103,7 @@ def test_no_warning_with_a_group_without_training_or_if_none_is_wanted(
     assert "without the other" not in caplog.text
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_require_group_makes_it_an_error(make_local: Make, start_method: str) -> None:
     with pytest.raises(GroupError, match=r"^ranks? [01-]+ trained without the other ranks: .* of all 2 ranks"):
         make_local(2, require_group=True, start_method=start_method).run(step)
@@ -114,7 +114,7 @@ def exit_after_a_step() -> None:
     sys.exit()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exit_with_0_after_training_alone_is_an_error(make_local: Make) -> None:
     with pytest.raises(GroupError):
         make_local(2, require_group=True).run(exit_after_a_step)
@@ -142,7 +142,7 @@ def test_other_hooks_are_left_alone(make_local: Make) -> None:
     assert make_local(2, require_group=True).submit(hooks_that_change).results() == [2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_rank_gives_no_group_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         step()

@@ -117,6 +117,7 @@ def test_secrets_are_on_no_command_line_and_files_are_private(make: Make, tmp_pa
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+@pytest.mark.long_on_executors
 def test_secrets_are_in_no_error(make: Make, how: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="rank 1") as caught:
         make(2, env={"API_KEY": SECRET}).run(trainings.fail_on_rank_1, how)

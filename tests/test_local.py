@@ -78,12 +78,12 @@ def is_mapped() -> tuple[bool, str | None]:
     return libc.mallinfo2().mapped > before and held is not None, os.environ.get("GLIBC_TUNABLES")
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_ranks_on_cpus_keep_memory_for_their_next_step(make_local: Make, start_method: str) -> None:
     assert make_local(1, start_method=start_method).run(is_mapped) == (False, None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_variable_leaves_memory_to_the_c_library(make_local: Make) -> None:
     env = {"DISTRIBUTOR_KEEP_MEMORY": "0"}
     assert make_local(1, env=env, start_method="spawn").run(is_mapped) == (True, None)
@@ -105,7 +105,7 @@ def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypat
     watch.gone(run.id)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     assert run.results(timeout=watch.DEADLINE) == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_own_classes_can_be_saved_and_sent_to_spawned_workers(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +332,7 @@ def what_pyspark_says_without_grpc() -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pyspark_does_not_take_a_rank_for_its_doctests(make_local: Make) -> None:
     """Where its main module has neither file nor specification, PySpark ends the process, with exit code 0."""
     pytest.importorskip("pyspark", minversion="4.3")

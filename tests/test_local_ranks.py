@@ -29,7 +29,7 @@ def look() -> tuple[int, ...]:
     return tuple(int(os.environ[name]) for name in NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_two_nodes_on_one_host_are_numbered_together() -> None:
     with driven(look, num_processes=3, local_ranks="host") as driver:
         assert driver.values() == [(rank, rank, 3, 0, 0, 1) for rank in range(3)]

@@ -53,6 +53,7 @@ def test_equal_lines_of_many_ranks_are_folded(make: Make, capfd: pytest.CaptureF
         assert lines == ["step 0", "step 1", "step 2", "only here" if rank == 1 else "there"]
 
 
+@pytest.mark.long_on_executors
 def test_the_whole_output_is_kept_whatever_is_shown(
     make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_connection_that_is_reset_costs_no_line(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_logs_arrive_through_spark_where_the_driver_cannot_be_reached(
     one_jvm: Any, unreachable: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,7 +76,7 @@ PROGRAM = """
 @pytest.mark.parametrize(
     "master", ["local", pytest.param("local-cluster[2,1,1024]", marks=[pytest.mark.spark, pytest.mark.long])]
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_script_defines_is_found_by_its_name(master: str, tmp_path: Path) -> None:
     done = programs.run(tmp_path, PROGRAM, tmp_path, master)
     assert json.loads(done.stdout.splitlines()[-1]) == [[[5, 5], [4, 9], [4, 9], [4, 9], [0, 1, 4]], True, True]

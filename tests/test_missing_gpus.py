@@ -68,7 +68,7 @@ def touch(path: str) -> None:
     Path(path).touch()
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_refuses_to_train_where_torch_sees_no_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: str
 ) -> None:

@@ -242,12 +242,14 @@ def value_of(executed: Client, cell: int) -> dict[str, str]:
     return dict(result["data"])
 
 
+@pytest.mark.long
 def test_a_plot_is_drawn_in_a_kernel_without_a_backend(executed: Client, tmp_path: Path) -> None:
     (tmp_path / "plot.png").write_bytes(base64.b64decode(value_of(executed, PLOT)["image/png"]))
     with Image.open(tmp_path / "plot.png") as picture:
         assert picture.width > 400 and len(picture.getcolors(1 << 24) or ()) > 10
 
 
+@pytest.mark.long
 def test_attributes_of_a_run_read_well_as_values_of_cells(executed: Client) -> None:
     assert re.fullmatch(r"node 0 on \S+ \(127\.0\.0\.1\): ranks 0-1\s*", value_of(executed, PLACEMENT)["text/plain"])
     assert re.fullmatch(
@@ -257,6 +259,7 @@ def test_attributes_of_a_run_read_well_as_values_of_cells(executed: Client) -> N
     assert re.search(r"'fork': 0\.\d{1,4},", value_of(executed, TIMINGS)["text/plain"])
 
 
+@pytest.mark.long
 def test_an_interrupted_wait_shows_the_lines_of_the_cell(executed: Client) -> None:
     where = f"  Cell In[{WAIT + 1}], line 4, in <module>\n    run.result()"
     assert error_of(executed, WAIT) == f"KeyboardInterrupt\n\nraised by\n{where}"

@@ -43,7 +43,7 @@ NEEDED = {
 LONG = (
     *("03_deepspeed_zero", "04_fsdp_transformer", "05_trl_fine_tuning"),
     *("02_ddp_on_a_cluster", "06_lightning_recommender", "07_accelerate", "14_dataframes", "15_predict"),
-    "16_track_and_sweep",
+    *("13_survive", "16_track_and_sweep"),
 )
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -76,7 +76,8 @@ IMPORTING = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals, tmp_path: Path) -> None:
     importing = tmp_path / "importing"
     (tmp_path / "slow_module.py").write_text(f"open({str(importing)!r}, 'w')\nimport time\ntime.sleep(600)\n")
@@ -94,7 +95,7 @@ def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_warm_processes_whose_folders_were_deleted_end(make_local: Make) -> None:
     """No run finds them any more, so that they would be there beside the three that one may have."""
     there = []
@@ -104,7 +105,7 @@ def test_warm_processes_whose_folders_were_deleted_end(make_local: Make) -> None
     watch.until(lambda: not any(process.is_running() for process in there))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_warm_process_whose_folder_was_deleted_serves_its_run(make_local: Make, tmp_path: Path) -> None:
     warm = psutil.Process(make_local(1, env={"DELETED": "used"}).run(started_by))
     run = make_local(1, env={"DELETED": "used"}).submit(trainings.wait_for, str(tmp_path / "go"))
@@ -159,7 +160,7 @@ IGNORING = """
 """
 
 
-@pytest.mark.parametrize("keep_warm", [600, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keep_warm", [600, pytest.param(0, marks=pytest.mark.long)])
 def test_a_shell_that_ignores_sigchld_is_no_reason_to_fail(keep_warm: int, tmp_path: Path) -> None:
     ignore = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
     done = programs.run(tmp_path, IGNORING, keep_warm, preexec_fn=ignore)

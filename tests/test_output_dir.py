@@ -135,7 +135,7 @@ def train_on() -> list[str]:
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
 def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here: Path, out: Path) -> None:
     import torch
 
@@ -228,7 +228,7 @@ def write_conflicts() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
 def test_different_files_of_one_name_are_both_kept(
     where: str, two_executors: Any, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,7 +350,7 @@ def test_what_spark_has_put_there_is_found(two_executors: Any, tmp_path: Path) -
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
 def test_without_a_channel_files_come_at_the_end(
     where: str, two_executors: Any, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_connect_brings_a_pandas_that_pyspark_supports() -> None:
     assert pandas.contains("2.3.3") and not pandas.contains("3.0.0")
 
 
+@pytest.mark.long
 def test_the_wheel_works_where_nothing_but_its_dependencies_is(wheel: Path, tmp_path: Path) -> None:
     """pip finds each dependency in the new environment, or it would fail: it can look nowhere else."""
     check([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)

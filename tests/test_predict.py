@@ -227,7 +227,7 @@ def broken(kind: str) -> Any:
     [
         ("load", r"the model cannot be loaded: RuntimeError: no weights \(.*test_predict.py, line \d+, in load\)"),
         pytest.param(
-            "killed", "3 times, the process that loads the model was killed by SIGKILL", marks=pytest.mark.slow
+            "killed", "3 times, the process that loads the model was killed by SIGKILL", marks=pytest.mark.long
         ),
         pytest.param("nothing", "must return a module or a function of a batch, not NoneType", marks=pytest.mark.long),
         pytest.param(
@@ -385,12 +385,12 @@ def hangs(place: str) -> Any:
         pytest.param(
             "load",
             r"has not been loaded within 3 s: the loader is in wait at test_predict.py:\d+. Pass a larger",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         ("batch", r"has not computed a batch within 3 s: it is in wait at test_predict.py:\d+. Pass a larger"),
         ("exit", r"row 0 of partition 0 fails: SystemExit: no more \(.*test_predict.py, line \d+, in score\)"),
         pytest.param(
-            "_exit", "a process of the model that computed 10 rows ended with exit status 3", marks=pytest.mark.slow
+            "_exit", "a process of the model that computed 10 rows ended with exit status 3", marks=pytest.mark.long
         ),
         pytest.param(
             "exit in load",
@@ -449,7 +449,7 @@ def test_a_prediction_of_a_prediction_may_have_the_same_process(one_jvm: Any) ->
     assert sorted(map(tuple, found.collect())) == [(i, 512.0 * (i + 1) + 1, 512) for i in range(9)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_that_hangs_ends_no_other_task(one_jvm: Any) -> None:
     frame = table(one_jvm, 40_000)
     scored = [
@@ -472,7 +472,7 @@ def test_a_batch_that_hangs_ends_no_other_task(one_jvm: Any) -> None:
     assert len(rows) == 40_000 - 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_cancelled_while_the_model_loads_leaves_it_to_the_next(one_jvm: Any, tmp_path: Path) -> None:
     go, folder = str(tmp_path / "go"), str(tmp_path)
 
@@ -550,7 +550,7 @@ def test_columns_may_have_any_names(one_jvm: Any) -> None:
     assert [tuple(row) for row in scored.sort("`a.b`").collect()] == [(0, 0, 0), (1, 2, 3), (2, 4, 6)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_matrices_are_inputs_and_outputs(one_jvm: Any) -> None:
     rows = [(i, [[float(i), 1.0, 2.0], [3.0, 4.0, 5.0]], [[1.0] * (i % 2 + 1)] * (i % 3)) for i in range(20)]
     frame = one_jvm.createDataFrame(
@@ -592,7 +592,7 @@ def test_files_of_the_session_are_modules_of_the_model(one_jvm: Any, tmp_path: P
     assert all(row.total == -3 * row.id for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_checkpoint_is_chosen_when_predict_is_called(one_jvm: Any, tmp_path: Path) -> None:
     def train(value: float, step: int) -> None:
         module = nn.Linear(2, 1)

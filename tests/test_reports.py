@@ -240,7 +240,7 @@ def report_much() -> int:
     return step
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reports_beyond_the_limit_are_thinned_out(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     run = make_local(1).submit(report_much)
     assert run.result(watch.DEADLINE) == 200_000

@@ -74,7 +74,7 @@ def pids(folder: Path, attempt: int) -> set[int]:
     "how",
     [
         "kill",
-        pytest.param("raise", marks=[pytest.mark.slow, pytest.mark.long_on_executors]),
+        pytest.param("raise", marks=pytest.mark.long),
         pytest.param("exit", marks=pytest.mark.long),
     ],
 )
@@ -102,7 +102,7 @@ def test_ranks_start_again_on_the_same_nodes(
         assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("local_ranks", ["executor", pytest.param("host", marks=pytest.mark.long)])
 def test_each_node_keeps_states_in_memory(submit: Submit, tmp_path: Path, local_ranks: str) -> None:
     """Whoever else is on the host: each node has what its ranks need."""
@@ -160,7 +160,7 @@ def save_slowly(folder: str) -> None:
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
     run = submit(save_slowly, str(tmp_path), grace_period=5.0)
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)

@@ -158,7 +158,7 @@ def save_for_ever(folder: str) -> None:
     trainings.wait_for(str(Path(folder, "never")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_channel_each_attempt_is_a_job(one_jvm: Any, unreachable: None) -> None:
     run = TorchDistributor(2, False, False, max_restarts=1).submit(kill_once)
     assert run.results(watch.DEADLINE) == [1, 1]

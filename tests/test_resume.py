@@ -218,7 +218,7 @@ def load_another(folder: str) -> tuple[int | None, int]:
     return runtime.load_checkpoint(state, folder=folder), state["sum"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_of_another_run_are_loaded_by_its_name_or_folder(tmp_path: Path) -> None:
     named(tmp_path).run(count, 2)
     letters = Distributor(2, True, False, name="letters", checkpoints=tmp_path, resume="never")
@@ -242,7 +242,7 @@ def test_two_runs_of_one_name_at_once(tmp_path: Path) -> None:
     assert first.result(watch.DEADLINE) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_in_one_folder_of_checkpoints(tmp_path: Path) -> None:
     """The second is refused while the first is alive, and goes on from its checkpoint afterwards."""
     distributor = Distributor(1, True, False, checkpoints=tmp_path)

@@ -214,7 +214,7 @@ def test_gpus_that_spark_does_not_know_of(two_executors: Any) -> None:
         on_executors(2, use_gpu=True).run(trainings.rank)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
@@ -228,7 +228,7 @@ def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any
 
 
 @pytest.mark.parametrize(
-    "how", ["group", *(pytest.param(how, marks=pytest.mark.slow) for how in ("tag", "stage", "interruptAll"))]
+    "how", ["group", *(pytest.param(how, marks=pytest.mark.long) for how in ("tag", "stage", "interruptAll"))]
 )
 def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_path: Path) -> None:
     context = one_jvm.sparkContext

@@ -78,7 +78,7 @@ def executors(session: Any) -> set[tuple[str, int]]:
     return {(info.host(), info.port()) for info in infos}
 
 
-@pytest.fixture(scope="module", params=[LOCAL, CLUSTER, pytest.param(ONE_TASK_EACH, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[LOCAL, CLUSTER, pytest.param(ONE_TASK_EACH, marks=pytest.mark.long)])
 def master(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -339,6 +339,7 @@ ENCRYPTED = {
         ),
     ],
 )
+@pytest.mark.long
 def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settings: list[str], text: str) -> None:
     sessions.get("local[2]", **dict.fromkeys(settings, "true"), **{"spark.authenticate.secret": "s3cret"})
     with pytest.raises(RuntimeError, match=rf"^{text}, but .*NOT encrypted: NCCL's and gloo's .*gradients") as e:
@@ -357,6 +358,7 @@ def test_encryption_may_be_asked_for_while_the_session_runs(sessions: Sessions) 
         session.conf.unset("spark.ssl.enabled")
 
 
+@pytest.mark.long
 def test_authentication_alone_is_told_once(sessions: Sessions, caplog: pytest.LogCaptureFixture) -> None:
     sessions.get("local[2]", **{"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"})
     with caplog.at_level(logging.WARNING, "distributor"):

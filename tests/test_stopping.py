@@ -87,7 +87,7 @@ def preempt(run: Run, attempt: int = 0) -> None:
     os.kill(int(row.values["pid"]), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.long)])
 @pytest.mark.long_on_executors
 def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER, asks)
@@ -100,7 +100,7 @@ def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: P
     assert again == (result[1], None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_may_be_asked_to_stop_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER)
     run.stop(timeout=watch.DEADLINE)
@@ -119,7 +119,7 @@ def test_a_training_that_was_stopped_has_not_finished(make_local: Make, tmp_path
     assert run.result(watch.DEADLINE) == (stopped, stopped + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_preemptions_without_progress_come_to_an_end(make_local: Make) -> None:
     run = make_local(1, max_restarts=1).submit(preempt_itself)
     with pytest.raises(PreemptionError, match="The last three attempts reached no later step than those before"):
@@ -140,7 +140,7 @@ def preempt_itself() -> None:
         time.sleep(0.5 if step >= 5 else 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_preemptions_below_lost_steps_make_progress(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(regain_lost_steps)
     assert run.result(watch.DEADLINE) == run.attempts[3].step
@@ -229,7 +229,7 @@ def test_without_a_checkpoint_a_preempted_run_says_so(make_local: Make) -> None:
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preempted_run_goes_on_and_does_not_count_it(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,7 +311,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
     watch.gone(run.id)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
     await_all(run)
@@ -382,7 +382,7 @@ def test_ranks_that_stop_at_different_steps_fail(make_local: Make, wished: bool)
     watch.gone(run.id)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_channel_nothing_stops(
     one_jvm: Any, unreachable: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

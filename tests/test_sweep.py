@@ -415,7 +415,7 @@ def test_lost_nodes_do_not_count_as_failures_of_the_function(make_local: Make) -
     assert isinstance(study.table[0].error, NodeLostError)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_16_failures_of_the_last_20_end_the_search_with_the_first_error(make_local: Make) -> None:
     space = {"x": [1, 7, 8, 9, 10], "limit": [5]}  # in turn: one in five succeeds
     with pytest.raises(TrainingError, match="7 is too much"):
@@ -599,7 +599,7 @@ sweep(TorchDistributor(1, True, False, grace_period=1), test_sweep.wait_at_first
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_driver_that_has_a_study_in_a_storage_is_seen_wherever_the_storage_is(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,7 +286,7 @@ def attack(endpoint: Endpoint, drawn: list[bytes], openings: list[bytes]) -> Non
 @pytest.mark.parametrize(
     "count", [2_000, pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.long)]
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_while_random_frames_come_with_the_token(
     count: int,
     one_jvm: Any,

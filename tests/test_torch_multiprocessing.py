@@ -30,9 +30,9 @@ def without_torchs_help() -> None:
 
 
 @pytest.mark.parametrize(  # torch has been imported, or not
-    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)]
 )
-@pytest.mark.parametrize("code", [twice, pytest.param(by_another_name, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", [twice, pytest.param(by_another_name, marks=pytest.mark.long)])
 @pytest.mark.long
 def test_torch_multiprocessing_in_a_rank_is_warned_of_once(
     make_local: Make, code: object, start_method: str, capfd: pytest.CaptureFixture[str]

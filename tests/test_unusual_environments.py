@@ -36,7 +36,7 @@ NO_THREADS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
     ended = programs.run(tmp_path, NO_THREADS)
     assert ended.stdout.startswith("no further thread can be started: end other threads and processes"), ended.stderr
@@ -66,8 +66,8 @@ READ_ONLY_SHM = """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
-@pytest.mark.parametrize("more", [(), pytest.param(("replicate",), marks=pytest.mark.slow)], ids=["", "replicate"])
-@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), pytest.param(("replicate",), marks=pytest.mark.long)], ids=["", "replicate"])
+@pytest.mark.long
 def test_states_that_shared_memory_cannot_take_are_on_disk(more: tuple[str, ...], tmp_path: Path) -> None:
     ended = programs.run(tmp_path, READ_ONLY_SHM, tmp_path / "runs", *more)
     assert ended.stdout == "3\n", ended.stderr
@@ -92,7 +92,7 @@ def test_a_run_in_a_temporary_folder_whose_name_is_not_utf8(
     shutil.rmtree(folder)  # so that its warm process ends
 
 
-@pytest.mark.parametrize("inside", ["/lib", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inside", ["/lib", pytest.param("", marks=pytest.mark.long)])
 @pytest.mark.long
 def test_the_package_works_from_a_zip(inside: str, tmp_path: Path) -> None:
     """Ranks on this machine, and what would be sent to executors."""

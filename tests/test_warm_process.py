@@ -306,9 +306,7 @@ def test_a_warm_process_stays_while_its_run_lasts(make_local: Make, tmp_path: Pa
 
 
 @pytest.mark.long_on_executors
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.slow, pytest.mark.long_on_executors])]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:
@@ -318,7 +316,7 @@ def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: sig
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_warm_process_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
     """Nobody would end what its agents leave behind when they are killed."""
     unguarded = psutil.Process(make_local(1, env={"GUARDED": "no"}).run(started_by))
@@ -378,7 +376,7 @@ def test_a_warm_process_ends_with_its_driver(end: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a namespace of process IDs")
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_process_of_a_container_leaves_no_warm_folder(tmp_path: Path) -> None:
     """The kernel kills the warm process with it."""
     script, folder = tmp_path / "driver.py", tmp_path / "tmp"
@@ -396,7 +394,7 @@ print(os.getpid(), len(list(pathlib.Path(tempfile.gettempdir()).glob("distributo
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_upgraded_module_takes_a_new_process(make_local: Make, tmp_path: Path) -> None:
     """An upgraded package, say."""
     module = tmp_path / "upgraded.py"
@@ -451,7 +449,7 @@ def test_ranks_do_not_finalize_what_they_have_not_made(make_local: Make, tmp_pat
     assert (first, second, os.path.exists(own)) == (True, True, False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("entry", [pytest.param("{}", marks=pytest.mark.long, id="absolute"), "lib"])
 def test_torch_may_come_from_pythonpath(
     entry: str, make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,7 +116,7 @@ def schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Idle]]:
     ("name", "act"),
     [
         ("run", raise_it),
-        pytest.param("submit", send_it, marks=pytest.mark.slow),
+        pytest.param("submit", send_it, marks=pytest.mark.long),
         pytest.param("run", send_it, marks=pytest.mark.long),
         pytest.param("submit", raise_it, marks=pytest.mark.long),
         *(
