@@ -73,7 +73,9 @@ def _computed(times: int) -> list[int]:
             marks=pytest.mark.long,
         ),
         pytest.param(
-            lambda: [azureml.run(workers, 3, distribution=azureml.RayDistribution(), instance_count=2)], id="azureml"
+            lambda: [azureml.run(workers, 3, distribution=azureml.RayDistribution(), instance_count=2)],
+            id="azureml",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -56,7 +56,7 @@ def meet_after_a_failure() -> None:
 
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first rank that fails")
-@pytest.mark.parametrize("function", [fail_in_rank_1, meet_after_a_failure])
+@pytest.mark.parametrize("function", [fail_in_rank_1, pytest.param(meet_after_a_failure, marks=pytest.mark.long)])
 def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
     with pytest.raises(TrainingError, match=r"rank 1 on \S+ failed: ValueError: bad batch") as caught:
         make(2, launch="jax", grace_period=2).submit(function).result(watch.DEADLINE)
@@ -76,7 +76,6 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
-@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("jax", LOCAL, 2, tmp_path, leftovers)

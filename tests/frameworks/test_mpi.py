@@ -109,7 +109,7 @@ def killed_by_the_kernel() -> None:
     ("function", "text"),
     [
         (fail_in_a_collective, r"rank 1 on \S+ failed: ValueError: bad batch"),
-        (abort, r"rank 1 on \S+ failed: exited with code 7"),
+        pytest.param(abort, r"rank 1 on \S+ failed: exited with code 7", marks=pytest.mark.long),
         (killed_by_the_kernel, r"rank 1 on \S+ failed: killed by SIGKILL"),
     ],
 )
@@ -256,6 +256,8 @@ def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, left
 
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
-@pytest.mark.parametrize("path", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "path", [pytest.param(name, marks=pytest.mark.long if name == "openmpi" else ()) for name in IMPLEMENTATIONS]
+)
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 2, tmp_path, leftovers)

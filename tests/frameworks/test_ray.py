@@ -67,7 +67,7 @@ def fail_in_a_task() -> None:
 
 @pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the first failure of a task or function")
-@pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
+@pytest.mark.parametrize("function", [pytest.param(fail_as_driver, marks=pytest.mark.long), fail_in_a_task])
 def test_a_failure_of_a_task_or_function_is_the_error(function: Any, make: Make, leftovers: Leftovers) -> None:
     run = make(2, launch=LAUNCH, grace_period=2).submit(function)
     with pytest.raises(TrainingError, match="bad batch"):

@@ -70,9 +70,8 @@ def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Le
     leftovers.gone(run.id)
 
 
-@pytest.mark.ci
 @pytest.mark.framework(*SYSTEM, "the death of the driver")
-@pytest.mark.parametrize("path", [SERVERS, pytest.param("tensorflow", marks=pytest.mark.long)])
+@pytest.mark.parametrize("path", [SERVERS, "tensorflow"])
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 4, tmp_path, leftovers)
 
