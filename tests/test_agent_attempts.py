@@ -64,6 +64,7 @@ def outcomes(driver: Driver) -> dict[int, str]:
         pytest.param("SIGKILL", {"start_method": "spawn"}, id="spawn", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.slow
 def test_the_agents_begin_a_second_attempt(how: str, options: dict[str, Any], tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), how, num_processes=3, max_restarts=1, **options) as driver:
         port = driver.port_of_node_0()

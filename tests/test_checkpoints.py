@@ -69,6 +69,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.long)], ids=["DDP", "FSDP2"])
+@pytest.mark.slow
 def test_a_killed_training_goes_on_bit_by_bit(
     make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_without_a_channel_a_new_job_finds_no_copies(
     assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_copy_is_sent_and_the_next_save_waits(make_local: Make, tmp_path: Path) -> None:
     kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
     assert make_local(1, checkpoints=kept).run(save_while_a_copy_is_sent) == (0, 1)
@@ -232,6 +234,7 @@ def lose_memory() -> int | None:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_what_is_newer_in_the_place_is_loaded_from_there(make_local: Make, tmp_path: Path) -> None:
     """Shared memory has no room for the second state, which the place has."""
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)

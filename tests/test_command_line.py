@@ -147,6 +147,7 @@ for step in range(1, 10**6):
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_gets_sigterm_lets_ranks_save(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SAVING)
     saved = tmp_path / "saved"
@@ -380,6 +381,7 @@ def test_sigterm_to_the_whole_group_leaves_ranks_on_executors_their_grace(tmp_pa
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
     """Spark's own handler of Ctrl-C would cancel the job, and the ranks with it."""
     (tmp_path / "saver.py").write_text(SAVER)

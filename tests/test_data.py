@@ -143,6 +143,7 @@ def test_columns_may_have_any_names(one_jvm: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [2, pytest.param((1, 3), marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_path: Path, width: Any) -> None:
     data = points(one_jvm, lanes=12)
     run = distributor(data, width, checkpoints=str(tmp_path / "saved"), max_restarts=1)
@@ -156,6 +157,7 @@ def test_killed_ranks_continue_with_the_rows_that_come_next(one_jvm: Any, tmp_pa
 
 
 @pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path: Path, where: str) -> None:
     def train(most: int) -> list[int]:
         loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True)
@@ -222,6 +224,7 @@ def test_executors_need_a_folder_that_they_see(one_jvm: Any, tmp_path: Path) -> 
     feeding.check(data, Checkpoints(str(tmp_path)), one_machine=False)
 
 
+@pytest.mark.slow
 def test_a_snapshot_tells_whether_its_files_have_changed(one_jvm: Any, tmp_path: Path) -> None:
     def read() -> Any:
         return one_jvm.read.parquet(str(tmp_path / "source"))
@@ -266,6 +269,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.slow
 def test_a_plan_tells_rows_apart_or_says_nothing(one_jvm: Any, tmp_path: Path) -> None:
     number = functions.col("id")
     wide = one_jvm.range(3).select("id", number.cast("double").alias("x"), *(number.alias(f"c{i}") for i in range(30)))

@@ -121,6 +121,7 @@ def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> No
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.long
 def test_a_run_goes_on_with_what_is_left(two_executors: Any, tmp_path: Path) -> None:
     run = Distributor((2, 4), False, False, checkpoints=tmp_path, max_restarts=1).submit(train, FOR_EVER)
     watch.until(lambda: widths(run) == [4])

@@ -35,6 +35,7 @@ def lose_steps(steps: int) -> None:
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.slow
 def test_lost_steps_are_redone(make: Make, tmp_path: Path) -> None:
     run = make(1, checkpoints=tmp_path, max_restarts=1).submit(lose_steps, 15)
     assert run.wait(watch.DEADLINE)

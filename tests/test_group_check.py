@@ -96,6 +96,7 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
         ),
     ],
 )
+@pytest.mark.slow
 def test_no_warning_with_a_group_without_training_or_if_none_is_wanted(
     make: Make, ranks: int, function: Any, require_group: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,6 +93,7 @@ def fail_after_writing() -> None:
     raise ValueError("boom")
 
 
+@pytest.mark.slow
 def test_files_of_a_failed_run_are_kept(make: Make, here: Path, out: Path) -> None:
     """However long their names are."""
     with pytest.raises(TrainingError, match="boom"):
@@ -272,6 +273,7 @@ def write_much() -> None:
     Path("c.bin").write_bytes(bytes(1000))
 
 
+@pytest.mark.slow
 def test_files_beyond_the_limit_stay(make: Make, here: Path, out: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(1, output_dir=out, output_limit=2_000_000).run(write_much)
     there = {path.name for path in out.iterdir()}
@@ -465,6 +467,7 @@ def save_and_log() -> None:
     Path("logs/metrics.csv").touch()
 
 
+@pytest.mark.slow
 def test_neither_checkpoints_nor_logs_are_copied(make: Make, mode: str, here: Path, out: Path, tmp_path: Path) -> None:
     """But a rank's folder elsewhere may have the name of ``log_dir``."""
     (tmp_path / "project").mkdir()

@@ -404,6 +404,7 @@ def hangs(place: str) -> Any:
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_hangs_or_exits_is_one_sentence(one_jvm: Any, place: str, words: str) -> None:
     rows = 100 if place == "batch" else 10
     scored = predict(hangs(place), table(one_jvm, rows).coalesce(1), input=INPUT, output="total float", timeout=3.0)
@@ -436,6 +437,7 @@ def test_a_larger_timeout_is_that_of_the_model_that_is_kept(one_jvm: Any, tmp_pa
     assert len(os.listdir(folder)) == 1
 
 
+@pytest.mark.slow
 def test_a_prediction_of_a_prediction_may_have_the_same_process(one_jvm: Any) -> None:
     """Both are in one stage: the rows of the second are the answers to the first, which are large."""
 
@@ -669,6 +671,7 @@ def test_a_row_that_kills_is_blamed_on_its_task(one_jvm: Any) -> None:
         predict(load, frame, input=INPUT, output="total float", processes_per_node=1).collect()
 
 
+@pytest.mark.slow
 def test_map_makes_inputs_in_the_tasks(one_jvm: Any) -> None:
     def halves(batch: dict[str, Any]) -> dict[str, Any]:
         if (batch["x"][:, 0] == 77).any():

@@ -76,6 +76,7 @@ def refuse(self: ChannelServer, *_: object) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("end", ["", "raise"])
+@pytest.mark.slow
 def test_without_a_channel_reports_come_at_the_end(
     two_executors: Any, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

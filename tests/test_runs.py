@@ -262,6 +262,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("own_training")
 
 
+@pytest.mark.slow
 def test_functions_of_own_modules_travel_by_value(make: Make, own_module: ModuleType) -> None:
     weights = make(1).run(own_module.train, 21)
     assert weights.value == 42

@@ -198,6 +198,7 @@ def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
         on_executors(5).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_tasks_of_other_sizes_hold_what_they_asked_for(two_executors: Any, tmp_path: Path) -> None:
     wide = on_executors(1, cpus_per_process=2).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: wide.status is Status.RUNNING)
@@ -371,6 +372,7 @@ def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: An
         on_executors(3, max_processes_per_node=2).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_a_run_without_the_channel_still_ends_in_the_truth(
     one_jvm: Any, unreachable: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -400,6 +402,7 @@ def test_executors_need_not_have_the_package(two_executors: Any) -> None:
     assert all("package.zip" in file for file in files)
 
 
+@pytest.mark.slow
 def test_ranks_write_no_environment_into_workers(two_executors: Any) -> None:
     on_executors(4, env={"LEAKED": "1"}).run(trainings.all_reduce)
     seen = context_for_tasks(two_executors).parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()

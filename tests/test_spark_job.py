@@ -108,6 +108,7 @@ def test_sparks_pages_name_the_users_call(session: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["diverge", pytest.param("SIGKILL", marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str) -> None:
     assert on_executors(ranks).submit(trainings.all_reduce).results(timeout=watch.DEADLINE)  # all executors are there
     before = executors(session)
@@ -348,6 +349,8 @@ def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settin
     assert "set pytorch.spark.distributor.ignoreSsl to true" in str(e.value)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_encryption_may_be_asked_for_while_the_session_runs(sessions: Sessions) -> None:
     session = sessions.get("local[2]")
     session.conf.set("spark.ssl.enabled", "true")

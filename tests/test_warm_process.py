@@ -166,6 +166,7 @@ def test_a_rank_may_choose_its_temporary_folder(make_local: Make, tmp_path: Path
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.slow
 def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make(4).run(pollute, str(tmp_path))
     capfd.readouterr()
@@ -307,6 +308,7 @@ def test_a_warm_process_stays_while_its_run_lasts(make_local: Make, tmp_path: Pa
 
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_a_warm_process_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:

@@ -61,6 +61,7 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(
 
 
 @pytest.mark.long_on_executors
+@pytest.mark.slow
 def test_an_agent_killed_before_its_first_message_is_a_lost_node(
     make_on_path: Make, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
 
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long_on_executors)])
+@pytest.mark.slow
 def test_nothing_outlives_the_driver(
     number: signal.Signals, path: str, mode: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:
