@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from distributor.text.wording import printable
+
 T = TypeVar("T")
 
 
@@ -32,7 +34,11 @@ def described(error: BaseException) -> str:
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "/distributor/" not in each.filename]
     users = [each for each in frames if "/site-packages/" not in each.filename] or frames
     where = f" ({users[-1].filename}, line {users[-1].lineno}, in {users[-1].name})" if users else ""
-    return f"{type(error).__name__}: {error}{where}"
+    try:
+        text = str(error)
+    except Exception as another:  # the user's class raises
+        text = f"its text cannot be made: {type(another).__name__}"
+    return printable(f"{type(error).__name__}: {text}{where}")
 
 
 def joined(values: list[Any]) -> Any:
