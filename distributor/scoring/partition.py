@@ -237,7 +237,7 @@ def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
     """Return an output as a column, with nulls in the rows that are not ``done``."""
     try:
         column = _arrow(kind, values)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"the output {name!r} cannot become {kind}: {error}") from None
     if len(done) == rows:
         return column
@@ -260,7 +260,7 @@ def _arrow(kind: Any, values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a row as pyarrow takes it: arrays of one dimension, and lists of these."""
-    if hasattr(value, "ndim") and value.ndim > 1:
-        return list(map(_plain, value))
+    """Return a row as pyarrow takes it: numbers, arrays of one dimension, and lists of these."""
+    if isinstance(value, np.ndarray) and value.ndim != 1:
+        return list(map(_plain, value)) if value.ndim else value[()]
     return [_plain(each) for each in value] if isinstance(value, list) else value
