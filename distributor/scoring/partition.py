@@ -136,10 +136,7 @@ class ScoringTask:
 
     def _shown(self, batch: _Batch, row: int) -> str:
         """Return the inputs of a row, for an error."""
-        shown = []
-        for name in sources_of(self.inputs):
-            value = batch.batch.column(name)[row].as_py()
-            shown.append(f"{name} = {repr(value)[:_SHOWN]}")
+        shown = [f"{name} = {_text(batch.batch.column(name)[row])}" for name in sources_of(self.inputs)]
         return "Its inputs: " + ", ".join(shown)
 
 
@@ -157,6 +154,13 @@ class ReleaseTask:
 class _Batch:
     batch: pa.RecordBatch
     errors: dict[int, str]  # of the rows that the model does not get
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value.as_py())[:_SHOWN]
+    except (ValueError, OverflowError, KeyError):  # Python has no such time, or time zone
+        return f"a {value.type}"
 
 
 def _rows_of_next(request: ScoreRequest, rows: int) -> int:

@@ -4,8 +4,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from distributor.scoring.client import ModelError
-from distributor.scoring.partition import _column
+from distributor.data.writer import FieldRecipe
+from distributor.scoring.client import ModelError, ModelOrder
+from distributor.scoring.partition import ScoringTask, _Batch, _column
+
+ORDER = ModelOrder(key="k", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0)
+
+
+def task(*inputs, **options):
+    given = {"outputs": (("y", pa.float32()),), "batch_rows": 8, "on_error": "raise", "error_column": "", **options}
+    return ScoringTask(ORDER, inputs, (), (), **given)
 
 
 def column(kind, values):
@@ -22,3 +30,9 @@ def test_a_list_of_numbers_may_be_of_arrays_without_dimensions():
 def test_a_value_that_the_column_cannot_hold_is_an_error_with_its_name(value):
     with pytest.raises(ModelError, match="the output 'y' cannot become int8: "):
         column(pa.int8(), [value])
+
+
+def test_a_row_that_fails_is_shown_even_if_python_has_no_such_time():
+    rows = pa.record_batch({"t": pa.array([4 * 10**17], pa.timestamp("us", "UTC")), "a": [1.5]})
+    shown = task(FieldRecipe("t", ("t",), "number", "int64"), FieldRecipe("a", ("a",), "number", "float64"))
+    assert shown._shown(_Batch(rows, {}), 0) == "Its inputs: t = a timestamp[us, tz=UTC], a = 1.5"
