@@ -88,11 +88,13 @@ class ScoringTask:
         if errors:
             good = pa.array(_without(errors, batch.num_rows))
             columns = {name: column.take(good) for name, column in columns.items()}
-        inputs = {each.name: _values(each, [columns[name] for name in each.sources]) for each in self.inputs}
-        if self.map is not None:
-            inputs = self._mapped(self.map, inputs, errors, batch.num_rows)
+
+        def inputs(first: int, last: int) -> dict[str, Any]:
+            parts = {name: column.slice(first, last - first) for name, column in columns.items()}
+            return {each.name: _values(each, [parts[name] for name in each.sources]) for each in self.inputs}
+
         request = ScoreRequest(
-            inputs,
+            inputs(0, batch.num_rows) if self.map is None else self._mapped(self.map, inputs, errors, batch.num_rows),
             batch.num_rows - len(errors),
             tuple(name for name, _ in self.outputs),
             self.batch_rows,
@@ -101,18 +103,21 @@ class ScoringTask:
         )
         return _Batch(batch, errors), request
 
-    def _mapped(self, function: Map, inputs: dict[str, Any], errors: dict[int, str], rows: int) -> dict[str, Any]:
+    def _mapped(
+        self, function: Map, inputs: Callable[[int, int], dict[str, Any]], errors: dict[int, str], rows: int
+    ) -> dict[str, Any]:
         """Return what ``map=`` makes of inputs, and note the rows with which it fails."""
         places = _without(errors, rows)
         failed: dict[int, str] = {}
 
         def call(first: int, last: int) -> tuple[Any, int]:
-            return function({name: values[first:last] for name, values in inputs.items()}), last - first
+            return function(inputs(first, last)), last - first  # it may have changed those of an earlier call
 
         made = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
         parts = [_checked(each, count) for each, count in made]
         errors.update({int(places[row]): text for row, text in failed.items()})
-        return {name: joined([part[name] for part in parts]) for name in (parts[0] if parts else inputs)}
+        names = parts[0] if parts else [each.name for each in self.inputs]
+        return {name: joined([part[name] for part in parts]) for name in names}
 
     def _scored(self, batch: _Batch, answer: ScoreAnswer, first: int) -> pa.RecordBatch:
         if answer.error:
@@ -179,7 +184,7 @@ def _size(values: Any) -> int:
 
 def _checked(made: Any, rows: int) -> dict[str, Any]:
     """Return what ``map=`` has made of rows, as arrays and lists."""
-    if not isinstance(made, dict):
+    if not isinstance(made, Mapping):  # such as what a tokenizer returns
         raise ModelError(f"map= must return a dict of inputs, not {type(made).__name__}")
     for name, values in made.items():
         if len(values) != rows:
