@@ -117,9 +117,12 @@ class ModelClient:
         lost = 0
         while True:
             if self._here is not None:
-                return self._here.answer(request)
+                return self._here.answer(_alone(request))
             if (found := self._answer()) is not None:
-                return found
+                if not found.again:
+                    return found
+                self._send(_alone(request))
+                continue
             ended = self._ended()
             if ended.is_final:
                 raise ModelError(_sentence(f"a process of the model that computed {request.rows} rows", ended))
@@ -242,7 +245,7 @@ class ModelClient:
 
 
 def _alone(request: wire.ScoreRequest) -> wire.ScoreRequest:
-    """Return a request that is computed by itself: which task's rows end the process is known then."""
+    """Return a request that is computed by itself: which task's rows end the process, or fail, is known then."""
     return wire.ScoreRequest(**{**vars(request), "is_alone": True})  # not replace(), see wire.send()
 
 

@@ -41,6 +41,13 @@ def described(error: BaseException) -> str:
     return printable(f"{type(error).__name__}: {text}{where}")
 
 
+def copied(value: Any) -> Any:
+    """Return arrays, also those in lists, as copies that have their memory in the same order."""
+    if isinstance(value, list):
+        return [copied(each) for each in value]
+    return value.copy("K") if isinstance(value, np.ndarray) else value
+
+
 def joined(values: list[Any]) -> Any:
     """Return the rows of several arrays or lists as one."""
     arrays = all(isinstance(each, np.ndarray) for each in values)

@@ -61,6 +61,7 @@ class ScoreAnswer:
     outputs: tuple[Any, ...] = ()  # an array or a list for each output
     failed: dict[int, str] = field(default_factory=dict)  # by row of the request
     error: str = ""  # why there are no outputs at all
+    again: bool = False  # something fails: the rows are wanted once more, and alone; the model may have changed these
     halved_rows: int = 0  # of the largest batch that was halved, since the GPU's memory did not suffice
 
 

@@ -76,14 +76,15 @@ def test_a_model_that_the_worker_cannot_load_is_an_error():
         os.rmdir(client._folder)
 
 
-def test_rows_that_come_back_from_a_process_that_ended_are_computed_alone(monkeypatch):
-    """Else it would not be known whose rows of a batch had ended it, nor when to give up."""
+@pytest.mark.parametrize("first", [None, ScoreAnswer(again=True)], ids=["ended", "failed"])
+def test_rows_that_come_back_are_computed_alone(monkeypatch, first):
+    """Else it would not be known whose rows of a batch are at fault, nor when to give up."""
     client = ModelClient(ModelOrder(key="k4", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0))
-    sent, found = [], iter([None, ScoreAnswer()])
+    sent, found = [], iter([first, ScoreAnswer()])
     monkeypatch.setattr(client, "_send", sent.append)
     monkeypatch.setattr(client, "_answer", lambda: next(found))
     monkeypatch.setattr(client, "_ended", lambda: ProcessEnded("was killed by SIGKILL", was_computing=False))
-    assert [name for name, _ in client.answers([("first", request(3))])] == ["first"]
+    assert list(client.answers([("first", request(3))])) == [("first", ScoreAnswer())]
     assert [(each.rows, each.is_alone) for each in sent] == [(3, False), (3, True)]
 
 
