@@ -171,11 +171,8 @@ class _Worker:
             self._selector.modify(task.connection, awaited, task)
 
     def _timed(self, batch: dict[str, Any]) -> Any:
-        self._note(time.monotonic())
-        try:
-            return self._score(batch)
-        finally:
-            self._note(0.0)
+        self._note(time.monotonic())  # until the next batch or the answer: a GPU computes until its values are read
+        return self._score(batch)
 
     def _works_for(self, task: int) -> None:
         self._task = task
