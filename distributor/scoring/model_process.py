@@ -26,7 +26,7 @@ from distributor.machine import processes
 from distributor.scoring import wire
 from distributor.scoring.halving import described
 from distributor.scoring.model import Score, answers, scoring, together, unsent
-from distributor.scoring.model_server import SLOT, show_stack
+from distributor.scoring.model_server import SEVERAL, SLOT, show_stack
 from distributor.scoring.row_memory import RowMemory
 from distributor.shipping import pickling
 
@@ -128,14 +128,17 @@ class _Worker:
                     self._answer([asked[place] for place in places])
 
     def _receive(self, task: _Task) -> wire.ScoreRequest | None:
+        request = None
         self._works_for(task.number)
         try:
-            return wire.receive(task.connection, wire.ScoreRequest, task.memory)
+            request = wire.receive(task.connection, wire.ScoreRequest, task.memory)
         except (EOFError, ConnectionError):
             self._leave(task)
-            return None
-        finally:
-            self._works_for(0)
+        except Exception as error:  # such as of a module that only the task has
+            task.outgoing = wire.Outgoing(wire.ScoreAnswer(error=f"the inputs cannot be read: {described(error)}"))
+            self._send(task)
+        self._works_for(0)
+        return request
 
     def _leave(self, task: _Task) -> None:
         """A task has ended."""
@@ -144,7 +147,7 @@ class _Worker:
 
     def _answer(self, asked: list[_Asked]) -> None:
         """Compute the rows of some requests together, and answer each."""
-        self._works_for(asked[0].task.number if len(asked) == 1 else 0)
+        self._works_for(asked[0].task.number if len(asked) == 1 else SEVERAL)
         for each, found in zip(asked, answers(self._timed, [each.request for each in asked])):
             try:
                 each.task.outgoing = wire.Outgoing(found)

@@ -33,6 +33,7 @@ _TURN = 1.0  # seconds between two looks at the clock, and for a process to writ
 _MOST_KILLS = 10  # times that processes may have forked meanwhile
 #: When a process began its batch, 0 between two; and for which task, 0 if for none.
 SLOT = struct.Struct("dQ")
+SEVERAL = (1 << 64) - 1  # in place of a task
 
 _open: list[IO[bytes]] = []  # files that faulthandler uses
 
@@ -330,14 +331,16 @@ class _Server:
             if client.place != place:
                 continue
             client.place = None
-            ended = self._end_of(worker.pid, code, was_computing=number == culprit)
+            ended = self._end_of(worker.pid, code, number, culprit)
             self._tell(client, ended)
             if not ended.is_final and not self._is_over:
                 self._connect(number)
 
-    def _end_of(self, pid: int, code: int, *, was_computing: bool) -> wire.ProcessEnded:
+    def _end_of(self, pid: int, code: int, task: int, culprit: int) -> wire.ProcessEnded:
         """Return what one of its tasks is told of a process that has ended."""
-        if not was_computing and code < 0:  # it was killed, but not for this task's rows
+        if not pid:
+            return wire.ProcessEnded("could not be forked", log=wire.end_of_log(self._folder))
+        if task != culprit and (culprit or code < 0):  # it was killed, or has ended itself for another task's rows
             return wire.ProcessEnded("", was_computing=False)
         if where := self._stuck.get(pid):
             text = (

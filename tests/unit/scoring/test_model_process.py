@@ -115,3 +115,18 @@ def test_a_batch_takes_until_its_values_are_read():
         wire.receive(task, wire.ScoreAnswer)
         assert SLOT.unpack_from(slot)[0] == 0
     assert begins[0] > 0
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_inputs_that_cannot_be_read_are_an_error_of_their_task():
+    with working(lambda batch: batch["x"]) as connect:
+        first, second = connect(1), connect(2)
+        wire.send(first, wire.ScoreRequest({"x": [Unreadable()]}, 1, ("y",), 10, False))
+        answer = wire.receive(first, wire.ScoreAnswer)
+        assert answer.error.startswith("the inputs cannot be read: ValueError: invalid literal for int()")
+        wire.send(second, wire.ScoreRequest({"x": np.ones(1)}, 1, ("y",), 10, False))
+        assert wire.receive(second, wire.ScoreAnswer).outputs[0].tolist() == [1]

@@ -19,9 +19,9 @@ import torch
 
 from distributor.machine import bootstrap, folders, model_servers
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
-from distributor.scoring.model_server import how_killed, ready
+from distributor.scoring.model_server import SEVERAL, _Server, how_killed, ready
 from distributor.scoring.predict import _pickled
-from distributor.scoring.wire import ScoreRequest
+from distributor.scoring.wire import ProcessEnded, ScoreRequest
 from distributor.shipping.package import package_zip
 
 
@@ -84,8 +84,8 @@ def served(load, **options):
     assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
 
 
-def answer(client):
-    request = ScoreRequest({"x": np.ones((3, 1024), "float32")}, 3, ("y",), 3, False)
+def answer(client, value=1.0):
+    request = ScoreRequest({"x": np.full((3, 1024), value, "float32")}, 3, ("y",), 3, False)
     ((_, found),) = client.answers([("first", request)])
     return found.outputs[0]
 
@@ -164,3 +164,46 @@ def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
 
     with served(load, processes=1) as client:
         assert answer(client).tolist() == [2.0] * 3
+
+
+def test_rows_that_end_the_process_are_no_error_of_other_tasks():
+    def load():
+        def score(batch):
+            if (batch["x"] == 3).any():
+                os._exit(3)
+            return batch["x"][:, 0]
+
+        return score
+
+    with served(load, processes=1) as client:
+
+        def requests():
+            rows = ScoreRequest({"x": np.ones((3, 2), "float32")}, 3, ("y",), 3, False)
+            yield "first", rows
+            with pytest.raises(ModelError, match="computed 3 rows ended with exit status 3"):
+                answer(ModelClient(client._order), 3.0)
+            yield "second", rows
+
+        assert [found.outputs[0].tolist() for _, found in client.answers(requests())] == [[1.0] * 3] * 2
+
+
+SURVIVED = ProcessEnded("", was_computing=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "task", "culprit", "told"),
+    [
+        pytest.param(3, 1, 1, ProcessEnded("ended with exit status 3", is_final=True), id="exits"),
+        pytest.param(3, 2, 1, SURVIVED, id="exits-for-another"),
+        pytest.param(3, 1, SEVERAL, SURVIVED, id="exits-for-one-of-several"),
+        pytest.param(3, 1, 0, ProcessEnded("ended with exit status 3", is_final=True), id="exits-for-nobody"),
+        pytest.param(-11, 1, 1, ProcessEnded("was killed by SIGSEGV"), id="killed"),
+        pytest.param(-11, 2, 1, SURVIVED, id="killed-for-another"),
+        pytest.param(-11, 1, 0, SURVIVED, id="killed-for-nobody"),
+    ],
+)
+def test_what_a_task_is_told(tmp_path, code, task, culprit, told):
+    server = _Server(str(tmp_path), os.getpid(), 1, 60.0, 60.0)
+    assert server._end_of(7, code, task, culprit) == told
+    assert server._end_of(0, -9, task, 0) == ProcessEnded("could not be forked"), "else the task would wait for ever"
+    os.close(server._owner)
