@@ -227,15 +227,14 @@ class ModelClient:
             del environ["OMP_NUM_THREADS"]
         for other in model_servers.on_gpus(self._gpus, self._owner):
             model_servers.release(other)  # its memory may be needed
+        command = bootstrap.command(package, "starter", *map(str, arguments))
         with open(os.path.join(self._folder, wire.LOG), "wb") as log:
-            return subprocess.Popen(
-                bootstrap.command(package, "starter", *map(str, arguments)),
-                stdin=lock,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
+            try:
+                return subprocess.Popen(
+                    command, stdin=lock, stdout=log, stderr=log, env=environ, start_new_session=True
+                )
+            except FileNotFoundError:  # not of the folder, which may be made anew
+                raise OSError(f"{sys.executable!r} is no longer there") from None
 
     def _close(self) -> None:
         for each in (self._data, self._control):

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +87,21 @@ def test_rows_that_come_back_are_computed_alone(monkeypatch, first):
     monkeypatch.setattr(client, "_ended", lambda: ProcessEnded("was killed by SIGKILL", was_computing=False))
     assert list(client.answers([("first", request(3))])) == [("first", ScoreAnswer())]
     assert [(each.rows, each.is_alone) for each in sent] == [(3, False), (3, True)]
+
+
+def test_without_an_interpreter_that_can_be_started_the_worker_loads_the_model(monkeypatch):
+    """Such as that of an archive that YARN has removed."""
+
+    def load():
+        return lambda batch: batch["x"]
+
+    order = ModelOrder(key="k5", package=package_zip(), call=_pickled(load), processes=1, keep=1.0, timeout=60.0)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    client = ModelClient(order)
+    ((_, found),) = client.answers([("first", request(3))])
+    assert found.outputs[0].tolist() == [0, 1, 2]
+    remove_stale()
+    assert not os.path.exists(client._folder)
 
 
 def test_the_folder_of_a_server_that_never_began_is_removed(monkeypatch):
