@@ -213,7 +213,7 @@ class ModelClient:
             os.unlink(owner)  # others would remove the folder of an owner that has ended
         os.link(lock.name, owner)  # until the server has one of its own, who has the lock owns the folder
         order, package = self._order, os.path.join(self._folder, wire.PACKAGE)
-        paths = json.dumps([each for each in sys.path if each]).encode()  # also those of addPyFile
+        paths = json.dumps([each for each in sys.path if each and isinstance(each, str)]).encode()  # also of addPyFile
         files = {wire.PACKAGE: order.package, wire.CALL: order.call, wire.PATHS: paths}
         if self._gpus:
             files[model_servers.GPUS] = "\n".join(self._gpus).encode()

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,6 +106,7 @@ def test_without_an_interpreter_that_can_be_started_the_worker_loads_the_model(m
 
 
 def test_the_folder_of_a_server_that_never_began_is_removed(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])  # what Python ignores
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["true"], **options))
     order = ModelOrder(key="k3", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0)
