@@ -30,7 +30,7 @@ _HEAD = "!?QQ"  # whether arrays are in shared memory, length of the pickle, num
 
 _LARGE = 1 << 16  # bytes of arrays that go through shared memory
 
-_LONGEST_LOG = 2000  # characters of what the model has written that an error quotes
+_LONGEST_LOG = 2000  # bytes of what the model has written that an error quotes
 
 #: What a task's connection to the server wants, before its :data:`LIMITS`; see :mod:`distributor.scoring.model_server`.
 SCORE = b"s"
@@ -173,8 +173,9 @@ def receive(connection: socket.socket, kind: type[T], memory: RowMemory | None =
 
 def end_of_log(folder: str) -> str:
     """Return the end of what the processes of a model have written."""
-    with suppress(OSError), open(os.path.join(folder, LOG), errors="replace") as file:
-        return file.read()[-_LONGEST_LOG:].strip()
+    with suppress(OSError), open(os.path.join(folder, LOG), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LOG))
+        return file.read().decode(errors="replace").strip()
     return ""
 
 
