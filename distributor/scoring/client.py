@@ -260,7 +260,7 @@ class LocalModel:
             function, args, kwargs = importlib.import_module("distributor.shipping.pickling").load_function(call)
             self._score = model.scoring(function(*args, **kwargs))
             self._answer = model.answer
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelError(f"the model cannot be loaded: {described(error)}") from None
         finally:
             sys.path.remove(package)

@@ -66,13 +66,15 @@ def test_rows_for_which_there_is_no_memory_are_an_error(monkeypatch):
         list(client.answers([("first", big)]))
 
 
-def test_a_model_that_the_worker_cannot_load_is_an_error():
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_model_that_the_worker_cannot_load_is_an_error(error):
     def load():
-        raise ValueError("no weights")
+        raise error("no weights")
 
-    client = client_of(load, "k2")
+    client = client_of(load, f"k2 {error}")
     try:
-        with pytest.raises(ModelError, match=r"the model cannot be loaded: ValueError: no weights \(.*in load\)"):
+        words = rf"the model cannot be loaded: {error.__name__}: no weights \(.*in load\)"
+        with pytest.raises(ModelError, match=words):
             list(client.answers([("first", request(3))]))
     finally:
         os.rmdir(client._folder)
