@@ -39,13 +39,15 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
     paths = json.loads(Path(folder, wire.PATHS).read_text())
     sys.path[1:1] = [each for each in paths if each not in sys.path]
-    SLOT.pack_into(slots, SLOT.size * count, time.monotonic(), 0)
+    own_slot = SLOT.size * count
+    SLOT.pack_into(slots, own_slot, time.monotonic(), 0)
     try:
         function, args, kwargs = pickling.load_function(Path(folder, wire.CALL))
         score = scoring(function(*args, **kwargs), on_gpu=on_gpu)
     except BaseException as error:
         wire.send(line, wire.Loaded(described(error)))
         return
+    SLOT.pack_into(slots, own_slot, 0.0, 0)
     gc.collect()
     gc.freeze()  # keeps pages shared: the collector does not write to them
     wire.send(line, wire.Loaded())
@@ -57,13 +59,16 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
         if not data:
             return
         with socket.socket(fileno=descriptors[0]) as own:
+            place: int = struct.unpack("!Q", data)[0]
+            for at in (own_slot, SLOT.size * place):
+                SLOT.pack_into(slots, at, time.monotonic(), 0)  # what the user's libraries do in forks may hang
             between = os.fork()
             if not between:
                 line.close()
                 torch.set_num_threads(threads)
-                place: int = struct.unpack("!Q", data)[0]
                 _fork_to_server(folder, own, server, _Worker(own, slots, place, score))
             os.waitpid(between, 0)
+            SLOT.pack_into(slots, own_slot, 0.0, 0)
 
 
 def _fork_to_server(folder: str, line: socket.socket, server: int, worker: _Worker) -> None:
@@ -107,6 +112,7 @@ class _Worker:
 
     def run(self) -> None:
         """Answer the requests of connections until the server has ended."""
+        self._works_for(0)
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self._line, selectors.EVENT_READ)
             while True:

@@ -281,8 +281,8 @@ class _Server:
     def _lose_loader(self, code: int) -> None:
         if where := self._stuck.get(self._loader.pid):
             text = (
-                f"the model has not been loaded within {self._timeout:g} s: the loader is in {where}. Pass a larger "
-                "timeout= if it needs longer"
+                f"the model has not been {'forked' if self._is_loaded else 'loaded'} within {self._timeout:g} s: the "
+                f"loader is in {where}. Pass a larger timeout= if it needs longer"
             )
             self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True))
         elif code >= 0:
@@ -340,7 +340,8 @@ class _Server:
         """Return what one of its tasks is told of a process that has ended."""
         if not pid:
             return wire.ProcessEnded("could not be forked", log=wire.end_of_log(self._folder))
-        if task != culprit and (culprit or code < 0):  # it was killed, or has ended itself for another task's rows
+        is_hung = culprit == 0 and pid in self._stuck  # before it had any rows
+        if task != culprit and (culprit or code < 0) and not is_hung:  # it was killed, or ended for another task's rows
             return wire.ProcessEnded("", was_computing=False)
         if where := self._stuck.get(pid):
             text = (
@@ -364,7 +365,7 @@ class _Server:
         is_idle = not self._clients and now - self._used > self._keep
         if not os.path.exists(self._folder) or (is_idle and (self._is_loaded or self._last_word is not None)):
             self._is_over = True
-        for place, worker in enumerate([*self._workers, None if self._is_loaded else self._loader]):
+        for place, worker in enumerate([*self._workers, self._loader]):
             if worker is not None and worker.pid:
                 began, _ = SLOT.unpack_from(self._slots, SLOT.size * place)
                 self._end_if_stuck(worker.pid, began, now)

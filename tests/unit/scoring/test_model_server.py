@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import tempfile
+import threading
 import zipfile
 from contextlib import contextmanager, suppress
 
@@ -69,8 +70,8 @@ def server_of(client):
 @contextmanager
 def served(load, **options):
     """A task's connection to a model, whose server is told to end many times, and leaves nothing."""
-    options = {"package": package_zip(), **options}
-    order = ModelOrder(key=load.__qualname__, call=_pickled(load), keep=60, timeout=60, **options)
+    options = {"package": package_zip(), "timeout": 60, **options}
+    order = ModelOrder(key=load.__qualname__, call=_pickled(load), keep=60, **options)
     client = ModelClient(order)
     try:
         yield client
@@ -185,6 +186,25 @@ def test_rows_that_end_the_process_are_no_error_of_other_tasks():
             yield "second", rows
 
         assert [found.outputs[0].tolist() for _, found in client.answers(requests())] == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("depth", "words"), [(1, "the model has not been forked within 2 s"), (2, "has not computed a batch within 2 s")]
+)
+def test_a_fork_that_hangs_is_an_error(depth, words):
+    def load():
+        forks = []
+
+        def child():
+            forks.append(0)
+            while len(forks) == depth:
+                threading.Event().wait()
+
+        os.register_at_fork(after_in_child=child)
+        return lambda batch: batch["x"]
+
+    with served(load, processes=1, timeout=2) as client, pytest.raises(ModelError, match=words):
+        answer(client)
 
 
 SURVIVED = ProcessEnded("", was_computing=False)
