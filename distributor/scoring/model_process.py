@@ -37,6 +37,8 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
     threads = int(asked) if asked.isdecimal() else max(1, processes.cpu_count() // count)
     if not on_gpu:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
+    out: Any = sys.stdout
+    out.reconfigure(line_buffering=True)  # else what was printed is lost with the process
     paths = json.loads(Path(folder, wire.PATHS).read_text())
     sys.path[1:1] = [each for each in paths if each not in sys.path]
     own_slot = SLOT.size * count

@@ -145,6 +145,16 @@ def test_the_first_task_hears_of_a_load_that_failed_before_it_came():
         answer(client)
 
 
+def test_what_the_loader_has_printed_is_in_the_error():
+    def load():
+        print("no licence")
+        os._exit(4)
+
+    order = ModelOrder(key="prints", package=package_zip(), call=_pickled(load), keep=60, timeout=60, processes=1)
+    with pytest.raises(ModelError, match=r"its process with exit status 4\. It has written:\nno licence$"):
+        answer(ModelClient(order))
+
+
 def test_each_process_gets_its_share_of_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
