@@ -12,6 +12,9 @@ from distributor.text.wording import printable
 
 T = TypeVar("T")
 
+#: Folders of this package: a project of users may be named like all of it.
+_OURS = ("/distributor/scoring/", "/distributor/checkpoint/", "/distributor/shipping/")
+
 
 def halved(call: Callable[[int, int], T], first: int, last: int, failed: dict[int, str], *, all_rows: bool) -> list[T]:
     """Call a function for rows together; if it raises, in halves, down to the rows at fault, whose errors are noted.
@@ -31,7 +34,8 @@ def halved(call: Callable[[int, int], T], first: int, last: int, failed: dict[in
 
 def described(error: BaseException) -> str:
     """Return an error with the user's line in which it was raised."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/distributor/" not in each.filename]
+    whole = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in whole if not any(folder in each.filename for folder in _OURS)]
     users = [each for each in frames if "/site-packages/" not in each.filename] or frames
     where = f" ({users[-1].filename}, line {users[-1].lineno}, in {users[-1].name})" if users else ""
     try:
