@@ -200,6 +200,8 @@ def test_rows_that_fail_or_have_nulls_may_be_null(one_jvm: Any) -> None:
     assert all(row.total == -row.id and row.error is None for row in rows if row.id not in failed)
     with pytest.raises(Exception, match=r"row 5 of partition 0 fails: column 'b' is null"):
         predict(picky, frame.coalesce(1), input=INPUT, output="total float").collect()
+    never = predict(picky, frame, input=INPUT, output="total float NOT NULL", on_error="null")
+    assert never.where("total IS NULL").count() == 4
 
 
 def broken(kind: str) -> Any:

@@ -117,9 +117,12 @@ class ModelClient:
         lost = 0
         while True:
             if self._here is not None:
-                return self._here.answer(request)
+                return self._here.answer(_alone(request))
             if (found := self._answer()) is not None:
-                return found
+                if not found.again:
+                    return found
+                self._send(_alone(request))
+                continue
             ended = self._ended()
             if ended.is_final:
                 raise ModelError(_sentence(f"a process of the model that computed {request.rows} rows", ended))
@@ -210,7 +213,7 @@ class ModelClient:
             os.unlink(owner)  # others would remove the folder of an owner that has ended
         os.link(lock.name, owner)  # until the server has one of its own, who has the lock owns the folder
         order, package = self._order, os.path.join(self._folder, wire.PACKAGE)
-        paths = json.dumps([each for each in sys.path if each]).encode()  # also those of addPyFile
+        paths = json.dumps([each for each in sys.path if each and isinstance(each, str)]).encode()  # also of addPyFile
         files = {wire.PACKAGE: order.package, wire.CALL: order.call, wire.PATHS: paths}
         if self._gpus:
             files[model_servers.GPUS] = "\n".join(self._gpus).encode()
@@ -224,15 +227,14 @@ class ModelClient:
             del environ["OMP_NUM_THREADS"]
         for other in model_servers.on_gpus(self._gpus, self._owner):
             model_servers.release(other)  # its memory may be needed
+        command = bootstrap.command(package, "starter", *map(str, arguments))
         with open(os.path.join(self._folder, wire.LOG), "wb") as log:
-            return subprocess.Popen(
-                bootstrap.command(package, "starter", *map(str, arguments)),
-                stdin=lock,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
+            try:
+                return subprocess.Popen(
+                    command, stdin=lock, stdout=log, stderr=log, env=environ, start_new_session=True
+                )
+            except FileNotFoundError:  # not of the folder, which may be made anew
+                raise OSError(f"{sys.executable!r} is no longer there") from None
 
     def _close(self) -> None:
         for each in (self._data, self._control):
@@ -242,7 +244,7 @@ class ModelClient:
 
 
 def _alone(request: wire.ScoreRequest) -> wire.ScoreRequest:
-    """Return a request that is computed by itself: which task's rows end the process is known then."""
+    """Return a request that is computed by itself: which task's rows end the process, or fail, is known then."""
     return wire.ScoreRequest(**{**vars(request), "is_alone": True})  # not replace(), see wire.send()
 
 
@@ -258,7 +260,7 @@ class LocalModel:
             function, args, kwargs = importlib.import_module("distributor.shipping.pickling").load_function(call)
             self._score = model.scoring(function(*args, **kwargs))
             self._answer = model.answer
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelError(f"the model cannot be loaded: {described(error)}") from None
         finally:
             sys.path.remove(package)

@@ -8,7 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from distributor.text.wording import printable
+
 T = TypeVar("T")
+
+#: Folders of this package: a project of users may be named like all of it.
+_OURS = ("/distributor/scoring/", "/distributor/checkpoint/", "/distributor/shipping/")
 
 
 def halved(call: Callable[[int, int], T], first: int, last: int, failed: dict[int, str], *, all_rows: bool) -> list[T]:
@@ -29,10 +34,22 @@ def halved(call: Callable[[int, int], T], first: int, last: int, failed: dict[in
 
 def described(error: BaseException) -> str:
     """Return an error with the user's line in which it was raised."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/distributor/" not in each.filename]
+    whole = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in whole if not any(folder in each.filename for folder in _OURS)]
     users = [each for each in frames if "/site-packages/" not in each.filename] or frames
     where = f" ({users[-1].filename}, line {users[-1].lineno}, in {users[-1].name})" if users else ""
-    return f"{type(error).__name__}: {error}{where}"
+    try:
+        text = str(error)
+    except Exception as another:  # the user's class raises
+        text = f"its text cannot be made: {type(another).__name__}"
+    return printable(f"{type(error).__name__}: {text}{where}")
+
+
+def copied(value: Any) -> Any:
+    """Return arrays, also those in lists, as copies that have their memory in the same order."""
+    if isinstance(value, list):
+        return [copied(each) for each in value]
+    return value.copy("K") if isinstance(value, np.ndarray) else value
 
 
 def joined(values: list[Any]) -> Any:

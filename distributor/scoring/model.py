@@ -17,7 +17,7 @@ import torch
 
 from distributor.errors import ResourceError
 from distributor.machine import devices
-from distributor.scoring.halving import described, halved, joined
+from distributor.scoring.halving import copied, described, halved, joined
 from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 Score = Callable[[dict[str, Any]], Any]
@@ -74,17 +74,21 @@ def _half(module: torch.nn.Module) -> torch.dtype | None:
 def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
     """Compute the outputs of a request's rows, batch after batch.
 
-    A batch for which the GPU's memory does not suffice is halved once.
+    If a batch fails, the request is wanted again, alone: only then its batches are halved, which are copies each time,
+    since the model may change its inputs. A batch for which the GPU's memory does not suffice is halved once.
     """
     most = 0  # rows of a batch that was halved
     failed: dict[int, str] = {}
-    done: list[tuple[Any, ...]] = []
+    done: list[list[Any]] = []
 
-    def compute(first: int, last: int) -> tuple[Any, int]:
+    def compute(first: int, last: int) -> list[Any]:
         rows = request.batch_rows if request.pads else last - first
-        batch = {name: _tensor(_padded(values[first:last], rows)) for name, values in request.inputs.items()}
+        parts = {name: values[first:last] for name, values in request.inputs.items()}
+        if request.is_alone:
+            parts = {name: copied(part) for name, part in parts.items()}
         try:
-            return _on_cpu(score(batch)), last - first  # a GPU's errors come with its values
+            # A GPU's errors come with its values.
+            returned = _on_cpu(score({name: _tensor(_padded(part, rows)) for name, part in parts.items()}))
         except torch.cuda.OutOfMemoryError as error:
             nonlocal most
             if request.pads or last - first == 1 or last - first < whole:
@@ -94,18 +98,21 @@ def answer(score: Score, request: ScoreRequest) -> ScoreAnswer:
         except Exception:
             _end_if_lost()
             raise
+        outputs = [each[: last - first] for each in _checked(returned, request.outputs, rows)]
+        # The function may use their memory again.
+        return [copied(each) for each in outputs] if last - first < request.rows else outputs
 
     with torch.inference_mode():
         for first in range(0, request.rows, request.batch_rows):
             last = min(first + request.batch_rows, request.rows)
             whole = last - first
             try:
-                for returned, rows in halved(compute, first, last, failed, all_rows=request.skips):
-                    length = request.batch_rows if request.pads else rows
-                    values = [each[:rows] for each in _checked(returned, request.outputs, length)]
-                    if rows < request.rows:  # the function may use its memory again
-                        values = [each.copy() for each in values]
-                    done.append(tuple(values))
+                if request.is_alone or whole == 1:
+                    done += halved(compute, first, last, failed, all_rows=request.skips)
+                else:
+                    done.append(compute(first, last))
+            except (Exception, SystemExit):
+                return ScoreAnswer(again=True)
             except _ShapeError as error:
                 return ScoreAnswer(error=str(error))
             except _MemoryError as error:
@@ -155,17 +162,17 @@ def _kind(request: ScoreRequest) -> Any:
 
 
 def answers(score: Score, requests: Sequence[ScoreRequest]) -> list[ScoreAnswer]:
-    """Compute the rows of some requests together; if any fails, by themselves, so that no other task's rows do."""
+    """Compute the rows of some requests together; if any fails, all are wanted again, so that no other task's do."""
     if len(requests) == 1:
         try:
             return [answer(score, requests[0])]
-        except Exception as error:  # NumPy cannot take the outputs
+        except Exception as error:  # NumPy cannot join the outputs
             return [unsent(error)]
     first, ends = requests[0], list(accumulate(request.rows for request in requests))
     inputs = {name: joined([request.inputs[name] for request in requests]) for name in first.inputs}
     (whole,) = answers(score, [replace(first, inputs=inputs, rows=ends[-1])])
-    if whole.error or whole.failed:
-        return [each for request in requests for each in answers(score, [request])]
+    if whole.error or whole.again:
+        return [ScoreAnswer(again=True)] * len(requests)
     return [
         replace(whole, outputs=tuple(values[end - request.rows : end] for values in whole.outputs))
         for request, end in zip(requests, ends)
@@ -177,12 +184,12 @@ def unsent(error: Exception) -> ScoreAnswer:
     return ScoreAnswer(error=f"the model's outputs cannot be sent: {described(error)}")
 
 
-class _ShapeError(Exception):
-    """What the model returned is no output."""
+class _ShapeError(BaseException):
+    """What the model returned is no output. No row is at fault: :func:`halved` passes it on."""
 
 
 class _MemoryError(BaseException):
-    """No row is at fault: :func:`halved` passes it on."""
+    """No row is at fault either."""
 
 
 def _padded(values: Any, rows: int) -> Any:
@@ -198,7 +205,7 @@ def _tensor(values: Any) -> Any:
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
-def _checked(returned: Any, names: Sequence[str], rows: int) -> tuple[Any, ...]:
+def _checked(returned: Any, names: Sequence[str], rows: int) -> list[Any]:
     """Return one value for each output, which is as long as the batch."""
     if isinstance(returned, Mapping):
         if missing := [name for name in names if name not in returned]:
@@ -208,11 +215,14 @@ def _checked(returned: Any, names: Sequence[str], rows: int) -> tuple[Any, ...]:
         values = list(returned) if isinstance(returned, tuple) else [returned]
         if len(values) != len(names):
             raise _ShapeError(f"the model returned {len(values)} values for the outputs {', '.join(names)}")
-    return tuple(_value(name, value, rows) for name, value in zip(names, values))
+    return [_value(name, value, rows) for name, value in zip(names, values)]
 
 
 def _value(name: str, value: Any, rows: int) -> Any:
-    value = _plain(value)
+    try:
+        value = _plain(value)
+    except Exception as error:  # NumPy cannot take it
+        raise _ShapeError(unsent(error).error) from None
     if not isinstance(value, (np.ndarray, list)):
         raise _ShapeError(f"the output {name!r} must be a tensor, an array or a list, not {type(value).__name__}")
     length = len(value) if isinstance(value, list) or value.ndim else 0

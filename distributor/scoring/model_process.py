@@ -26,7 +26,7 @@ from distributor.machine import processes
 from distributor.scoring import wire
 from distributor.scoring.halving import described
 from distributor.scoring.model import Score, answers, scoring, together, unsent
-from distributor.scoring.model_server import SLOT, show_stack
+from distributor.scoring.model_server import SEVERAL, SLOT, show_stack
 from distributor.scoring.row_memory import RowMemory
 from distributor.shipping import pickling
 
@@ -37,15 +37,19 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
     threads = int(asked) if asked.isdecimal() else max(1, processes.cpu_count() // count)
     if not on_gpu:
         torch.set_num_threads(1)  # before the forks: threads of OpenMP do not survive them
+    out: Any = sys.stdout
+    out.reconfigure(line_buffering=True)  # else what was printed is lost with the process
     paths = json.loads(Path(folder, wire.PATHS).read_text())
     sys.path[1:1] = [each for each in paths if each not in sys.path]
-    SLOT.pack_into(slots, SLOT.size * count, time.monotonic(), 0)
+    own_slot = SLOT.size * count
+    SLOT.pack_into(slots, own_slot, time.monotonic(), 0)
     try:
         function, args, kwargs = pickling.load_function(Path(folder, wire.CALL))
         score = scoring(function(*args, **kwargs), on_gpu=on_gpu)
     except BaseException as error:
         wire.send(line, wire.Loaded(described(error)))
         return
+    SLOT.pack_into(slots, own_slot, 0.0, 0)
     gc.collect()
     gc.freeze()  # keeps pages shared: the collector does not write to them
     wire.send(line, wire.Loaded())
@@ -57,13 +61,16 @@ def load(folder: str, line: socket.socket, server: int, slots: mmap.mmap, count:
         if not data:
             return
         with socket.socket(fileno=descriptors[0]) as own:
+            place: int = struct.unpack("!Q", data)[0]
+            for at in (own_slot, SLOT.size * place):
+                SLOT.pack_into(slots, at, time.monotonic(), 0)  # what the user's libraries do in forks may hang
             between = os.fork()
             if not between:
                 line.close()
                 torch.set_num_threads(threads)
-                place: int = struct.unpack("!Q", data)[0]
                 _fork_to_server(folder, own, server, _Worker(own, slots, place, score))
             os.waitpid(between, 0)
+            SLOT.pack_into(slots, own_slot, 0.0, 0)
 
 
 def _fork_to_server(folder: str, line: socket.socket, server: int, worker: _Worker) -> None:
@@ -107,6 +114,7 @@ class _Worker:
 
     def run(self) -> None:
         """Answer the requests of connections until the server has ended."""
+        self._works_for(0)
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self._line, selectors.EVENT_READ)
             while True:
@@ -128,14 +136,17 @@ class _Worker:
                     self._answer([asked[place] for place in places])
 
     def _receive(self, task: _Task) -> wire.ScoreRequest | None:
+        request = None
         self._works_for(task.number)
         try:
-            return wire.receive(task.connection, wire.ScoreRequest, task.memory)
+            request = wire.receive(task.connection, wire.ScoreRequest, task.memory)
         except (EOFError, ConnectionError):
             self._leave(task)
-            return None
-        finally:
-            self._works_for(0)
+        except Exception as error:  # such as of a module that only the task has
+            task.outgoing = wire.Outgoing(wire.ScoreAnswer(error=f"the inputs cannot be read: {described(error)}"))
+            self._send(task)
+        self._works_for(0)
+        return request
 
     def _leave(self, task: _Task) -> None:
         """A task has ended."""
@@ -144,7 +155,7 @@ class _Worker:
 
     def _answer(self, asked: list[_Asked]) -> None:
         """Compute the rows of some requests together, and answer each."""
-        self._works_for(asked[0].task.number if len(asked) == 1 else 0)
+        self._works_for(asked[0].task.number if len(asked) == 1 else SEVERAL)
         for each, found in zip(asked, answers(self._timed, [each.request for each in asked])):
             try:
                 each.task.outgoing = wire.Outgoing(found)
@@ -171,11 +182,8 @@ class _Worker:
             self._selector.modify(task.connection, awaited, task)
 
     def _timed(self, batch: dict[str, Any]) -> Any:
-        self._note(time.monotonic())
-        try:
-            return self._score(batch)
-        finally:
-            self._note(0.0)
+        self._note(time.monotonic())  # until the next batch or the answer: a GPU computes until its values are read
+        return self._score(batch)
 
     def _works_for(self, task: int) -> None:
         self._task = task

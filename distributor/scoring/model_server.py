@@ -33,6 +33,7 @@ _TURN = 1.0  # seconds between two looks at the clock, and for a process to writ
 _MOST_KILLS = 10  # times that processes may have forked meanwhile
 #: When a process began its batch, 0 between two; and for which task, 0 if for none.
 SLOT = struct.Struct("dQ")
+SEVERAL = (1 << 64) - 1  # in place of a task
 
 _open: list[IO[bytes]] = []  # files that faulthandler uses
 
@@ -280,8 +281,8 @@ class _Server:
     def _lose_loader(self, code: int) -> None:
         if where := self._stuck.get(self._loader.pid):
             text = (
-                f"the model has not been loaded within {self._timeout:g} s: the loader is in {where}. Pass a larger "
-                "timeout= if it needs longer"
+                f"the model has not been {'forked' if self._is_loaded else 'loaded'} within {self._timeout:g} s: the "
+                f"loader is in {where}. Pass a larger timeout= if it needs longer"
             )
             self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True))
         elif code >= 0:
@@ -330,14 +331,17 @@ class _Server:
             if client.place != place:
                 continue
             client.place = None
-            ended = self._end_of(worker.pid, code, was_computing=number == culprit)
+            ended = self._end_of(worker.pid, code, number, culprit)
             self._tell(client, ended)
             if not ended.is_final and not self._is_over:
                 self._connect(number)
 
-    def _end_of(self, pid: int, code: int, *, was_computing: bool) -> wire.ProcessEnded:
+    def _end_of(self, pid: int, code: int, task: int, culprit: int) -> wire.ProcessEnded:
         """Return what one of its tasks is told of a process that has ended."""
-        if not was_computing and code < 0:  # it was killed, but not for this task's rows
+        if not pid:
+            return wire.ProcessEnded("could not be forked", log=wire.end_of_log(self._folder))
+        is_hung = culprit == 0 and pid in self._stuck  # before it had any rows
+        if task != culprit and (culprit or code < 0) and not is_hung:  # it was killed, or ended for another task's rows
             return wire.ProcessEnded("", was_computing=False)
         if where := self._stuck.get(pid):
             text = (
@@ -361,7 +365,7 @@ class _Server:
         is_idle = not self._clients and now - self._used > self._keep
         if not os.path.exists(self._folder) or (is_idle and (self._is_loaded or self._last_word is not None)):
             self._is_over = True
-        for place, worker in enumerate([*self._workers, None if self._is_loaded else self._loader]):
+        for place, worker in enumerate([*self._workers, self._loader]):
             if worker is not None and worker.pid:
                 began, _ = SLOT.unpack_from(self._slots, SLOT.size * place)
                 self._end_if_stuck(worker.pid, began, now)

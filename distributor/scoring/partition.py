@@ -88,11 +88,13 @@ class ScoringTask:
         if errors:
             good = pa.array(_without(errors, batch.num_rows))
             columns = {name: column.take(good) for name, column in columns.items()}
-        inputs = {each.name: _values(each, [columns[name] for name in each.sources]) for each in self.inputs}
-        if self.map is not None:
-            inputs = self._mapped(self.map, inputs, errors, batch.num_rows)
+
+        def inputs(first: int, last: int) -> dict[str, Any]:
+            parts = {name: column.slice(first, last - first) for name, column in columns.items()}
+            return {each.name: _values(each, [parts[name] for name in each.sources]) for each in self.inputs}
+
         request = ScoreRequest(
-            inputs,
+            inputs(0, batch.num_rows) if self.map is None else self._mapped(self.map, inputs, errors, batch.num_rows),
             batch.num_rows - len(errors),
             tuple(name for name, _ in self.outputs),
             self.batch_rows,
@@ -101,18 +103,21 @@ class ScoringTask:
         )
         return _Batch(batch, errors), request
 
-    def _mapped(self, function: Map, inputs: dict[str, Any], errors: dict[int, str], rows: int) -> dict[str, Any]:
+    def _mapped(
+        self, function: Map, inputs: Callable[[int, int], dict[str, Any]], errors: dict[int, str], rows: int
+    ) -> dict[str, Any]:
         """Return what ``map=`` makes of inputs, and note the rows with which it fails."""
         places = _without(errors, rows)
         failed: dict[int, str] = {}
 
         def call(first: int, last: int) -> tuple[Any, int]:
-            return function({name: values[first:last] for name, values in inputs.items()}), last - first
+            return function(inputs(first, last)), last - first  # it may have changed those of an earlier call
 
         made = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
         parts = [_checked(each, count) for each, count in made]
         errors.update({int(places[row]): text for row, text in failed.items()})
-        return {name: joined([part[name] for part in parts]) for name in (parts[0] if parts else inputs)}
+        names = parts[0] if parts else [each.name for each in self.inputs]
+        return {name: joined([part[name] for part in parts]) for name in names}
 
     def _scored(self, batch: _Batch, answer: ScoreAnswer, first: int) -> pa.RecordBatch:
         if answer.error:
@@ -136,10 +141,7 @@ class ScoringTask:
 
     def _shown(self, batch: _Batch, row: int) -> str:
         """Return the inputs of a row, for an error."""
-        shown = []
-        for name in sources_of(self.inputs):
-            value = batch.batch.column(name)[row].as_py()
-            shown.append(f"{name} = {repr(value)[:_SHOWN]}")
+        shown = [f"{name} = {_text(batch.batch.column(name)[row])}" for name in sources_of(self.inputs)]
         return "Its inputs: " + ", ".join(shown)
 
 
@@ -159,6 +161,13 @@ class _Batch:
     errors: dict[int, str]  # of the rows that the model does not get
 
 
+def _text(value: Any) -> str:
+    try:
+        return repr(value.as_py())[:_SHOWN]
+    except (ValueError, OverflowError, KeyError):  # Python has no such time, or time zone
+        return f"a {value.type}"
+
+
 def _rows_of_next(request: ScoreRequest, rows: int) -> int:
     """Return how many rows to send next: batches of the model of about :data:`_SENT` together, by the first rows."""
     first = min(request.rows, _FIRST)
@@ -175,7 +184,7 @@ def _size(values: Any) -> int:
 
 def _checked(made: Any, rows: int) -> dict[str, Any]:
     """Return what ``map=`` has made of rows, as arrays and lists."""
-    if not isinstance(made, dict):
+    if not isinstance(made, Mapping):  # such as what a tokenizer returns
         raise ModelError(f"map= must return a dict of inputs, not {type(made).__name__}")
     for name, values in made.items():
         if len(values) != rows:
@@ -237,7 +246,7 @@ def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
     """Return an output as a column, with nulls in the rows that are not ``done``."""
     try:
         column = _arrow(kind, values)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"the output {name!r} cannot become {kind}: {error}") from None
     if len(done) == rows:
         return column
@@ -260,7 +269,7 @@ def _arrow(kind: Any, values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a row as pyarrow takes it: arrays of one dimension, and lists of these."""
-    if hasattr(value, "ndim") and value.ndim > 1:
-        return list(map(_plain, value))
+    """Return a row as pyarrow takes it: numbers, arrays of one dimension, and lists of these."""
+    if isinstance(value, np.ndarray) and value.ndim != 1:
+        return list(map(_plain, value)) if value.ndim else value[()]
     return [_plain(each) for each in value] if isinstance(value, list) else value

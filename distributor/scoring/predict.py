@@ -175,12 +175,15 @@ def _kept(keep: str | Sequence[str], types: Mapping[str, str]) -> tuple[str, ...
 
 
 def _outputs(df: DataFrame, output: str) -> list[Any]:
-    """Return the outputs as fields of Spark's schema."""
+    """Return the outputs as fields of Spark's schema, which may all be null: Spark reads a null as 0 in others."""
+    from pyspark.sql.types import StructField
+
     try:
-        return list(df.sparkSession.createDataFrame([], output).schema.fields)
+        fields = df.sparkSession.createDataFrame([], output).schema.fields
     except Exception as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigurationError(f"predict: output={output!r} is no list of names and types: {first}") from None
+    return [StructField(field.name, field.dataType) for field in fields]
 
 
 def _fields(input: Mapping[str, Any], types: Mapping[str, str]) -> tuple[Any, ...]:

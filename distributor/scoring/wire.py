@@ -30,7 +30,7 @@ _HEAD = "!?QQ"  # whether arrays are in shared memory, length of the pickle, num
 
 _LARGE = 1 << 16  # bytes of arrays that go through shared memory
 
-_LONGEST_LOG = 2000  # characters of what the model has written that an error quotes
+_LONGEST_LOG = 2000  # bytes of what the model has written that an error quotes
 
 #: What a task's connection to the server wants, before its :data:`LIMITS`; see :mod:`distributor.scoring.model_server`.
 SCORE = b"s"
@@ -61,6 +61,7 @@ class ScoreAnswer:
     outputs: tuple[Any, ...] = ()  # an array or a list for each output
     failed: dict[int, str] = field(default_factory=dict)  # by row of the request
     error: str = ""  # why there are no outputs at all
+    again: bool = False  # something fails: the rows are wanted once more, and alone; the model may have changed these
     halved_rows: int = 0  # of the largest batch that was halved, since the GPU's memory did not suffice
 
 
@@ -172,8 +173,9 @@ def receive(connection: socket.socket, kind: type[T], memory: RowMemory | None =
 
 def end_of_log(folder: str) -> str:
     """Return the end of what the processes of a model have written."""
-    with suppress(OSError), open(os.path.join(folder, LOG), errors="replace") as file:
-        return file.read()[-_LONGEST_LOG:].strip()
+    with suppress(OSError), open(os.path.join(folder, LOG), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LOG))
+        return file.read().decode(errors="replace").strip()
     return ""
 
 

@@ -89,6 +89,7 @@ def _parts(code: CodeType) -> tuple[Any, ...]:
     """Return what code does, without where it was written."""
     return (
         code.co_code,
+        getattr(code, "co_exceptiontable", b""),  # what is within a try statement, from Python 3.11 on
         code.co_consts,
         code.co_names,
         code.co_varnames,

@@ -4,6 +4,8 @@ import errno
 import logging
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,30 +66,49 @@ def test_rows_for_which_there_is_no_memory_are_an_error(monkeypatch):
         list(client.answers([("first", big)]))
 
 
-def test_a_model_that_the_worker_cannot_load_is_an_error():
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_model_that_the_worker_cannot_load_is_an_error(error):
     def load():
-        raise ValueError("no weights")
+        raise error("no weights")
 
-    client = client_of(load, "k2")
+    client = client_of(load, f"k2 {error}")
     try:
-        with pytest.raises(ModelError, match=r"the model cannot be loaded: ValueError: no weights \(.*in load\)"):
+        words = rf"the model cannot be loaded: {error.__name__}: no weights \(.*in load\)"
+        with pytest.raises(ModelError, match=words):
             list(client.answers([("first", request(3))]))
     finally:
         os.rmdir(client._folder)
 
 
-def test_rows_that_come_back_from_a_process_that_ended_are_computed_alone(monkeypatch):
-    """Else it would not be known whose rows of a batch had ended it, nor when to give up."""
+@pytest.mark.parametrize("first", [None, ScoreAnswer(again=True)], ids=["ended", "failed"])
+def test_rows_that_come_back_are_computed_alone(monkeypatch, first):
+    """Else it would not be known whose rows of a batch are at fault, nor when to give up."""
     client = ModelClient(ModelOrder(key="k4", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0))
-    sent, found = [], iter([None, ScoreAnswer()])
+    sent, found = [], iter([first, ScoreAnswer()])
     monkeypatch.setattr(client, "_send", sent.append)
     monkeypatch.setattr(client, "_answer", lambda: next(found))
     monkeypatch.setattr(client, "_ended", lambda: ProcessEnded("was killed by SIGKILL", was_computing=False))
-    assert [name for name, _ in client.answers([("first", request(3))])] == ["first"]
+    assert list(client.answers([("first", request(3))])) == [("first", ScoreAnswer())]
     assert [(each.rows, each.is_alone) for each in sent] == [(3, False), (3, True)]
 
 
+def test_without_an_interpreter_that_can_be_started_the_worker_loads_the_model(monkeypatch):
+    """Such as that of an archive that YARN has removed."""
+
+    def load():
+        return lambda batch: batch["x"]
+
+    order = ModelOrder(key="k5", package=package_zip(), call=_pickled(load), processes=1, keep=1.0, timeout=60.0)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    client = ModelClient(order)
+    ((_, found),) = client.answers([("first", request(3))])
+    assert found.outputs[0].tolist() == [0, 1, 2]
+    remove_stale()
+    assert not os.path.exists(client._folder)
+
+
 def test_the_folder_of_a_server_that_never_began_is_removed(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])  # what Python ignores
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["true"], **options))
     order = ModelOrder(key="k3", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0)

@@ -32,6 +32,33 @@ def test_the_first_row_at_fault_may_be_enough():
     assert (4, 8) not in calls
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(Mute(), "Mute: its text cannot be made: KeyError"), (OSError("a\udcff"), "OSError: a\\udcff")],
+)
+def test_any_error_has_a_text_that_can_be_sent(error, text):
+    failed = {}
+
+    def call(first, last):
+        raise error
+
+    halved(call, 0, 1, failed, all_rows=True)
+    assert failed[0].startswith(f"{text} (")
+    failed[0].encode()
+
+
+def test_a_users_project_may_be_named_like_this_package():
+    names = {}
+    exec(compile("def call(*_): raise ValueError('bad')", "/home/me/distributor/train.py", "exec"), names)
+    halved(names["call"], 0, 1, failed := {}, all_rows=True)
+    assert failed == {0: "ValueError: bad (/home/me/distributor/train.py, line 1, in call)"}
+
+
 def test_parts_become_one():
     assert joined([np.zeros((2, 3)), np.zeros((1, 3))]).shape == (3, 3)
     assert joined([np.zeros((1, 3)), ["a"]])[-1] == "a"

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ import torch
 from distributor.errors import ResourceError
 from distributor.scoring import model
 from distributor.scoring.model import answer, scoring
-from distributor.scoring.wire import ScoreRequest
+from distributor.scoring.wire import ScoreAnswer, ScoreRequest
 
 
-def ask(score, rows=10, batch_rows=4, outputs=("y",), skips=False, pads=False):
-    return answer(score, ScoreRequest({"x": np.arange(rows, dtype="float32")}, rows, outputs, batch_rows, skips, pads))
+def ask(score, rows=10, batch_rows=4, outputs=("y",), skips=False, pads=False, is_alone=True):
+    inputs = {"x": np.arange(rows, dtype="float32")}
+    return answer(score, ScoreRequest(inputs, rows, outputs, batch_rows, skips, pads, is_alone))
 
 
 def test_batches_have_a_bounded_size_and_come_back_together():
@@ -29,15 +31,36 @@ def test_batches_have_a_bounded_size_and_come_back_together():
     assert sizes == [4, 4, 2]
 
 
-def test_a_function_may_use_its_outputs_memory_again():
+@pytest.mark.parametrize("bad", [None, 3])
+@pytest.mark.parametrize("form", [lambda kept: kept, list], ids=["tensor", "list"])
+def test_a_function_may_use_its_outputs_memory_again(bad, form):
     kept = torch.empty(4)
 
     def score(batch):
+        if bad in batch["x"].tolist():
+            raise ValueError("three")
         rows = len(batch["x"])
         torch.mul(batch["x"], 2, out=kept[:rows])
-        return kept[:rows]
+        return form(kept[:rows])
 
-    assert ask(score).outputs[0].tolist() == [2.0 * i for i in range(10)]
+    found = ask(score, skips=True).outputs[0]
+    assert [float(each) for each in found] == [2.0 * i for i in range(10) if i != bad]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_rows_that_fail_are_wanted_again_since_the_model_may_have_changed_them(skips):
+    def score(batch):
+        batch["x"] += 100
+        if 103 in batch["x"]:
+            raise SystemExit("three") if skips else ValueError("three")
+        return batch["x"]
+
+    assert ask(score, skips=skips, is_alone=False) == ScoreAnswer(again=True)
+    found = ask(score, skips=skips)
+    assert list(found.failed) == [3]
+    if skips:
+        assert found.outputs[0].tolist() == [100 + i for i in range(10) if i != 3]
+    assert list(ask(score, rows=4, batch_rows=3, is_alone=False).failed) == [3], "the only row of its batch"
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -210,6 +233,9 @@ def test_no_other_requests_rows_fail_with_one():
             raise ValueError("three")
         return batch["x"]
 
-    found = model.answers(score, [request([1, 2]), request([3]), request([4])])
+    requests = [request([1, 2]), request([3]), request([4])]
+    assert model.answers(score, requests) == [ScoreAnswer(again=True)] * 3
+    alone = [replace(each, is_alone=True) for each in requests]
+    found = [model.answers(score, [alone[place]])[0] for (place,) in model.together(alone)]
     assert [[*each.failed] for each in found] == [[], [0], []]
     assert [each.outputs[0].tolist() for each in found if each.outputs] == [[1, 2], [4]]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from distributor.scoring import wire
 from distributor.scoring.model_process import _Worker
@@ -16,10 +17,10 @@ from distributor.scoring.model_server import SLOT
 
 
 @contextmanager
-def working(score: Any) -> Iterator[Any]:
+def working(score: Any, slot: Any = None) -> Iterator[Any]:
     """What connects a task by its number to a process that computes."""
     line, server = socket.socketpair()
-    run = _Worker(line, mmap.mmap(-1, SLOT.size), 0, score).run
+    run = _Worker(line, mmap.mmap(-1, SLOT.size) if slot is None else slot, 0, score).run
     worker = threading.Thread(target=run, daemon=True)  # also if the test fails
     worker.start()
     tasks = []
@@ -95,3 +96,37 @@ def test_rows_of_several_tasks_that_wait_are_one_batch():
         go.set()
         assert [receive(number) for number in tasks] == [True] * 3
     assert sizes == [1, 2, 3, 1, 5], "those that came while it computed"
+
+
+def test_a_batch_takes_until_its_values_are_read():
+    """A GPU computes meanwhile, and may hang."""
+    begins, slot = [], mmap.mmap(-1, SLOT.size)
+
+    class Late(torch.Tensor):
+        def to(self, *args):
+            begins.append(SLOT.unpack_from(slot)[0])
+            return super().to(*args)
+
+    with working(lambda batch: batch["x"].as_subclass(Late), slot) as connect:
+        task = connect(1)
+        wire.send(task, wire.ScoreRequest({"x": np.ones(3)}, 3, ("y",), 10, False))
+        wire.receive(task, wire.ScoreAnswer)
+        wire.send(task, wire.ScoreRequest({"x": np.ones(0)}, 0, ("y",), 10, False))
+        wire.receive(task, wire.ScoreAnswer)
+        assert SLOT.unpack_from(slot)[0] == 0
+    assert begins[0] > 0
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_inputs_that_cannot_be_read_are_an_error_of_their_task():
+    with working(lambda batch: batch["x"]) as connect:
+        first, second = connect(1), connect(2)
+        wire.send(first, wire.ScoreRequest({"x": [Unreadable()]}, 1, ("y",), 10, False))
+        answer = wire.receive(first, wire.ScoreAnswer)
+        assert answer.error.startswith("the inputs cannot be read: ValueError: invalid literal for int()")
+        wire.send(second, wire.ScoreRequest({"x": np.ones(1)}, 1, ("y",), 10, False))
+        assert wire.receive(second, wire.ScoreAnswer).outputs[0].tolist() == [1]

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import tempfile
+import threading
 import zipfile
 from contextlib import contextmanager, suppress
 
@@ -19,9 +20,9 @@ import torch
 
 from distributor.machine import bootstrap, folders, model_servers
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
-from distributor.scoring.model_server import how_killed, ready
+from distributor.scoring.model_server import SEVERAL, _Server, how_killed, ready
 from distributor.scoring.predict import _pickled
-from distributor.scoring.wire import ScoreRequest
+from distributor.scoring.wire import ProcessEnded, ScoreRequest
 from distributor.shipping.package import package_zip
 
 
@@ -69,8 +70,8 @@ def server_of(client):
 @contextmanager
 def served(load, **options):
     """A task's connection to a model, whose server is told to end many times, and leaves nothing."""
-    options = {"package": package_zip(), **options}
-    order = ModelOrder(key=load.__qualname__, call=_pickled(load), keep=60, timeout=60, **options)
+    options = {"package": package_zip(), "timeout": 60, **options}
+    order = ModelOrder(key=load.__qualname__, call=_pickled(load), keep=60, **options)
     client = ModelClient(order)
     try:
         yield client
@@ -84,8 +85,8 @@ def served(load, **options):
     assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
 
 
-def answer(client):
-    request = ScoreRequest({"x": np.ones((3, 1024), "float32")}, 3, ("y",), 3, False)
+def answer(client, value=1.0):
+    request = ScoreRequest({"x": np.full((3, 1024), value, "float32")}, 3, ("y",), 3, False)
     ((_, found),) = client.answers([("first", request)])
     return found.outputs[0]
 
@@ -144,6 +145,16 @@ def test_the_first_task_hears_of_a_load_that_failed_before_it_came():
         answer(client)
 
 
+def test_what_the_loader_has_printed_is_in_the_error():
+    def load():
+        print("no licence")
+        os._exit(4)
+
+    order = ModelOrder(key="prints", package=package_zip(), call=_pickled(load), keep=60, timeout=60, processes=1)
+    with pytest.raises(ModelError, match=r"its process with exit status 4\. It has written:\nno licence$"):
+        answer(ModelClient(order))
+
+
 def test_each_process_gets_its_share_of_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
@@ -164,3 +175,65 @@ def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
 
     with served(load, processes=1) as client:
         assert answer(client).tolist() == [2.0] * 3
+
+
+def test_rows_that_end_the_process_are_no_error_of_other_tasks():
+    def load():
+        def score(batch):
+            if (batch["x"] == 3).any():
+                os._exit(3)
+            return batch["x"][:, 0]
+
+        return score
+
+    with served(load, processes=1) as client:
+
+        def requests():
+            rows = ScoreRequest({"x": np.ones((3, 2), "float32")}, 3, ("y",), 3, False)
+            yield "first", rows
+            with pytest.raises(ModelError, match="computed 3 rows ended with exit status 3"):
+                answer(ModelClient(client._order), 3.0)
+            yield "second", rows
+
+        assert [found.outputs[0].tolist() for _, found in client.answers(requests())] == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("depth", "words"), [(1, "the model has not been forked within 2 s"), (2, "has not computed a batch within 2 s")]
+)
+def test_a_fork_that_hangs_is_an_error(depth, words):
+    def load():
+        forks = []
+
+        def child():
+            forks.append(0)
+            while len(forks) == depth:
+                threading.Event().wait()
+
+        os.register_at_fork(after_in_child=child)
+        return lambda batch: batch["x"]
+
+    with served(load, processes=1, timeout=2) as client, pytest.raises(ModelError, match=words):
+        answer(client)
+
+
+SURVIVED = ProcessEnded("", was_computing=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "task", "culprit", "told"),
+    [
+        pytest.param(3, 1, 1, ProcessEnded("ended with exit status 3", is_final=True), id="exits"),
+        pytest.param(3, 2, 1, SURVIVED, id="exits-for-another"),
+        pytest.param(3, 1, SEVERAL, SURVIVED, id="exits-for-one-of-several"),
+        pytest.param(3, 1, 0, ProcessEnded("ended with exit status 3", is_final=True), id="exits-for-nobody"),
+        pytest.param(-11, 1, 1, ProcessEnded("was killed by SIGSEGV"), id="killed"),
+        pytest.param(-11, 2, 1, SURVIVED, id="killed-for-another"),
+        pytest.param(-11, 1, 0, SURVIVED, id="killed-for-nobody"),
+    ],
+)
+def test_what_a_task_is_told(tmp_path, code, task, culprit, told):
+    server = _Server(str(tmp_path), os.getpid(), 1, 60.0, 60.0)
+    assert server._end_of(7, code, task, culprit) == told
+    assert server._end_of(0, -9, task, 0) == ProcessEnded("could not be forked"), "else the task would wait for ever"
+    os.close(server._owner)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distributor.scoring.row_memory import RowMemory
-from distributor.scoring.wire import ScoreAnswer, ScoreRequest, receive, send
+from distributor.scoring.wire import LOG, ScoreAnswer, ScoreRequest, end_of_log, receive, send
 
 
 @pytest.mark.parametrize("memory", [(None, None), (RowMemory(), RowMemory())], ids=["socket", "memory"])
@@ -45,3 +45,15 @@ def test_a_connection_that_ends_within_a_message_is_an_error():
         ours.close()
         with pytest.raises(EOFError):
             receive(theirs, ScoreAnswer)
+
+
+def test_the_end_of_a_log_costs_no_reading_of_all(tmp_path):
+    """A model may write bars of progress for weeks."""
+    assert end_of_log(str(tmp_path)) == ""
+    log = tmp_path / LOG
+    log.write_bytes(b"\xffshort\n")
+    assert end_of_log(str(tmp_path)) == "\N{REPLACEMENT CHARACTER}short"
+    with log.open("r+b") as file:
+        file.seek(1 << 34)
+        file.write(b"the end\n")
+    assert end_of_log(str(tmp_path)).strip("\0") == "the end"

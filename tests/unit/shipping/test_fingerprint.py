@@ -117,6 +117,27 @@ def test_values_count_and_not_their_identity(one, same, other):
     assert fingerprint(closed_over(one)) != fingerprint(closed_over(other))
 
 
+def test_what_is_within_a_try_statement_counts():
+    """Also where Python compiles both to the same instructions."""
+
+    def inside(first, second):
+        try:
+            first()
+            second()
+        except ValueError:
+            return
+
+    def beside(first, second):
+        try:
+            first()
+        except ValueError:
+            return
+        else:
+            second()
+
+    assert fingerprint(inside) != fingerprint(beside)
+
+
 def test_values_may_contain_themselves():
     def made(end):
         whole = [1]
