@@ -42,7 +42,7 @@ class Writer:
         self._file = OwnFile(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._room = room  # bytes of reports that are kept for the rank
         self._attempt = attempt
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may report while it interrupts a report
         self._owner = os.getpid()
         self._number = self._stage = self._written = 0
         self._torn = False  # the last line is not complete
@@ -57,9 +57,9 @@ class Writer:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            now, kind = time.time(), TrackedReport if tracked else Report
-            report = kind(self._number, self._stage, self._attempt, now, step, total_steps, values)
-            self._number += 1
+            number, self._number = self._number, self._number + 1
+            kind = TrackedReport if tracked else Report
+            report = kind(number, self._stage, self._attempt, time.time(), step, total_steps, values)
             if report.number & ((1 << self._stage) - 1):
                 self._left_out = report
                 return
@@ -104,8 +104,10 @@ class Writer:
 
     def finish(self) -> None:
         """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
+        if os.getpid() != self._owner:  # in a fork, nobody may be left to release the lock
+            return
         with self._lock:
-            if self._left_out is not None and os.getpid() == self._owner:
+            if self._left_out is not None:
                 self._write(pack(self._left_out))
                 self._left_out = None
 

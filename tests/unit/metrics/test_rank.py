@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 
 from distributor import ConfigurationError, runtime
 from distributor.metrics import rank as reports
-from distributor.values.reports import LONGEST, Report, parse
+from distributor.values.reports import LONGEST, Report, pack, parse
 
 
 @pytest.fixture
@@ -95,6 +98,29 @@ def test_a_process_that_the_rank_has_forked_reports_nothing(file: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     runtime.report(loss=2.0)
     assert [report.values["loss"] for report in lines(file)] == [2.0]
+
+
+def test_a_fork_ends_even_if_another_thread_was_reporting(file: Path) -> None:
+    assert reports._writer is not None
+    lock, held, end = reports._writer._lock, threading.Event(), threading.Event()
+
+    def report() -> None:
+        with lock:
+            held.set()
+            end.wait()
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        reports.finish()
+        os._exit(0)
+    end.set()
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join()
 
 
 def test_too_many_reports_are_thinned_out_evenly(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
