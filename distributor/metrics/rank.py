@@ -154,15 +154,17 @@ def add(values: dict[str, Any], step: Any, total_steps: Any, *, tracked: bool = 
     for name, value in values.items():
         if not is_number(value) or type(name) is not str:
             values[_name(name)] = _number(name, value)
-    if step is not None and type(step) is not int:
+    if step is not None and not (type(step) is int and is_number(step)):
         step = _whole("step", step)
-    if total_steps is not None and type(total_steps) is not int:
+    if total_steps is not None and not (type(total_steps) is int and is_number(total_steps)):
         total_steps = _whole("total_steps", total_steps)
     global _data_wait
     if _data_wait is not None:
         values[DATA_WAIT], _data_wait = _data_wait, 0.0
     if len(_latest) < _MOST_NAMES or values.keys() <= _latest.keys():
         _latest.update(values)
+    else:
+        _latest.update({name: value for name, value in values.items() if name in _latest})
     if _writer is not None:
         _writer.add(values, step, total_steps, tracked=tracked)
 
@@ -253,4 +255,6 @@ def _whole(name: str, value: Any) -> int:
     number = as_whole(_number(name, value))
     if number is None:
         raise ConfigurationError(f"report(): {name} must be a whole number, not {value!r}")
+    if not is_number(number):
+        raise ConfigurationError(f"report(): {name} must be less than 2**63, not {value!r}")
     return number

@@ -82,6 +82,40 @@ def test_a_step_without_end_is_an_error(file: Path, step: float) -> None:
         runtime.report(step=step)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("step", [1 << 63, 1e300])
+def test_a_step_that_the_driver_would_refuse_is_an_error(file: Path, step: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"report\(\): step must be less than 2\*\*63, not"):
+        runtime.report(step=step, loss=1.0)  # type: ignore[arg-type]
+    runtime.report(step=(1 << 63) - 1, loss=2.0)
+    assert [report.step for report in lines(file)] == [(1 << 63) - 1]
+
+
+def test_names_without_end_keep_no_latest_value_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints have the latest values, and the best of them is chosen by these."""
+    monkeypatch.setattr(reports, "_latest", {})
+    for step in range(2000):
+        runtime.report({f"norm/{step}": 1.0, "loss": float(step)})
+    assert reports.latest()["loss"] == 1999.0
+    assert len(reports.latest()) <= 1001
+
+
+def test_a_signal_handler_may_report_while_it_interrupts_a_report(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = threading.Event()
+
+    def interrupt(report: Report) -> bytes:
+        if not interrupted.is_set():
+            interrupted.set()
+            runtime.report(loss=2.0)
+        return pack(report)
+
+    monkeypatch.setattr(reports, "pack", interrupt)
+    thread = threading.Thread(target=runtime.report, kwargs={"loss": 1.0}, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert sorted((report.number, report.values["loss"]) for report in lines(file)) == [(0, 1.0), (1, 2.0)]
+
+
 def test_outside_a_run_a_report_is_checked_and_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_writer", None)
     runtime.report(step=1, loss=0.5)
