@@ -216,6 +216,12 @@ def test_progress_is_that_of_the_lowest_rank_with_steps_in_the_latest_attempt() 
     assert reports.progress == Progress(7, None, None)
 
 
+def test_progress_stays_while_a_rank_reports_without_steps() -> None:
+    others = [pack(Report(number, 0, 0, 103.0, None, None, {"norm": 1.0})) for number in range(1, 2000)]
+    reports = taken(Log(0, REPORTS, 0, made(0) + b"".join(others)), Log(1, REPORTS, 0, made(7)))
+    assert reports.progress == Progress(0)
+
+
 ROWS = Metrics(
     (
         Row(0, 1, 10.0, 0, {"loss": 0.5, "rank": 7.0}),
