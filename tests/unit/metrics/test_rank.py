@@ -51,6 +51,20 @@ def test_a_report_is_a_line(file: Path) -> None:
     assert second.step is None and second.values["loss"] != second.values["loss"]
 
 
+class EagerTensor:
+    """As TensorFlow's: it has no ``item()``, and is no ``numbers.Real``."""
+
+    shape = ()
+
+    def __float__(self) -> float:
+        return 7.0
+
+
+def test_a_number_need_not_be_pythons(file: Path) -> None:
+    runtime.report(loss=EagerTensor(), lr=Decimal("0.5"), step=EagerTensor())  # type: ignore[arg-type]
+    assert [(report.step, report.values) for report in lines(file)] == [(7, {"loss": 7.0, "lr": 0.5})]
+
+
 @pytest.mark.parametrize(
     ("report", "why"),
     [
