@@ -137,8 +137,8 @@ class Metrics(Sequence[Row]):
     def plot(self) -> Figure:
         """Return a figure with a plot of each metric, by step, or by time if any of the metric's reports has no step.
 
-        A line shows the lowest rank that reports the metric, and a band the range over all ranks. A notebook displays
-        the figure as the value of a cell.
+        A line shows the lowest rank that reports the metric, and a band the range over all ranks. Of more than 60
+        metrics, the figure has the first 60. A notebook displays the figure as the value of a cell.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
