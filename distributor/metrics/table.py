@@ -106,8 +106,8 @@ class Metrics(Sequence[Row]):
             import pandas
         except ImportError:
             raise _missing("to_pandas()", "pandas") from None
-        frame = pandas.DataFrame(self._columns())
-        return frame.astype({"step": "Int64"})
+        columns = self._columns()
+        return pandas.DataFrame({**columns, "step": pandas.array(columns["step"], "Int64")})
 
     def to_arrow(self) -> pyarrow.Table:
         """Return an Arrow table with the columns of :meth:`to_pandas`. Missing values are null.

@@ -238,6 +238,8 @@ def test_as_pandas() -> None:
     assert frame["rank"].tolist() == [0, 1, 0]
     assert frame["step"].tolist() == [1, pandas.NA, 2]
     assert frame["loss"].tolist()[:2] == [0.5, 1.0]
+    later = Metrics((Row(0, (1 << 62) + 1, 10.0, 0, {}), Row(0, None, 11.0, 0, {})))
+    assert later.to_pandas()["step"].tolist() == [(1 << 62) + 1, pandas.NA]
     assert list(Metrics().to_pandas().columns) == ["attempt", "step", "time", "rank"]
 
 
