@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from distributor.errors import ConfigurationError
 from distributor.metrics import plot
 from distributor.metrics.goodput import Goodput
+from distributor.text.wording import count
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ class Metrics(Sequence[Row]):
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        return f"<Metrics: {len(self.rows)} rows, {', '.join(self.names) or 'no values'}>"
+        return f"<Metrics: {count(len(self.rows), 'row')}, {', '.join(self.names) or 'no values'}>"
 
     @property
     def names(self) -> list[str]:

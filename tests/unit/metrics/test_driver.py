@@ -271,4 +271,5 @@ def test_metrics_are_a_sequence() -> None:
     assert len(ROWS) == 3
     assert ROWS[-1].values == {"accuracy": 0.5}
     assert repr(ROWS) == "<Metrics: 3 rows, loss, rank, accuracy>"
+    assert repr(Metrics(ROWS.rows[:1])) == "<Metrics: 1 row, loss, rank>"
     assert repr(Metrics()) == "<Metrics: 0 rows, no values>"
