@@ -64,6 +64,7 @@ class _Kept:
     stage: int = 0
     made: int = 0
     total_steps: int | None = None
+    stepped: Report | None = None  # the last one with a step
 
     def add(self, report: Report, length: int) -> None:
         """Keep a report of ``length`` bytes, and drop earlier ones that the rank's stage leaves out.
@@ -72,6 +73,7 @@ class _Kept:
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
+        self.stepped = self.stepped if report.step is None else report
         if report.stage > self.stage:
             before, self.stage = len(self.reports), report.stage
             self.reports = [each for each in self.reports if each.number & ((1 << self.stage) - 1) == 0]
@@ -299,8 +301,8 @@ class Reports:
             attempt = self._attempt
             for rank in sorted(rank for number, rank in self._kept if number == attempt):
                 kept = self._kept[attempt, rank]
-                if (found := progress(kept.reports[-_RECENT:], kept.total_steps)) is not None:
-                    return found
+                if kept.stepped is not None:
+                    return progress([*kept.reports[-_RECENT:], kept.stepped], kept.total_steps)
         return None
 
 

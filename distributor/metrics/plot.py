@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3  # plots in a row of a figure
 
+_MOST = 60  # plots of a figure: matplotlib takes seconds to lay them out, and draws no picture of a thousand
+
 
 def draw(metrics: Metrics, goodput: Goodput | None = None) -> Figure:
     """Return a figure that a notebook displays, also in a kernel in which nobody has chosen a backend."""
     from matplotlib.figure import Figure
 
     with_time = goodput is not None and goodput.total > 0
-    names = metrics.names
+    every = metrics.names
+    names = every[:_MOST]
     columns = max(1, min(_COLUMNS, len(names)))
     lines = -(-len(names) // columns)
     heights = [3.0] * lines + [1.1] * with_time or [3.0]
@@ -33,6 +36,8 @@ def draw(metrics: Metrics, goodput: Goodput | None = None) -> Figure:
     if with_time:
         assert goodput is not None
         _draw_time(figure.add_subplot(grid[-1, :]), goodput)
+    if len(every) > _MOST:
+        figure.suptitle(f"the first {_MOST} of {len(every):,} metrics")
     shown(figure)
     return figure
 
@@ -67,7 +72,7 @@ def _draw_metric(plot: Any, name: str, all_rows: Sequence[Row]) -> None:
         low, high = numpy.fmin.reduce(others), numpy.fmax.reduce(others)
         plot.fill_between(x, low, high, alpha=0.25, linewidth=0, label=f"{len(points)} ranks")
     plot.plot(x, y, label=f"rank {lowest}", marker="." if len(x) == 1 else None)
-    plot.set_title(name)
+    plot.set_title(name, parse_math=False)
     plot.set_xlabel("step" if stepped else "seconds")
     if len(points) > 1:
         plot.legend()

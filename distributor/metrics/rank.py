@@ -42,7 +42,7 @@ class Writer:
         self._file = OwnFile(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._room = room  # bytes of reports that are kept for the rank
         self._attempt = attempt
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may report while it interrupts a report
         self._owner = os.getpid()
         self._number = self._stage = self._written = 0
         self._torn = False  # the last line is not complete
@@ -57,9 +57,9 @@ class Writer:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            now, kind = time.time(), TrackedReport if tracked else Report
-            report = kind(self._number, self._stage, self._attempt, now, step, total_steps, values)
-            self._number += 1
+            number, self._number = self._number, self._number + 1
+            kind = TrackedReport if tracked else Report
+            report = kind(number, self._stage, self._attempt, time.time(), step, total_steps, values)
             if report.number & ((1 << self._stage) - 1):
                 self._left_out = report
                 return
@@ -104,8 +104,10 @@ class Writer:
 
     def finish(self) -> None:
         """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
+        if os.getpid() != self._owner:  # in a fork, nobody may be left to release the lock
+            return
         with self._lock:
-            if self._left_out is not None and os.getpid() == self._owner:
+            if self._left_out is not None:
                 self._write(pack(self._left_out))
                 self._left_out = None
 
@@ -152,15 +154,17 @@ def add(values: dict[str, Any], step: Any, total_steps: Any, *, tracked: bool = 
     for name, value in values.items():
         if not is_number(value) or type(name) is not str:
             values[_name(name)] = _number(name, value)
-    if step is not None and type(step) is not int:
+    if step is not None and not (type(step) is int and is_number(step)):
         step = _whole("step", step)
-    if total_steps is not None and type(total_steps) is not int:
+    if total_steps is not None and not (type(total_steps) is int and is_number(total_steps)):
         total_steps = _whole("total_steps", total_steps)
     global _data_wait
     if _data_wait is not None:
         values[DATA_WAIT], _data_wait = _data_wait, 0.0
     if len(_latest) < _MOST_NAMES or values.keys() <= _latest.keys():
         _latest.update(values)
+    else:
+        _latest.update({name: value for name, value in values.items() if name in _latest})
     if _writer is not None:
         _writer.add(values, step, total_steps, tracked=tracked)
 
@@ -251,4 +255,6 @@ def _whole(name: str, value: Any) -> int:
     number = as_whole(_number(name, value))
     if number is None:
         raise ConfigurationError(f"report(): {name} must be a whole number, not {value!r}")
+    if not is_number(number):
+        raise ConfigurationError(f"report(): {name} must be less than 2**63, not {value!r}")
     return number

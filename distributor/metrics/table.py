@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from distributor.errors import ConfigurationError
 from distributor.metrics import plot
 from distributor.metrics.goodput import Goodput
+from distributor.text.wording import count
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ class Metrics(Sequence[Row]):
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        return f"<Metrics: {len(self.rows)} rows, {', '.join(self.names) or 'no values'}>"
+        return f"<Metrics: {count(len(self.rows), 'row')}, {', '.join(self.names) or 'no values'}>"
 
     @property
     def names(self) -> list[str]:
@@ -106,8 +107,8 @@ class Metrics(Sequence[Row]):
             import pandas
         except ImportError:
             raise _missing("to_pandas()", "pandas") from None
-        frame = pandas.DataFrame(self._columns())
-        return frame.astype({"step": "Int64"})
+        columns = self._columns()
+        return pandas.DataFrame({**columns, "step": pandas.array(columns["step"], "Int64")})
 
     def to_arrow(self) -> pyarrow.Table:
         """Return an Arrow table with the columns of :meth:`to_pandas`. Missing values are null.
@@ -137,8 +138,8 @@ class Metrics(Sequence[Row]):
     def plot(self) -> Figure:
         """Return a figure with a plot of each metric, by step, or by time if any of the metric's reports has no step.
 
-        A line shows the lowest rank that reports the metric, and a band the range over all ranks. A notebook displays
-        the figure as the value of a cell.
+        A line shows the lowest rank that reports the metric, and a band the range over all ranks. Of more than 60
+        metrics, the figure has the first 60. A notebook displays the figure as the value of a cell.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from distributor.errors import ConfigurationError
 from distributor.machine.imports import on_import
 from distributor.metrics import autologging, rank as reports
 
@@ -99,4 +100,7 @@ def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements
             numbers[str(name)] = float(value)
-    reports.add(numbers, step, total, tracked=bool(numbers) and autologging.is_joined())
+    try:
+        reports.add(numbers, step, total, tracked=bool(numbers) and autologging.is_joined())
+    except ConfigurationError as error:  # a report that is too long must not end a training that never made one
+        reports.warn(f"what a Trainer has logged is left out: {error}")

@@ -24,7 +24,8 @@ _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
 _STARTER = re.compile(r"(^|/)distributor/shipping/pickling\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
-    r"|(^|/)distributor/(node/(launcher|watch)|shipping/pickling|rank/(process|ending))\.py$|/package\.zip/distributor/"
+    r"|(^|/)distributor/(node/(launcher|rank_supervisor)|shipping/pickling|rank/(process|result))\.py$"
+    r"|/package\.zip/distributor/"
 )
 #: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")

@@ -262,7 +262,8 @@ def _summary(error: BaseException) -> str:
 
 def _frames(error: BaseException) -> str:
     """Return an exception's traceback without its message, since asking for the message may run user code."""
-    return f"Traceback (most recent call last):\n{''.join(traceback.format_tb(error.__traceback__))}{_name(error)}\n"
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return shortened(f"Traceback (most recent call last):\n{frames}{_name(error)}\n", _TRACEBACK)
 
 
 def printed(error: BaseException) -> str:

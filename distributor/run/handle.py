@@ -35,6 +35,7 @@ from distributor.run.submission import Resize
 from distributor.run.supervisor import Feed, Supervisor
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
+from distributor.text.wording import count
 from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
@@ -186,7 +187,7 @@ class Run:
 
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
-        return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
+        return f"<Run {self._job.label}: {count(self.num_processes, 'process')}, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
         """Show the live status in this notebook cell too; if impossible, make IPython show ``_repr_html_``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from distributor.errors import ConfigurationError
 from distributor.metrics.plot import shown
 from distributor.text.tables import table
-from distributor.text.wording import duration
+from distributor.text.wording import count, duration
 
 if TYPE_CHECKING:
     import optuna
@@ -88,7 +88,7 @@ class Study:
         found = (
             "no complete trial" if best is None else f"best {self.metric[0]} {best.value:.6g} of trial {best.number}"
         )
-        return f"<Study {self.name}: {len(self._trials)} trials, {found}>"
+        return f"<Study {self.name}: {count(len(self._trials), 'trial')}, {found}>"
 
     def add(self, trial: Trial) -> None:
         """Record a trial that has ended."""
@@ -128,7 +128,7 @@ class Study:
         plot.plot(numbers, [trial.value for trial in complete], "o", label="trial")
         plot.step(numbers, best, where="post", label="best so far")
         plot.set_xlabel("trial")
-        plot.set_ylabel(self.metric[0])
+        plot.set_ylabel(self.metric[0], parse_math=False)
         plot.legend()
         return shown(figure)
 

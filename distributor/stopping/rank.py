@@ -52,7 +52,7 @@ class Stopper:
         self._patience = patience
         self._ignores = ignores
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while it interrupts a call
         self._handles = False
         self._halted = False
 

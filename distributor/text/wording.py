@@ -40,10 +40,10 @@ def who(ranks: Iterable[int]) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
-    >>> count(1, "node"), count(2, "node")
-    ('1 node', '2 nodes')
+    >>> count(1, "node"), count(2, "node"), count(2, "process")
+    ('1 node', '2 nodes', '2 processes')
     """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def size(number: float) -> str:
@@ -53,7 +53,7 @@ def size(number: float) -> str:
     ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')
     """
     if number < 1024:
-        return f"{number:.0f} bytes"
+        return f"{number:.0f} byte{'s' * (round(number) != 1)}"
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         number /= 1024
         if number < 1024 or unit == "TiB":

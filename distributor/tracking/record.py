@@ -13,7 +13,7 @@ from distributor.machine import processes
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
 from distributor.text.tables import table
-from distributor.text.wording import duration
+from distributor.text.wording import count, duration
 from distributor.values.reports import is_number
 
 #: How much of a run a file keeps.
@@ -112,7 +112,7 @@ class RunRecord:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.submitted))
         lines = [
             f"run {self.id if self.name is None else f'{self.name} ({self.id})'}: {self.status}",
-            f"{self.title} with {self.num_processes} processes, {when}, {duration(self.seconds)}, "
+            f"{self.title} with {count(self.num_processes, 'process')}, {when}, {duration(self.seconds)}, "
             f"from process {self.driver.pid} on {self.driver.host}",
         ]
         facts = {

@@ -118,6 +118,8 @@ def as_number(value: Any) -> int | float | None:
             value = value.item()
         if isinstance(value, numbers.Real):
             return int(value) if isinstance(value, numbers.Integral) else float(value)
+        if hasattr(value, "__float__"):  # a Decimal, or a tensor of TensorFlow, which has no item()
+            return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor or array of several elements
         pass
     return None

@@ -35,10 +35,23 @@ _RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
 #: ``ValueError`` if a collective of gloo fails.
 _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 
+#: Between the tracebacks of two exceptions, of which the first has led to the second.
+_THEN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, )", re.M)
+
+#: What an exception's traceback ends with.
+_RAISED = re.compile(r"^(?:\w+\.)*(\w+): (.*)", re.M)
+
 
 def is_echo(failure: Failure) -> bool:
-    """Return whether the type or message of a rank's exception says that a connection or collective has broken."""
-    if failure.kind in _CONSEQUENCE_KINDS:
+    """Return whether a rank's exception says that a connection or collective has broken, or follows from such a one."""
+    if failure.kind in _CONSEQUENCE_KINDS or _is_broken(failure.kind, failure.message):
         return True
-    pattern = _CONSEQUENCE if failure.kind in _RUNTIME_KINDS else _TRANSPORT
-    return pattern.search(failure.message) is not None
+    *causes, _ = _THEN.split(failure.traceback)
+    return any(
+        kind in TORCH_KINDS or _is_broken(kind, text) for cause in causes for kind, text in _RAISED.findall(cause)
+    )
+
+
+def _is_broken(kind: str, message: str) -> bool:
+    pattern = _CONSEQUENCE if kind in _RUNTIME_KINDS else _TRANSPORT
+    return pattern.search(message) is not None

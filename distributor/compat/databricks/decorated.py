@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -100,4 +101,9 @@ def in_words(name: str, **given: Any) -> str:
     >>> in_words("distributed", gpus=8, gpu_type=None)
     '@distributed(gpus=8)'
     """
-    return f"@{name}({', '.join(f'{key}={value!r}' for key, value in given.items() if value is not None)})"
+    words = [
+        f"{key}={value if isinstance(value, enum.Enum) else repr(value)}"
+        for key, value in given.items()
+        if value is not None
+    ]
+    return f"@{name}({', '.join(words)})"

@@ -31,7 +31,8 @@ def test_arguments_of_the_first_generation() -> None:
     asked = launching.request("distributed", Torchrun(), 8, "h100", True)
     assert (asked.processes, asked.accelerator, asked.local_mode, asked.use_gpu) == (8, "H100", False, True)
     assert asked.asked == "@distributed(gpus=8, gpu_type='h100', remote=True)"
-    assert launching.request("distributed", Torchrun(), 1, compute.GPUType.A10, False).local_mode is True
+    asked = launching.request("distributed", Torchrun(), 1, compute.GPUType.A10, False)
+    assert (asked.asked, asked.local_mode) == ("@distributed(gpus=1, gpu_type=GPUType.A10, remote=False)", True)
     everything = launching.request("distributed", Torchrun(), None, None, None)
     assert (everything.processes, everything.accelerator, everything.local_mode) == (None, None, None)
 

@@ -216,6 +216,12 @@ def test_progress_is_that_of_the_lowest_rank_with_steps_in_the_latest_attempt() 
     assert reports.progress == Progress(7, None, None)
 
 
+def test_progress_stays_while_a_rank_reports_without_steps() -> None:
+    others = [pack(Report(number, 0, 0, 103.0, None, None, {"norm": 1.0})) for number in range(1, 2000)]
+    reports = taken(Log(0, REPORTS, 0, made(0) + b"".join(others)), Log(1, REPORTS, 0, made(7)))
+    assert reports.progress == Progress(0)
+
+
 ROWS = Metrics(
     (
         Row(0, 1, 10.0, 0, {"loss": 0.5, "rank": 7.0}),
@@ -232,6 +238,8 @@ def test_as_pandas() -> None:
     assert frame["rank"].tolist() == [0, 1, 0]
     assert frame["step"].tolist() == [1, pandas.NA, 2]
     assert frame["loss"].tolist()[:2] == [0.5, 1.0]
+    later = Metrics((Row(0, (1 << 62) + 1, 10.0, 0, {}), Row(0, None, 11.0, 0, {})))
+    assert later.to_pandas()["step"].tolist() == [(1 << 62) + 1, pandas.NA]
     assert list(Metrics().to_pandas().columns) == ["attempt", "step", "time", "rank"]
 
 
@@ -263,4 +271,5 @@ def test_metrics_are_a_sequence() -> None:
     assert len(ROWS) == 3
     assert ROWS[-1].values == {"accuracy": 0.5}
     assert repr(ROWS) == "<Metrics: 3 rows, loss, rank, accuracy>"
+    assert repr(Metrics(ROWS.rows[:1])) == "<Metrics: 1 row, loss, rank>"
     assert repr(Metrics()) == "<Metrics: 0 rows, no values>"

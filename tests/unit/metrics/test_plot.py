@@ -29,6 +29,19 @@ def test_a_step_that_was_done_again_shows_its_newest_value() -> None:
     assert plot.lines[0].get_xydata().tolist() == [[1, 3], [2, 1]]
 
 
+def test_a_name_is_shown_as_it_is() -> None:
+    figure = draw(Metrics((Row(0, 1, 1.0, 0, {"$\\frac$": 0.5}),)))
+    assert figure.axes[0].get_title() == "$\\frac$"
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_names_without_end_make_a_figure_that_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.metrics.plot._MOST", 2)
+    figure = draw(Metrics((Row(0, 1, 1.0, 0, {"a": 1.0, "b": 2.0, "c": 3.0}),)))
+    assert [plot.get_title() for plot in figure.axes] == ["a", "b"]
+    assert figure.get_suptitle() == "the first 2 of 3 metrics"
+
+
 def test_a_bar_shows_where_the_time_went() -> None:
     figure = draw(FOUR_RANKS, Goodput(training=90.0, starting=8.0, saving=2.0, loading=0.001))
     _, bar = figure.axes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 
 from distributor import ConfigurationError, runtime
 from distributor.metrics import rank as reports
-from distributor.values.reports import LONGEST, Report, parse
+from distributor.values.reports import LONGEST, Report, pack, parse
 
 
 @pytest.fixture
@@ -48,6 +51,20 @@ def test_a_report_is_a_line(file: Path) -> None:
     assert second.step is None and second.values["loss"] != second.values["loss"]
 
 
+class EagerTensor:
+    """As TensorFlow's: it has no ``item()``, and is no ``numbers.Real``."""
+
+    shape = ()
+
+    def __float__(self) -> float:
+        return 7.0
+
+
+def test_a_number_need_not_be_pythons(file: Path) -> None:
+    runtime.report(loss=EagerTensor(), lr=Decimal("0.5"), step=EagerTensor())  # type: ignore[arg-type]
+    assert [(report.step, report.values) for report in lines(file)] == [(7, {"loss": 7.0, "lr": 0.5})]
+
+
 @pytest.mark.parametrize(
     ("report", "why"),
     [
@@ -79,6 +96,40 @@ def test_a_step_without_end_is_an_error(file: Path, step: float) -> None:
         runtime.report(step=step)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("step", [1 << 63, 1e300])
+def test_a_step_that_the_driver_would_refuse_is_an_error(file: Path, step: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"report\(\): step must be less than 2\*\*63, not"):
+        runtime.report(step=step, loss=1.0)  # type: ignore[arg-type]
+    runtime.report(step=(1 << 63) - 1, loss=2.0)
+    assert [report.step for report in lines(file)] == [(1 << 63) - 1]
+
+
+def test_names_without_end_keep_no_latest_value_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints have the latest values, and the best of them is chosen by these."""
+    monkeypatch.setattr(reports, "_latest", {})
+    for step in range(2000):
+        runtime.report({f"norm/{step}": 1.0, "loss": float(step)})
+    assert reports.latest()["loss"] == 1999.0
+    assert len(reports.latest()) <= 1001
+
+
+def test_a_signal_handler_may_report_while_it_interrupts_a_report(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = threading.Event()
+
+    def interrupt(report: Report) -> bytes:
+        if not interrupted.is_set():
+            interrupted.set()
+            runtime.report(loss=2.0)
+        return pack(report)
+
+    monkeypatch.setattr(reports, "pack", interrupt)
+    thread = threading.Thread(target=runtime.report, kwargs={"loss": 1.0}, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert sorted((report.number, report.values["loss"]) for report in lines(file)) == [(0, 1.0), (1, 2.0)]
+
+
 def test_outside_a_run_a_report_is_checked_and_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_writer", None)
     runtime.report(step=1, loss=0.5)
@@ -95,6 +146,29 @@ def test_a_process_that_the_rank_has_forked_reports_nothing(file: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     runtime.report(loss=2.0)
     assert [report.values["loss"] for report in lines(file)] == [2.0]
+
+
+def test_a_fork_ends_even_if_another_thread_was_reporting(file: Path) -> None:
+    assert reports._writer is not None
+    lock, held, end = reports._writer._lock, threading.Event(), threading.Event()
+
+    def report() -> None:
+        with lock:
+            held.set()
+            end.wait()
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        reports.finish()
+        os._exit(0)
+    end.set()
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join()
 
 
 def test_too_many_reports_are_thinned_out_evenly(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distributor.metrics import rank as reports, trainers
+from distributor.values.reports import LONGEST, Report, Warned, parse
 
 STEPS = 5
 
@@ -40,3 +41,15 @@ def test_lightning_reports_steps_even_if_the_code_logs_nothing(
     trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, default_root_dir=tmp_path)
     trainer.fit(Silent(), torch.utils.data.DataLoader(torch.ones(2 * STEPS, 1)))
     assert {*reported} == {(step, STEPS) for step in steps}
+
+
+def test_a_log_that_is_too_long_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an evaluation with a value for each of thousands of classes."""
+    monkeypatch.setattr(reports, "_writer", reports.Writer(tmp_path / "reports", 1 << 20, 0))
+    trainers._report({f"{number}": 0.25 for number in range(LONGEST // 8)}, 1, 2)
+    trainers._report({"loss": 0.5}, 2, 2)
+    warned, report = map(parse, (tmp_path / "reports").read_bytes().splitlines())
+    assert isinstance(warned, Warned)
+    assert "what a Trainer has logged is left out: report() was given" in warned.text
+    assert isinstance(report, Report)
+    assert report.values == {"loss": 0.5}

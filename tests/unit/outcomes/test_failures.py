@@ -72,6 +72,41 @@ def test_other_errors_are_no_echoes(kind, message):
     assert not is_consequence(failure(kind=kind, message=message))
 
 
+WRAPPED = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in train
+    dist.all_reduce(total)
+{}
+
+{}:
+
+Traceback (most recent call last):
+  File "/app/train.py", line 5, in train
+    raise StepError("step 7") from error
+StepError: step 7"""
+
+DIRECT = "The above exception was the direct cause of the following exception"
+MEANWHILE = "During handling of the above exception, another exception occurred"
+
+
+@pytest.mark.parametrize("link", [DIRECT, MEANWHILE])
+@pytest.mark.parametrize(
+    ("cause", "echo"),
+    [
+        (ECHOES[0][1], True),
+        (f"torch.distributed.{ECHOES[1][1]}", True),
+        (ECHOES[5][1], True),
+        ("RuntimeError: CUDA out of memory", False),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", False),
+    ],
+)
+def test_what_follows_from_a_broken_collective_is_an_echo(cause, link, echo):
+    """Not what follows from another connection, such as one to a server of the user."""
+    wrapped = failure(0, 1.0, "StepError", "StepError: step 7", traceback=WRAPPED.format(cause, link))
+    killed = failure(1, 2.0, "signal", "killed by SIGKILL", signal="SIGKILL")
+    assert is_consequence(wrapped) is echo
+    assert order_failures([wrapped, killed])[0] is (killed if echo else wrapped)
+
+
 COLLECTIVE = """Traceback (most recent call last):
   File "/app/train.py", line 3, in train
     dist.all_reduce(total)

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, strategies as st
 
-from distributor.node import launcher
+from distributor.node import launcher, rank_supervisor
 from distributor.outcomes import stacks
 from distributor.outcomes.stacks import Frame, Stacks, Thread
-from distributor.rank import process as rank
+from distributor.rank import process as rank, result
 from distributor.shipping import pickling
 from distributor.text import cells
 
@@ -236,7 +236,7 @@ def test_a_rank_that_waits_outside_of_code_of_the_user(tmp_path):
 
 
 def test_the_files_of_this_package():
-    for module in (launcher, pickling, rank):
+    for module in (launcher, pickling, rank, rank_supervisor, result):
         assert stacks._LIBRARY.search(module.__file__)
     assert stacks._RANK.search(rank.__file__)
     assert stacks._STARTER.search(pickling.__file__)

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from distributor.channel import rank_slots
 from distributor.channel.rank_slots import RankSlots, Slot
 from distributor.rank import process, result
 from distributor.values import layout
@@ -30,6 +33,21 @@ def test_a_fork_of_a_rank_does_not_return_its_value(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     slots.close()
     assert pickle.loads(layout.value(str(tmp_path), 0).read_bytes()) == b"r" * (2 << 20)
+
+
+def test_frames_without_end_leave_room_for_what_was_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a deep recursion, in an exception whose own code never ends."""
+    monkeypatch.setattr(result, "printed", lambda error: 1 / 0)
+    order: Any = SimpleNamespace(host="host-a", folder=str(tmp_path), plan=SimpleNamespace())
+    order.plan.node = SimpleNamespace(first_rank=0)
+    slots = RankSlots(1)
+    name = "deep" * 2000
+    deep = f"def {name}(left): {name}_(left - 1) if left else 1 / 0\ndef {name}_(left): {name}(left)\n{name}(350)"
+    result.RankResult(order, 0, Slot(slots.descriptor, 0)).raised(raised(deep))
+    said = rank_slots.read(slots.descriptor, 0)
+    slots.close()
+    assert said is not None
+    assert pickle.loads(said).outcome.failure.kind == "ZeroDivisionError"
 
 
 def raised(source: str) -> Exception:

@@ -109,6 +109,22 @@ def test_sigterm_is_a_request_from_the_first_call_on(path: Path) -> None:
     assert agent.node_stop.stop({0: 4711, 1: 4712}) == {1: 4712}
 
 
+def test_a_signal_handler_may_ask_while_it_interrupts_a_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, answers = Stopper(VoteFile(path), 0), []
+    name_step = VoteFile.name_step
+
+    def interrupt(file: VoteFile, local_rank: int, step: int) -> None:
+        monkeypatch.setattr(VoteFile, "name_step", name_step)
+        answers.append(rank.should_stop(step))
+        name_step(file, local_rank, step)
+
+    monkeypatch.setattr(VoteFile, "name_step", interrupt)
+    asking = threading.Thread(target=lambda: answers.append(rank.should_stop(4)), daemon=True)
+    asking.start()
+    asking.join(30)
+    assert answers == [False, False]
+
+
 def test_a_handler_of_the_user_stays(path: Path) -> None:
     got: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))

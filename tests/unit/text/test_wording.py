@@ -33,7 +33,14 @@ def test_durations(seconds: float, words: str) -> None:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        *((0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (10 << 10, "10 KiB"), (1536 << 10, "1.5 MiB")),
+        *(
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (1023, "1023 bytes"),
+            (1024, "1.0 KiB"),
+            (10 << 10, "10 KiB"),
+            (1536 << 10, "1.5 MiB"),
+        ),
         *((300 << 20, "300 MiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB"), (5000 << 40, "5,000 TiB")),
     ],
 )
@@ -43,6 +50,7 @@ def test_sizes(number: int, words: str) -> None:
 
 def test_counts() -> None:
     assert [count(number, "rank") for number in (0, 1, 2, 2048)] == ["0 ranks", "1 rank", "2 ranks", "2,048 ranks"]
+    assert (count(1, "process"), count(2, "process")) == ("1 process", "2 processes")
     assert (who([3]), who(range(2))) == ("rank 3", "ranks 0-1")
     assert mebibytes(3 << 30) == "3,072 MiB"
 
