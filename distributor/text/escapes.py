@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 # Sources: ECMA-48; https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. Each sequence has a second form, in which
 # one character from U+0080 to U+009F replaces the first two characters.
@@ -60,10 +61,11 @@ def open_end(text: str) -> str:
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')
     """
-    match = _OPEN.search(text) if _has_any(text) else None
-    if match is None:
-        return ""
-    return str(match[3])[:_LONGEST_OPEN] if match[1] is None else match[1] + match[2]
+    last = deque(_SEQUENCE.finditer(text) if _has_any(text) else (), maxlen=2)  # of a string with half of its end, two
+    for match in (_OPEN.match(text, sequence.start()) for sequence in last):
+        if match is not None:
+            return str(match[3])[:_LONGEST_OPEN] if match[1] is None else match[1] + match[2]
+    return ""
 
 
 def end_of(text: str, most: int) -> str:

@@ -73,6 +73,12 @@ def test_a_sequence_that_is_cut_in_two_is_recognised(text: str, left: str) -> No
         assert len(escapes.open_end(first)) <= 64
 
 
+@pytest.mark.parametrize("again", ["\x1b\x1b]", "\x1b\x1b", "\x1b[", "\x1b[;", "\x9d"])
+def test_an_open_sequence_is_found_in_the_time_of_one_pass(again: str) -> None:
+    """Ranks may write anything: a search from each place would take minutes, and the driver would show nothing."""
+    assert escapes.open_end("\x1b]" + again * 200_000 + "\x07\x1b[3") == "\x1b[3"
+
+
 def test_the_end_of_a_text_cuts_no_colour_in_two() -> None:
     text = "a" * 10 + "\x1b[1;31m" + "b" * 10
     assert {escapes.end_of(text, most) for most in range(10, 17)} == {"b" * 10}
