@@ -136,7 +136,7 @@ class _Worker:
                     self._answer([asked[place] for place in places])
 
     def _receive(self, task: _Task) -> wire.ScoreRequest | None:
-        request = None
+        request: wire.ScoreRequest | None = None
         self._works_for(task.number)
         try:
             request = wire.receive(task.connection, wire.ScoreRequest, task.memory)

@@ -116,7 +116,7 @@ class ScoringTask:
         made = halved(call, 0, len(places), failed, all_rows=True) if len(places) else []
         parts = [_checked(each, count) for each, count in made]
         errors.update({int(places[row]): text for row, text in failed.items()})
-        names = parts[0] if parts else [each.name for each in self.inputs]
+        names = list(parts[0]) if parts else [each.name for each in self.inputs]
         return {name: joined([part[name] for part in parts]) for name in names}
 
     def _scored(self, batch: _Batch, answer: ScoreAnswer, first: int) -> pa.RecordBatch:
