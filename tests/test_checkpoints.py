@@ -990,7 +990,7 @@ def test_a_store_that_promises_little(make_local: Make) -> None:
 def kill_at_random(run: Run, rng: random.Random) -> None:
     """Kills one rank after a random time."""
     time.sleep(rng.random() * 0.4)
-    ranks = [process for process in watch.processes(run.id) if watch._is_rank(process)]
+    ranks = [process for process in watch.processes(run.id) if watch.is_fork(process)]
     os.kill(rng.choice(ranks).pid, signal.SIGKILL)
 
 

@@ -38,7 +38,7 @@ DAEMON = ("hydra_pmi_proxy", "prted", "prterun", "raylet")
 
 def part(run: Run, name: str) -> psutil.Process:
     """A process of this package by what it is: agent, launcher, companion."""
-    return next(process for process in watch.processes(run.id) if watch.part(process) == name)
+    return next(each for each in watch.processes(run.id) if watch.part(each) == name and not watch.is_fork(each))
 
 
 def programs(run: Run, *names: str) -> list[psutil.Process]:

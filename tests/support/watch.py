@@ -111,11 +111,11 @@ def is_agent(process: psutil.Process) -> bool:
 
 
 def is_launcher(process: psutil.Process) -> bool:
-    return part(process) == "launcher" and not _is_rank(process)
+    return part(process) == "launcher" and not is_fork(process)
 
 
-def _is_rank(process: psutil.Process) -> bool:
-    """Ranks are forks of their launcher, with its command line."""
+def is_fork(process: psutil.Process) -> bool:
+    """Whether it is a fork of its parent: ranks and spares have their launcher's command line."""
     parent = process.parent()
     return parent is not None and parent.cmdline() == process.cmdline()
 
