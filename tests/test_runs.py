@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -561,19 +563,11 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     watch.gone(run.id)
 
 
-def test_a_run_is_watched_while_it_goes(
-    make: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = make(2).submit(trainings.wait_for, str(tmp_path / "go"))
-    watch.until(lambda: run.status is Status.RUNNING)
-    seen = ""
-
-    def both_lines() -> bool:
-        nonlocal seen
-        seen += capfd.readouterr().out
-        return seen.count("waiting") == 2
-
-    watch.until(both_lines)
+def test_a_run_is_watched_while_it_goes(make: Make, mode: str, tmp_path: Path) -> None:
+    with redirect_stdout(io.StringIO()) as shown:  # pytest's own may lose what comes while it is read
+        run = make(2).submit(trainings.wait_for, str(tmp_path / "go"))
+        watch.until(lambda: run.status is Status.RUNNING)
+        watch.until(lambda: shown.getvalue().count("] waiting\n") == 2)
     assert not run.wait(0.01)
     with pytest.raises(TimeoutError, match="running"):
         run.result(timeout=0.01)
