@@ -7,12 +7,11 @@ import re
 import shutil
 import sys
 import threading
-import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar, TextIO
 
-from distributor.text import escapes
+from distributor.text import escapes, tables
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
@@ -183,7 +182,7 @@ def cut(text: str, width: int) -> str:
     """Return the longest beginning of a text that fits into ``width`` columns of a terminal."""
     columns = 0
     for place, character in enumerate(text):
-        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        columns += tables.width(character)
         if columns > width:
             return text[:place]
     return text

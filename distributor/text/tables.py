@@ -14,15 +14,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     0      16.0 GB
     3         8 GB
     """
-    widths = [max(map(_columns, column)) for column in zip(head, *rows)]
+    widths = [max(map(width, column)) for column in zip(head, *rows)]
     lines = []
     for row in [head, *rows]:
-        blanks = [" " * (width - _columns(cell)) for cell, width in zip(row, widths)]
+        blanks = [" " * (most - width(cell)) for cell, most in zip(row, widths)]
         cells = [row[0] + blanks[0], *(blank + cell for cell, blank in zip(row[1:], blanks[1:]))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def _columns(text: str) -> int:
+def width(text: str) -> int:
     """Return how many columns of a terminal a text takes: characters of East Asia take two."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
