@@ -98,7 +98,7 @@ def jvm_ended(label: str) -> StartError:
     )
 
 
-def is_session_end(error: BaseException) -> bool:
+def is_session_end(error: BaseException | None) -> bool:
     """Return whether an error says that Spark's session has ended, and so no other run of it can start."""
     return getattr(error, "_session_end", False)
 

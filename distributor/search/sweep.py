@@ -368,13 +368,13 @@ class _Search:
             )
         self.study.add(trial)
         stuck = isinstance(trial.error, StartError) and len(self._active) == 1
-        ends = trial.error is not None and (stuck or is_session_end(trial.error))  # no other trial would start either
-        if not ends:  # otherwise, a later call begins a kept one again
+        final = trial.error if stuck or is_session_end(trial.error) else None  # no other trial would start either
+        if final is None:  # otherwise, a later call begins a kept one again
             self._tell(trial)
         del self._active[number]
         self._live.ended(trial, active.run)
-        if ends and trial.error is not None:
-            raise trial.error
+        if final is not None:
+            raise final
         self._judge(trial)
 
     def _report(self, active: _Active, rows: tuple[Row, ...]) -> None:
@@ -455,7 +455,7 @@ class _Search:
                     if save and active.run._halted and active.run.error is None and trial.outcome != "pruned":
                         trial = replace(trial, outcome="cancelled", error=None)  # it has stopped early, and saved
                     self.study.add(trial)
-                    goes_on = trial.outcome == "cancelled" or (trial.error is not None and is_session_end(trial.error))
+                    goes_on = trial.outcome == "cancelled" or is_session_end(trial.error)
                     if not (goes_on and self._kept.resumes):
                         self._tell(trial)
                     self._live.ended(trial, active.run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from distributor.metrics.table import Row
@@ -53,8 +52,8 @@ class LowestRank:
                 self._ranks[name] = min(row.rank, self._ranks.get(name, row.rank))
         rows, self._held, chosen = [*self._held, *rows], [], []
         for row in rows:
-            waits = self._step <= (math.inf if row.step is None else row.step)
-            if last or row.rank == 0 or not waits or self._times[row.rank] >= row.time + _PATIENCE:
+            is_past = row.step is not None and row.step < self._step
+            if last or row.rank == 0 or is_past or self._times[row.rank] >= row.time + _PATIENCE:
                 self._settled |= {name for name in row.values if self._ranks[name] == row.rank}
         for row in rows:
             own = {name: value for name, value in row.values.items() if self._ranks[name] == row.rank}
