@@ -380,7 +380,6 @@ def test_sigterm_to_the_whole_group_leaves_ranks_on_executors_their_grace(tmp_pa
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.long
 def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
     """Spark's own handler of Ctrl-C would cancel the job, and the ranks with it."""

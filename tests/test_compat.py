@@ -93,13 +93,11 @@ def decorated_above(number: int) -> int:
     return number + 1
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_decorated_function_of_a_module_travels(on_cpus: None) -> None:
     assert decorated_above.distributed(1) == [2, 2]
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_wrong_arguments_of_the_function_are_told_at_once(on_cpus: None) -> None:
     with pytest.raises(ConfigurationError, match=r"decorated_above\(number\) cannot be called with these arguments"):
@@ -113,7 +111,6 @@ def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.usefixtures("fake_gpus")
 @pytest.mark.long
 def test_each_rank_checks_its_gpu_before_the_function(

@@ -119,7 +119,6 @@ def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path)
         assert json.loads((tmp_path / rank).read_text()) == [True, 2, 2, ["--out", str(tmp_path), "--scale", "0.5"]]
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_function_parses_deepspeeds_arguments(make: MakeDeepspeed) -> None:
     """As with PySpark's distributor, which runs DeepSpeed's examples; Accelerate's configuration keeps its "auto"."""
@@ -174,7 +173,6 @@ def test_outside_of_a_run_there_is_no_configuration() -> None:
     assert run.deepspeed_config is None
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> None:
     run = make(2, trainings.config(1), env={"CXX": "/opt/none/c++"}).submit(trainings.with_the_runs_config, 1)

@@ -118,8 +118,6 @@ def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> No
     assert f"The last checkpoint is of step {narrow.step}, in " in narrow.reason
 
 
-@pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.long
 def test_a_run_goes_on_with_what_is_left(two_executors: Any, tmp_path: Path) -> None:

@@ -159,7 +159,6 @@ def save_slowly(folder: str) -> None:
         raise ValueError("no")
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
     run = submit(save_slowly, str(tmp_path), grace_period=5.0)

@@ -349,7 +349,6 @@ def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settin
     assert "set pytorch.spark.distributor.ignoreSsl to true" in str(e.value)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_encryption_may_be_asked_for_while_the_session_runs(sessions: Sessions) -> None:
     session = sessions.get("local[2]")

@@ -228,7 +228,6 @@ def test_without_a_checkpoint_a_preempted_run_says_so(make_local: Make) -> None:
         run.result(watch.DEADLINE)
 
 
-@pytest.mark.long_on_executors
 @pytest.mark.long
 def test_a_preempted_run_goes_on_and_does_not_count_it(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -103,8 +103,6 @@ def transformer(steps: int, save_every: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.ci
-@pytest.mark.long
 def test_fsdp_checkpoints_are_loaded_by_another_number_of_ranks(
     make: Make, spread: dict[str, Any], tmp_path: Path
 ) -> None:

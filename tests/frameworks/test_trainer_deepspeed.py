@@ -169,8 +169,6 @@ def parse() -> None:
     parser.parse_args()
 
 
-@pytest.mark.ci
-@pytest.mark.long
 def test_a_function_that_parses_a_command_line() -> None:
     with pytest.raises(TrainingError, match=r"add both with deepspeed.add_config_arguments\(parser\)"):
         DeepspeedTorchDistributor(1, 1, True, False, zero(1, precision="fp32", torch_adam=True)).run(parse)
