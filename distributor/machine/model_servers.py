@@ -45,8 +45,8 @@ def on_gpus(gpus: Collection[str], owner: int | None) -> list[str]:
 
 def connect(folder: str, wish: bytes) -> socket.socket:
     """Connect to a server, and say what for. FileNotFoundError, ConnectionRefusedError: there is none."""
-    connection = socket.socket(socket.AF_UNIX)
     descriptor = os.open(folder, os.O_DIRECTORY)
+    connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"/proc/self/fd/{descriptor}/{SOCKET}")  # a socket's path has at most 107 bytes
         connection.sendall(wish)

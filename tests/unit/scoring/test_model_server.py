@@ -24,6 +24,7 @@ from distributor.scoring.model_server import SEVERAL, _Server, how_killed, ready
 from distributor.scoring.predict import _pickled
 from distributor.scoring.wire import ProcessEnded, ScoreRequest
 from distributor.shipping.package import package_zip
+from tests.support.watch import until
 
 
 @pytest.mark.parametrize(
@@ -76,13 +77,13 @@ def served(load, **options):
     try:
         yield client
     finally:
-        server = server_of(client)
-        with suppress(psutil.NoSuchProcess):
+        with suppress(FileNotFoundError, ConnectionRefusedError, psutil.NoSuchProcess):  # it has ended by itself
+            server = server_of(client)
             while server.status() != psutil.STATUS_ZOMBIE:
                 server.send_signal(signal.SIGTERM)
-        with suppress(ChildProcessError):
-            os.waitpid(server.pid, 0)
-    assert glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*") == []
+            with suppress(ChildProcessError):
+                os.waitpid(server.pid, 0)
+    until(lambda: not glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*"))
 
 
 def answer(client, value=1.0):
