@@ -265,6 +265,8 @@ def test_a_loader_may_print(one_jvm: Any) -> None:
         ({"output": "score"}, "no list of names and types"),
         ({"output": "a float"}, "two columns 'a'"),
         ({"keep": ["z"]}, "no column 'z'"),
+        ({"keep": ["a", "a"]}, "column 'a' is named twice"),
+        ({"error_column": ""}, "error_column must be a column's name, not ''"),
         ({"on_error": "skip"}, "'raise' or 'null', not 'skip'"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"timeout": 0}, "timeout"),

@@ -723,6 +723,8 @@ def test_exit_codes_are_those_of_the_operating_system(make: Make) -> None:
     assert make(1).run(sys.exit, 256) is None
     with pytest.raises(TrainingError, match="exited with code 255"):
         make(1).run(sys.exit, -1)
+    with pytest.raises(TrainingError, match="exited with code 255"):
+        make(1).run(sys.exit, 2**70)
     with pytest.raises(TrainingError, match="exited with code 1: out of luck"):
         make(1).run(sys.exit, "out of luck")
     with pytest.raises(TrainingError, match=r"exited with code 0 before the function returned \(os\._exit\?\)"):

@@ -130,8 +130,11 @@ class Metrics(Sequence[Row]):
 
     def _columns(self) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in self.rows] for name in Row._fields[:-1]}
-        for name in self.names:
-            column = f"value.{name}" if name in Row._fields else name
+        names = self.names
+        for name in names:
+            column = name
+            while column in Row._fields or (column != name and column in names):
+                column = f"value.{column}"
             columns[column] = [None if (value := row.values.get(name)) is None else float(value) for row in self.rows]
         return columns
 

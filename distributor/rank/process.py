@@ -279,9 +279,10 @@ def _returned(order: NodeOrder, local_rank: int) -> Any:
 
 
 def _exit_status(stop: SystemExit) -> tuple[int, str]:
-    """Return the exit code for ``sys.exit``, of which the system keeps the low 8 bits, and the text to print."""
+    """Return the exit code for ``sys.exit``, as Python and the system cut it to 8 bits, and the text to print."""
     if stop.code is None or isinstance(stop.code, int):
-        return (stop.code or 0) & 0xFF, ""
+        code = stop.code or 0
+        return (code & 0xFF if code.bit_length() < 64 else 0xFF), ""
     return 1, str(stop.code)
 
 

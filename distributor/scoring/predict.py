@@ -91,6 +91,8 @@ def predict(
         raise ConfigurationError(f"predict: map must be a function of a dict of inputs, not {map!r}")
     if on_error not in ("raise", "null"):
         raise ConfigurationError(f"predict: on_error must be 'raise' or 'null', not {on_error!r}")
+    if not isinstance(error_column, str) or not error_column:
+        raise ConfigurationError(f"predict: error_column must be a column's name, not {error_column!r}")
     types = spark_frames.types_of(df)
     kept = _kept(keep, types)
     outputs = _outputs(df, output)
@@ -167,6 +169,8 @@ def _kept(keep: str | Sequence[str], types: Mapping[str, str]) -> tuple[str, ...
     for name in names:
         if name not in types:
             raise ConfigurationError(f"predict(keep=...): there is no column {name!r}")
+        if names.count(name) > 1:
+            raise ConfigurationError(f"predict(keep=...): column {name!r} is named twice")
         if types[name] == "vector":
             raise ConfigurationError(
                 f"predict: column {name!r} has ML vectors, which cannot be kept: name the columns to keep, keep=[...]"

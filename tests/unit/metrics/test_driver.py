@@ -241,6 +241,8 @@ def test_as_pandas() -> None:
     later = Metrics((Row(0, (1 << 62) + 1, 10.0, 0, {}), Row(0, None, 11.0, 0, {})))
     assert later.to_pandas()["step"].tolist() == [(1 << 62) + 1, pandas.NA]
     assert list(Metrics().to_pandas().columns) == ["attempt", "step", "time", "rank"]
+    taken = Metrics((Row(0, 1, 10.0, 0, {"time": 1.0, "value.time": 2.0}),)).to_pandas()
+    assert taken.iloc[0, 4:].to_dict() == {"value.value.time": 1.0, "value.time": 2.0}
 
 
 def test_as_an_arrow_table() -> None:
