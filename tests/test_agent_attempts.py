@@ -92,6 +92,7 @@ def test_the_agents_begin_a_second_attempt(how: str, options: dict[str, Any], tm
         assert driver.logs[rank, 1] == b"attempt 0 of rank %d\nattempt 1 of rank %d\n" % (rank, rank)
 
 
+@pytest.mark.slow
 def test_a_job_without_restarts_has_neither_spares_nor_messages(tmp_path: Path) -> None:
     with driven(trainings.wait_for, str(tmp_path / "go")) as driver:
         watch.until(lambda: len(driver.heard(messages.Started)) == 2)
@@ -108,6 +109,7 @@ def test_a_success_leaves_no_spare(tmp_path: Path) -> None:
     assert driver.heard(messages.Stopped) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "running"])
 def test_an_agent_that_is_killed_leaves_nothing(waits: bool, tmp_path: Path) -> None:
     function: Any = trainings.recover if waits else trainings.wait_for

@@ -38,6 +38,7 @@ def test_it_comes_encrypted(sessions: Sessions) -> None:
     assert TorchDistributor(1, False, False).run(lambda: int(array.sum())) == int(array.sum())
 
 
+@pytest.mark.slow
 def test_what_is_large_is_named_before_the_run(
     make_local: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

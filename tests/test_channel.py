@@ -31,6 +31,7 @@ def test_the_driver_listens_on_sparks_address_only(sessions: Sessions, tmp_path:
     assert port in {connection.laddr.port for connection in listening}
 
 
+@pytest.mark.slow
 def test_a_run_whose_channel_breaks_goes_on(make_local: Make, tmp_path: Any) -> None:
     """On one machine there is no way back for a connection: its end is that of the node."""
     run = make_local(1).submit(trainings.wait_for, str(tmp_path / "never"))

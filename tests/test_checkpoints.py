@@ -420,6 +420,7 @@ def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Pa
     assert make_local(2, checkpoints=tmp_path).run(load) == saved
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("is_url", [False, True], ids=["folder", "URL"])
 def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_path: Path) -> None:
@@ -435,6 +436,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -593,6 +595,7 @@ def interrupt_one_rank(wait: bool, error: str) -> tuple[str, int | None]:
     return caught, runtime.load_checkpoint({"value": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wait", "error"), [(True, "MemoryError"), (False, "MemoryError"), (False, "TypeError: cannot pickle")]
 )
@@ -701,6 +704,7 @@ def refusals(kinds: list[str]) -> dict[str, str]:
     return told
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, tmp_path: Path) -> None:
     expected = {
         "size": r"'model.weight', 'model.bias' had another size .*: 'model.weight' had \(4, 4\), and has \(5, 4\) now",
@@ -830,6 +834,7 @@ class Interrupted(dict[str, Any]):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_in_one_rank_fails_in_all(make_local: Make, tmp_path: Path) -> None:
     """Each of them with that rank's reason, and the next load is in step."""
     failed = [*make_local(3, checkpoints=tmp_path).submit(fail_in_loads).results(watch.DEADLINE)]
@@ -847,6 +852,7 @@ def test_a_load_that_fails_in_one_rank_fails_in_all(make_local: Make, tmp_path: 
             assert re.match(why if rank == failing else text, own[number])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
 @pytest.mark.parametrize("call", ["module", "value", pytest.param("checkpoint_folder", marks=pytest.mark.long)])
 def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Path) -> None:
@@ -900,6 +906,7 @@ def fail_in_the_last_save() -> int | None:
     return begun
 
 
+@pytest.mark.slow
 def test_a_run_says_where_it_begins_and_whether_its_last_save_failed(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -940,6 +947,7 @@ def save_without_room_for_files() -> list[int | None]:
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_folder_for_uploads_holds_up_nobody(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=(tmp_path / "runs").as_uri()).submit(save_without_room_for_files)
     assert run.results(watch.DEADLINE) == [[None, 2]] * 2

@@ -84,6 +84,7 @@ def test_output_is_the_ranks_and_0_is_success(script: str) -> None:
     assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "[rank " in line] == ["careful", "careful"]
 
 
+@pytest.mark.slow
 def test_a_script_from_a_here_document() -> None:
     """A shell may keep the document in a file that has no name any more."""
     with tempfile.TemporaryFile() as document:
@@ -96,6 +97,7 @@ def test_a_script_from_a_here_document() -> None:
     nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "code", "told"),
     [
@@ -117,6 +119,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, c
     nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_that_is_ended_ends_its_ranks(script: str, tmp_path: Path, signum: int, code: int) -> None:
     process = subprocess.Popen(

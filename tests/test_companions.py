@@ -48,6 +48,7 @@ def test_companions_begin_before_the_ranks(nodes: tuple[int, ...], tmp_path: Pat
     is_gone(processes_in(tmp_path), run.id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "message"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_death_of_a_companion_ends_the_run(how: int, message: str, node: int, tmp_path: Path) -> None:

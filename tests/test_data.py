@@ -96,6 +96,7 @@ def test_executors_read_a_snapshot_in_a_shared_folder(two_executors: Any, tmp_pa
     assert [one + two for one, two in zip(first, second, strict=True)] == local
 
 
+@pytest.mark.slow
 def test_vectors_arrays_and_texts_come_from_spark(one_jvm: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
@@ -131,6 +132,7 @@ def interrupted(folder: str) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_columns_may_have_any_names(one_jvm: Any) -> None:
     number = functions.col("id")
     frame = one_jvm.range(96).select(number.alias("a.b"), number.cast("float").alias("odd `name`"))
@@ -180,11 +182,13 @@ def test_the_next_run_in_the_folder_has_the_same_snapshot(one_jvm: Any, tmp_path
         distributor(changed, **options).run(train, ROWS)
 
 
+@pytest.mark.slow
 def test_a_snapshot_without_a_checkpoint_is_not_kept(one_jvm: Any, tmp_path: Path) -> None:
     distributor(points(one_jvm), checkpoints=str(tmp_path / "saved")).run(seen)
     assert list((tmp_path / "saved").glob("data-*")) == []
 
 
+@pytest.mark.slow
 def test_columns_of_one_type_come_from_spark_with_their_nulls(one_jvm: Any, tmp_path: Path) -> None:
     holes = functions.expr("if(id % 10 = 3, null, cast(id as float))")
     frame = one_jvm.range(100, numPartitions=2).select(
@@ -296,6 +300,7 @@ def test_data_that_a_run_lacks_are_named(one_jvm: Any) -> None:
         runtime.dataset("val")
 
 
+@pytest.mark.slow
 def test_a_run_is_cancelled_while_its_data_is_written(one_jvm: Any, tmp_path: Path) -> None:
     began = tmp_path / "began"
 
@@ -376,6 +381,7 @@ def test_an_executor_whose_disk_is_full_says_so(two_executors: Any, full_disk: P
     assert list(full_disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_node_with_another_snapshot_in_the_folder_trains_on_none_of_its_rows(one_jvm: Any, tmp_path: Path) -> None:
     data = snapshot(points(one_jvm), tmp_path / "points")
     snapshot(table(one_jvm, 1_900), tmp_path / "other")

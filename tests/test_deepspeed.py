@@ -433,11 +433,12 @@ AUTO: dict[str, Any] = {
             {**AUTO, "zero_optimization": {"stage": 2}},
             ["DeepSpeedEngine", "DistributedType.DEEPSPEED", 2, 3, 3, "no"],
         ),
-        (
+        pytest.param(
             "transformers",
             TRAINED,
             {**AUTO, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}},
             ["DeepSpeedEngine", 2, 3, 3, 256, 3e-4],
+            marks=pytest.mark.long,
         ),
     ],
 )

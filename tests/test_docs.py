@@ -32,10 +32,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN, SHOWN = ("python", "sh"), ("dockerfile", "json", "text", "toml", "yaml")
 
 #: Pages whose blocks take long.
-SLOW = ("README.md", "docs/checkpoints.md", "docs/dataframe-to-model.md", "docs/getting-started.md")
+SLOW = ("README.md", "docs/checkpoints.md", "docs/dataframe-to-model.md")
 LONG = (
     *("docs/cli.md", "docs/contributing.md", "docs/data.md", "docs/deepspeed.md", "docs/from-databricks.md"),
-    *("docs/from-horovod.md", "docs/predict.md", "docs/resume.md"),
+    *("docs/from-horovod.md", "docs/getting-started.md", "docs/predict.md", "docs/resume.md"),
 )
 
 #: The session of pages that make one.

@@ -67,6 +67,7 @@ def compute() -> float:
     return float(torch.ones(2).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize(
     "training",

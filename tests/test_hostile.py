@@ -155,6 +155,7 @@ def test_connections_without_the_token_leave_no_descriptor_open(served: tuple[Li
     watch.until(lambda: watch.open_descriptors() <= before)
 
 
+@pytest.mark.slow
 def test_gloo_offers_no_encryption(make_local: Make) -> None:
     """What the README says of it: a torch that can do better fails this test."""
     with pytest.raises(TrainingError, match="unsupported gloo device"):

@@ -103,6 +103,7 @@ def test_a_driver_that_is_not_reached_gets_values_through_spark(
     assert arrived == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "kill"])
 def test_a_run_that_is_stopped_while_a_value_travels_ends(one_jvm: Any, wire: Proxy, how: str) -> None:
     """Long before the grace period of ranks, which have ended."""

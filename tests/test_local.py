@@ -95,6 +95,7 @@ def fail_on_the_second_node(never: str) -> None:
     trainings.wait_for(never)
 
 
+@pytest.mark.slow
 def test_a_failure_stops_other_nodes_through_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rendezvous store carries the word where the driver cannot: it neither orders nor ends anything here."""
     monkeypatch.setattr(Submission, "stop_ranks", lambda *_, **__: None)
@@ -159,6 +160,7 @@ def test_whatever_interrupts_run_ends_the_ranks(make_local: Make, tmp_path: Path
     watch.gone()
 
 
+@pytest.mark.slow
 def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom distributor import Status, TorchDistributor\n"
@@ -242,6 +244,7 @@ FAILING = """
 """
 
 
+@pytest.mark.slow
 def test_a_script_whose_ranks_fail_ends_with_one_traceback_of_theirs(tmp_path: Path) -> None:
     done = programs.run(tmp_path, FAILING)
     errors = done.stderr.replace(socket.gethostname(), "HOST")
@@ -258,6 +261,7 @@ def test_a_script_whose_ranks_fail_ends_with_one_traceback_of_theirs(tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_driver_and_an_agent_that_are_killed_is_removed(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     family = psutil.Process(driver.pid)
@@ -302,12 +306,14 @@ def test_the_example_script_runs_as_the_readme_says(make_local: Make, capfd: pyt
     assert "on 3 ranks" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_resources_of_each_rank(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 8)
     run = make_local(2, cpus_per_process=3, memory_per_process="1m", max_processes_per_node=2)
     assert run.submit(trainings.environment, "OMP_NUM_THREADS").results() == [{"OMP_NUM_THREADS": "3"}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
 def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
@@ -317,6 +323,7 @@ def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         TorchDistributor(2, local_mode=True, gpus_per_process=3)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_talk_over_loopback(make_local: Make) -> None:
     names = ("GLOO_SOCKET_IFNAME", "MASTER_ADDR")
     seen = make_local(2).submit(trainings.environment, *names).results()

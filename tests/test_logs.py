@@ -22,6 +22,7 @@ def talk() -> None:
         print(f"rank {trainings.rank()} step {step}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("logs", "ranks"), [("all", {0, 1, 2}), ("rank0", {0}), ("none", set()), ([2, 1], {1, 2})])
 def test_logs_chooses_the_ranks_whose_lines_are_shown(
     make_local: Make, logs: Any, ranks: set[int], capfd: pytest.CaptureFixture[str]
@@ -125,6 +126,7 @@ def test_logs_arrive_through_spark_where_the_driver_cannot_be_reached(
 STRANGE = "\x1b]0;title\x07\x1b]52;c;aGVs\x1b\\\x1b[2J\x1b[31mloss\x1b[0m 0.5\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_escapes", [False, True])
 def test_only_colours_of_ranks_are_shown_unless_asked_for(
     make_local: Make, log_escapes: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]

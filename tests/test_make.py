@@ -235,7 +235,7 @@ def wheel(folder: Path, name: str) -> str:
     return f"{name} @ {path.as_uri()}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     (tmp_path / "constraints").mkdir()

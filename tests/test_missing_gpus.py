@@ -68,6 +68,7 @@ def touch(path: str) -> None:
     Path(path).touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_refuses_to_train_where_torch_sees_no_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: str
@@ -80,6 +81,7 @@ def test_refuses_to_train_where_torch_sees_no_gpu(
     assert not (tmp_path / "begun").exists()
 
 
+@pytest.mark.slow
 def test_other_frameworks_ask_the_cuda_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ResourceError, match=r"CUDA sees 0 of 1 GPU .* no CUDA driver \(libcuda.so.1\)"):
@@ -93,6 +95,7 @@ def fake(count: int, tmp_path: Path) -> dict[str, Any]:
     return {"preload": ["fake_cuda"], "env": env}
 
 
+@pytest.mark.slow
 def test_gpus_are_counted_in_processes_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-c7384736")
     ranks = TorchDistributor(2, True, **fake(2, tmp_path)).submit(os.getpid).results()

@@ -194,6 +194,7 @@ def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
     assert result["data"]["text/plain"].startswith("<Run ")
 
 
+@pytest.mark.long
 def test_a_handle_is_live_wherever_it_is_shown_while_its_run_goes(executed: Client) -> None:
     started, again, _, ended = executed.nb.cells[LIVE : LIVE + 4]
     for cell in (started, again):  # one box each, not the live one and another that stays as it was

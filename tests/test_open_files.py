@@ -45,6 +45,7 @@ def test_more_ranks_print_than_files_may_be_open(tmp_path: Path) -> None:
         assert all(f"{name} of rank {rank}\n" in shown for rank in range(140))
 
 
+@pytest.mark.slow
 def test_a_limit_of_open_files_that_cannot_be_raised_is_warned_of(tmp_path: Path) -> None:
     done = programs.run(tmp_path, DRIVER, 2, 90, 90)
     assert done.returncode == 0, done.stderr

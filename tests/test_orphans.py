@@ -32,6 +32,7 @@ def leave_orphan(path: str) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep_warm", "victims"), [(600, "agent"), (600, "agent, warm"), (0, "agent"), (0, "guard")])
 def test_an_agent_that_is_killed_leaves_no_orphan(
     make_local: Make, keep_warm: float, victims: str, tmp_path: Path
@@ -160,6 +161,7 @@ IGNORING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_warm", [600, pytest.param(0, marks=pytest.mark.long)])
 def test_a_shell_that_ignores_sigchld_is_no_reason_to_fail(keep_warm: int, tmp_path: Path) -> None:
     ignore = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)

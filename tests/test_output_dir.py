@@ -401,6 +401,7 @@ def test_the_current_directory_itself_needs_no_copies(make_local: Make, here: Pa
     assert {path.name for path in here.iterdir()} == {"a.bin", "b.bin", "c.bin"}
 
 
+@pytest.mark.slow
 def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here: Path) -> None:
     with pytest.raises(
         StartError,
@@ -429,6 +430,7 @@ def test_runs_at_once_do_not_copy_each_others_copies(make_local: Make, here: Pat
         assert not [path for path in out.iterdir() if path.is_dir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "tmp"])
 def test_temporary_folders_of_runs_stay(
     inside: str, make_local: Make, here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
@@ -452,6 +454,7 @@ def write_a_temporary_file() -> None:
     Path("result").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 def test_a_ranks_temporary_folder_is_no_output(make: Make, here: Path, out: Path) -> None:
     make(1, output_dir=out, env={"TMPDIR": "scratch"}).run(write_a_temporary_file)

@@ -40,6 +40,7 @@ def test_a_function_joins_one_group_after_another(make: Make) -> None:
     assert make(2).submit(totals).results(timeout=300) == [expected(2)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "start_method"), [(8, "fork"), pytest.param(2, "spawn", marks=pytest.mark.long)])
 def test_a_script_joins_one_group_after_another(
     ranks: int, start_method: str, make_local: Make, tmp_path: Path

@@ -151,6 +151,7 @@ def fork_and(then: str, go: str) -> str:
     return "of the rank"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["return", "raise", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
     assert make_local(1).run(fork_and, then, str(tmp_path / "go")) == "of the rank"
@@ -238,6 +239,7 @@ def fail_together(folder: str, handled: bool) -> None:
     raise ValueError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handled", [False, True], ids=["SIGTERM", "SIGKILL"])
 def test_a_rank_is_not_stopped_before_it_has_told_its_exception(
     make_local: Make, handled: bool, tmp_path: Path
@@ -295,6 +297,7 @@ def fail_first_or_when_stopped(started: str) -> None:
     time.sleep(300)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_behind_does_not_change_which_rank_failed_first(tmp_path: Path) -> None:
     """Neither between the ranks of a node, nor between nodes."""
     for nodes in (1, 2):
@@ -311,6 +314,7 @@ def unread(port: int) -> bool:
     return any(line[1].endswith(f":{port:04X}") and not line[4].endswith(":00000000") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_while_the_store_does_not_answer(tmp_path: Path) -> None:
     """As when nodes cannot reach each other, but both reach the driver."""
     go = tmp_path / "go"

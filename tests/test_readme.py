@@ -106,7 +106,7 @@ def text_of(node: ast.AST) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_does_its_first_half_without_java() -> None:
     demo = [sys.executable, str(ROOT / "examples" / "digits.py")]
     ended = subprocess.run(demo, capture_output=True, text=True, check=True, timeout=300, env={"PATH": ""})

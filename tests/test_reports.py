@@ -130,6 +130,7 @@ class Broken:
         raise RuntimeError("still no network")
 
 
+@pytest.mark.slow
 def test_an_error_in_a_callback_is_a_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     with pytest.raises(TrainingError, match="boom"):

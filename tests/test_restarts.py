@@ -216,6 +216,7 @@ def handle_sigterm(folder: str, how: str) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("how", ["wait", pytest.param("write", marks=pytest.mark.long_on_executors)])
 def test_ranks_that_ignore_sigterm_do_not_delay_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:

@@ -95,6 +95,7 @@ def test_a_run_goes_on_after_a_node_is_lost(
         assert [len(tracker.getJobIdsForTag(f"distributor-{run.id}{end}")) for end in ("", "-1")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_the_last_attempt_is_the_error_and_earlier_ones_are_listed(make_local: Make, tmp_path: Path) -> None:
     """An agent is lost, and then a rank of the new job is killed: both count."""
     run = make_local(2, max_restarts=2).submit(wait_to_be_killed, str(tmp_path), 3)
@@ -180,6 +181,7 @@ def kill_once() -> int:
     return runtime.attempt()
 
 
+@pytest.mark.slow
 def test_companions_start_again_in_a_new_job(make_local: Make, tmp_path: Path) -> None:
     """A launch path that cannot start ranks again on its nodes: a rank is killed, then a companion."""
     path = accompanied.Accompanied("serve", {"folder": str(tmp_path)}, nodes=(0,))
@@ -194,6 +196,7 @@ def test_companions_start_again_in_a_new_job(make_local: Make, tmp_path: Path) -
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "attempts"), [("before", 1), ("later", 2)])
 def test_a_companion_is_restarted_only_if_it_was_ready(
     make_local: Make, tmp_path: Path, when: str, attempts: int

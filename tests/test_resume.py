@@ -93,7 +93,7 @@ def test_a_driver_that_is_killed_twice(mode: str, tmp_path: Path, make_local: Ma
         assert "ConfigurationError: the run named 'digits' has finished" in again.error()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_driver_that_stands_still_loses_its_name(tmp_path: Path, make_local: Make) -> None:
     """Another goes on in its place. When it wakes up, it ends, and has committed nothing more."""
     _, undisturbed, _ = make_local(2, checkpoints=tmp_path / "undisturbed").run(checkpointed.train_digits, STEPS)
@@ -142,6 +142,7 @@ def save_after_a_loss(folder: str, name: str = "digits") -> None:
     runtime.save_checkpoint({"value": 2}, 2, wait=True)
 
 
+@pytest.mark.slow
 def test_ranks_of_an_earlier_job_commit_nothing(tmp_path: Path) -> None:
     """A node that was cut off reaches the place again while the run goes on elsewhere."""
     run = named(tmp_path, max_restarts=1).submit(save_from_two_jobs, str(tmp_path))
@@ -193,6 +194,7 @@ def other() -> None:
     pass
 
 
+@pytest.mark.slow
 def test_what_a_name_goes_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError, match="resume='must', but there is no run named 'digits' to go on with"):
         named(tmp_path, resume="must").run(count, 2)
@@ -304,7 +306,7 @@ def test_a_driver_that_sees_another_folder_than_the_ranks(tmp_path: Path, monkey
         named(tmp_path).run(count, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_goes_on(tmp_path: Path) -> None:
     example = Path(__file__).parent.parent / "examples" / "resume.py"
     assert len(example.read_text().splitlines()) < 60

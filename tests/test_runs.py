@@ -659,6 +659,7 @@ def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
         assert seen["threads"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("keep_warm", [600.0, pytest.param(0.0, marks=pytest.mark.long_on_executors)])
 def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_warm: float) -> None:

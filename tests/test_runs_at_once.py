@@ -82,6 +82,7 @@ def wait_with_gpus(folder: str, name: str) -> str:
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
 def test_runs_on_one_machine_have_different_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")

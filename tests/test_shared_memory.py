@@ -65,6 +65,7 @@ TorchDistributor(1, True, False, grace_period=1).run(hold, *sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_none(name: str, tmp_path: Path) -> None:
     SharedMemory(f"{name}3", create=True, size=8).close()
     ready = tmp_path / "ready"
@@ -97,6 +98,7 @@ def read(path: str, ready: str) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "folder/"])
 def test_a_file_of_the_users_stays(make_local: Make, name: str, inside: str, tmp_path: Path) -> None:
     folder = SHM / f"{name}-data"

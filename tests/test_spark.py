@@ -52,6 +52,7 @@ def on_executors(num_processes: int = 2, use_gpu: bool = False, **options: Any) 
     return TorchDistributor(num_processes, False, use_gpu, **options)
 
 
+@pytest.mark.slow
 def test_local_mode_is_decided_by_the_master(one_jvm: Any) -> None:
     assert is_child_of_driver(TorchDistributor(1, use_gpu=False))
     assert not is_child_of_driver(TorchDistributor(1, local_mode=False, use_gpu=False))
@@ -281,6 +282,7 @@ def let_workers_die(monkeypatch: pytest.MonkeyPatch, folder: Path, dies: int) ->
     monkeypatch.setattr(spark_scheduler, "_make_task", make_deadly)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dies", "ends"), [(1, None), (3, NodeLostError)])
 def test_a_worker_that_dies_before_it_begins_is_replaced(
     one_jvm: Any, dies: int, ends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -87,6 +87,7 @@ def preempt(run: Run, attempt: int = 0) -> None:
     os.kill(int(row.values["pid"]), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.long)])
 @pytest.mark.long_on_executors
 def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_a_run_may_be_asked_to_stop_before_it_has_begun(make_local: Make, tmp_pa
     assert run.results(watch.DEADLINE) == [(0, 1), (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_has_not_finished(make_local: Make, tmp_path: Path) -> None:
     """The same call goes on with it."""
     named = make_local(2, checkpoints=tmp_path, name="digits")
@@ -180,6 +182,7 @@ def test_should_stop_may_be_asked_every_tenth_step(make_local: Make, tmp_path: P
     assert result[1] is not None and result[1] % 10 == 0
 
 
+@pytest.mark.slow
 def test_a_function_that_never_asks_is_cancelled(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path, grace_period=1).submit(train, FOR_EVER, "none")
     await_steps(run)
@@ -198,6 +201,7 @@ def test_refuses_a_stop_timeout_that_is_no_number(make_local: Make) -> None:
     run.result(watch.DEADLINE)
 
 
+@pytest.mark.slow
 def test_a_cancel_does_not_wait_for_a_step(make_local: Make, tmp_path: Path) -> None:
     """SIGTERM would only ask the ranks, one of which waits in a collective."""
     run = make_local(2, checkpoints=tmp_path, grace_period=1000).submit(train, FOR_EVER)
@@ -208,6 +212,7 @@ def test_a_cancel_does_not_wait_for_a_step(make_local: Make, tmp_path: Path) -> 
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)

@@ -52,6 +52,7 @@ def squared(x: float) -> None:
     runtime.report(step=1, loss=x * x + rank)
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     study = sweep(make(2), squared, {"x": uniform(-1, 1)}, metric=GOAL, trials=4, at_once=2)
@@ -213,6 +214,7 @@ class AtOnce:
         self.numbers.append(len(runs().active))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_gpus")
 def test_no_trial_waits_for_gpus_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ``at_once`` says: after the start timeout, it would count as failed."""
@@ -240,6 +242,7 @@ def test_a_study_keeps_its_metric(make_local: Make, tmp_path: Path) -> None:
         search("other")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("kind", ["grid", "brute force"])
 def test_a_sampler_that_has_tried_everything_ends_the_search(make_local: Make, kind: str) -> None:
@@ -273,6 +276,7 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(make_local: Make) -> 
     assert states.count(optuna.trial.TrialState.FAIL) == 2
 
 
+@pytest.mark.slow
 def test_a_search_whose_first_five_trials_fail_ends_with_the_first_error(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="7 is too much"):
         sweep(make_local(1), fail_above, {"x": [7], "limit": [1]}, metric=GOAL, trials=50, at_once=1)
@@ -408,6 +412,7 @@ def lose_the_node(x: int) -> None:
     runtime.report(loss=x)
 
 
+@pytest.mark.slow
 def test_lost_nodes_do_not_count_as_failures_of_the_function(make_local: Make) -> None:
     options: Any = {"metric": GOAL, "trials": 7, "at_once": 2, "sampler": InOrder()}
     study = sweep(make_local(1, grace_period=1), lose_the_node, {"x": list(range(7))}, **options)
@@ -422,6 +427,7 @@ def test_16_failures_of_the_last_20_end_the_search_with_the_first_error(make_loc
         sweep(make_local(1), fail_above, space, metric=GOAL, trials=50, at_once=1, sampler=InOrder())
 
 
+@pytest.mark.slow
 def test_a_seeded_sampler_is_reseeded_when_a_study_goes_on(make_local: Make, tmp_path: Path) -> None:
     def search(trials: int) -> Any:
         options: Any = {"metric": GOAL, "trials": trials, "name": "seeded", "at_once": 1}
@@ -432,6 +438,7 @@ def test_a_seeded_sampler_is_reseeded_when_a_study_goes_on(make_local: Make, tmp
     assert len({trial.params["x"] for trial in search(4).table}) == 4
 
 
+@pytest.mark.slow
 def test_trials_share_a_warm_process_and_nothing_of_them_is_in_their_environment(make_local: Make) -> None:
     jobs: list[Any] = []
 
@@ -466,6 +473,7 @@ class Table:
         self.closed.append(snapshot)
 
 
+@pytest.mark.slow
 def test_a_search_is_shown_while_it_goes_on(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table()
     monkeypatch.setattr(sweeping, "choose_trials", lambda: table)
@@ -491,6 +499,7 @@ def save(x: int) -> None:
     runtime.report(loss=float(x if loaded is None else -1))
 
 
+@pytest.mark.slow
 def test_no_trial_loads_another_ones_checkpoint(make_local: Make, tmp_path: Path) -> None:
     study = sweep(make_local(1, checkpoints=tmp_path), save, {"x": int_range(1, 3)}, metric=GOAL, trials=3, at_once=1)
     assert [trial.outcome for trial in study.table] == ["complete"] * 3, study.table
@@ -574,6 +583,7 @@ def report_once(folder: str) -> None:
         runtime.save_checkpoint({"x": 1}, step=1, wait=True)
 
 
+@pytest.mark.slow
 def test_a_trial_that_had_ended_before_its_driver_was_killed_has_its_value(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,6 +670,7 @@ def wait_or_report(folder: str) -> None:
     runtime.report(loss=float(state["x"]))
 
 
+@pytest.mark.slow
 def test_trials_that_ctrl_c_has_cancelled_go_on_in_the_next_call(make_local: Make, tmp_path: Path) -> None:
     folder = tmp_path / "begun"
     folder.mkdir()
@@ -747,6 +758,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=watch.DEADLINE)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_of_its_trials(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nfrom distributor import runtime\nruntime.report(loss=float(sys.argv[2]))\n")
@@ -759,6 +771,7 @@ def test_the_command_prints_the_table_of_its_trials(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_command_with_130_and_the_table(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import threading\nprint('trains', flush=True)\nthreading.Event().wait()\n")
@@ -774,6 +787,7 @@ def test_ctrl_c_ends_the_command_with_130_and_the_table(tmp_path: Path) -> None:
     assert "the sweep was interrupted; it returns the trials so far" in err
 
 
+@pytest.mark.slow
 def test_after_sigterm_the_commands_trials_stop_together_and_save(tmp_path: Path) -> None:
     script, saved = tmp_path / "train.py", tmp_path / "saved"
     script.write_text(

@@ -84,6 +84,7 @@ def save(folder: str) -> None:
     trainings.wait_for(folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_only_saves_is_remembered_with_it(make_local: Make, folder: Path, tmp_path: Path) -> None:
     run = make_local(1, checkpoints=tmp_path / "kept").submit(save, str(tmp_path / "go"))
     watch.until(lambda: any(record.checkpoint for record in history.History(folder).read()))
@@ -179,6 +180,7 @@ def report_before_the_loop(first: int, last: int) -> None:
         runtime.report(step=step, loss=float(step))
 
 
+@pytest.mark.slow
 def test_a_report_without_a_step_replaces_nothing(make_local: Make, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     options: Any = {"name": "digits", "checkpoints": tmp_path / "kept", "callbacks": [TensorBoard(tmp_path / "logs")]}

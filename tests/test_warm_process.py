@@ -293,6 +293,7 @@ def warm_folders() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"{layout.PREFIX}warm-*"))
 
 
+@pytest.mark.slow
 def test_a_warm_process_stays_while_its_run_lasts(make_local: Make, tmp_path: Path) -> None:
     run = make_local(1, keep_warm=0.1).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: run.status is Status.RUNNING)
@@ -363,6 +364,7 @@ print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end", ["", pytest.param("os._exit(1)", marks=pytest.mark.long), "os.kill(os.getpid(), 9)", "time.sleep(600)"]
 )
@@ -436,6 +438,7 @@ def test_the_collector_is_off_while_a_rank_imports_what_optimizers_need(make_loc
     assert make_local(1).run(collections) <= 2  # just before, and just after
 
 
+@pytest.mark.slow
 def test_ranks_do_not_finalize_what_they_have_not_made(make_local: Make, tmp_path: Path) -> None:
     tmp_path.joinpath("has_folder.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
 
@@ -519,6 +522,7 @@ def test_a_warm_process_that_has_used_a_gpu_is_not_forked(
     assert "preload=['counting_module'] uses a GPU, so forked ranks could not use it" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.long_on_executors
 def test_a_run_is_cancelled_while_a_warm_process_imports(make: Make, tmp_path: Path) -> None:
     go, trained = tmp_path / "go", tmp_path / "trained"
@@ -540,6 +544,7 @@ def test_a_run_is_cancelled_while_a_warm_process_imports(make: Make, tmp_path: P
     assert not trained.exists()
 
 
+@pytest.mark.slow
 def test_keep_warm_may_be_a_month(make_local: Make) -> None:
     month = 30 * 24 * 3600.0
     assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
@@ -623,6 +628,7 @@ def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> No
     assert make_local(1).run(started_by) == forked_by
 
 
+@pytest.mark.slow
 def test_a_long_temporary_path_is_no_hindrance(tmp_path: Path) -> None:
     """Those of a cluster's containers are longer than the path of a socket may be."""
     long = tmp_path / ("x" * 120)

@@ -110,8 +110,9 @@ def pip(folder: Path, *arguments: str) -> None:
         SystemExit: pip has failed.
     """
     # -I: pip takes no packages of PYTHONPATH for installed ones.
-    command = [str(folder / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check", "install", *arguments]
-    code = subprocess.run(command, cwd=str(ROOT), check=False).returncode
+    # --no-compile: Python compiles what is imported, which is a small part of what large packages have.
+    command = [str(folder / "bin" / "python"), "-I", "-m", "pip", "--disable-pip-version-check", "install"]
+    code = subprocess.run([*command, "--no-compile", *arguments], cwd=str(ROOT), check=False).returncode
     if code != 0:
         sys.exit(f"pip could not install what is needed (exit code {code}): its output is above")
 

@@ -238,6 +238,8 @@ class _Server:
         places = [client.place for client in self._clients.values()]
         place = min(range(len(self._workers)), key=lambda each: (places.count(each), self._workers[each] is None))
         worker = self._workers[place] or self._fork(place)
+        if worker is None:
+            return
         client = self._clients[number]
         client.place = place
         ours, theirs = socket.socketpair()
@@ -245,11 +247,15 @@ class _Server:
             socket.send_fds(worker.line, [struct.pack("!Q", number)], [theirs.fileno()])
             socket.send_fds(client.control, [wire.CONNECTED], [ours.fileno()])
 
-    def _fork(self, place: int) -> _Worker:
+    def _fork(self, place: int) -> _Worker | None:
         ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._loader.line, [struct.pack("!Q", place)], [theirs.fileno()])
+            except OSError:  # the loader has ended: _reap() says more
+                ours.close()
+                return None
         worker = self._workers[place] = _Worker(ours)
-        with theirs, suppress(OSError):
-            socket.send_fds(self._loader.line, [struct.pack("!Q", place)], [theirs.fileno()])
         self._watch(ours, lambda: self._hear_worker(place, worker))
         return worker
 

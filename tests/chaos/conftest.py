@@ -14,7 +14,7 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
-    What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank and an agent of it
+    What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank of it
     here; ``make test`` kills nothing of it. On executors, CI kills ranks, agents and executors.
     """
     for item in list(items):
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and values != {"path": "deepspeed", "mode": LOCAL, "number": signal.SIGKILL}
         ):
             items.remove(item)
-        elif (values.get("mode"), values.get("victim")) in ((LOCAL, "rank"), (LOCAL, "agent")):
+        elif (values.get("mode"), values.get("victim")) == (LOCAL, "rank"):
             item.add_marker(pytest.mark.slow)
         else:
             item.add_marker(pytest.mark.long)

@@ -91,7 +91,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
     [
         case(LOCAL, "trainer", ("--use_cpu", "True"), id="trainer"),
         case(EXECUTORS, "trainer", ("--use_cpu", "True"), id="trainer-executors"),
-        case(LOCAL, False, ("--use_cpu", "True"), id="without-arguments"),
+        pytest.param(LOCAL, False, ("--use_cpu", "True"), id="without-arguments", marks=pytest.mark.long),
         pytest.param(LOCAL, False, ("--ddp_backend", "gloo"), id="without-arguments-gloo", marks=pytest.mark.long),
     ],
     indirect=["mode"],

@@ -272,6 +272,7 @@ print("begins")
 """
 
 
+@pytest.mark.slow
 def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
     """Two processes, each with a folder of its own under the name that both have been given."""
     import os

@@ -21,6 +21,7 @@ def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(autologging, name, getattr(autologging, name))
 
 
+@pytest.mark.slow
 def test_transformers_trains_and_logs_nothing_to_mlflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_failed_save_counts_until_the_next_one_succeeds() -> None:
     assert [course.saved for course in reports.courses(1)] == [3, None]
 
 
+@pytest.mark.slow
 def test_whoever_has_the_token_fills_no_memory() -> None:
     reports, offset = Reports(64, 1), 0
     piece = b"".join(made(number, loss=1.0) for number in range(5000))

@@ -51,6 +51,7 @@ def test_the_worker_loads_the_model_itself_and_warns_once(caplog):
         os.rmdir(client._folder)
 
 
+@pytest.mark.slow
 def test_rows_for_which_there_is_no_memory_are_an_error(monkeypatch):
     def load():
         return lambda batch: batch["x"]

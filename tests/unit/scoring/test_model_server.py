@@ -92,6 +92,7 @@ def answer(client, value=1.0):
     return found.outputs[0]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_many_times_leaves_nothing():
     with served(lambda: lambda batch: batch["x"], processes=2) as client:
         assert answer(client).shape == (3, 1024)
@@ -119,6 +120,7 @@ def test_a_warm_process_forks_all_servers_and_they_outlive_it():
             assert first.is_running() and second.is_running()
 
 
+@pytest.mark.slow
 def test_without_a_warm_process_the_server_starts_alone():
     broken = io.BytesIO(package_zip())
     with zipfile.ZipFile(broken, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
@@ -156,6 +158,7 @@ def test_what_the_loader_has_printed_is_in_the_error():
         answer(ModelClient(order))
 
 
+@pytest.mark.slow
 def test_each_process_gets_its_share_of_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
@@ -178,6 +181,7 @@ def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
         assert answer(client).tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 def test_rows_that_end_the_process_are_no_error_of_other_tasks():
     def load():
         def score(batch):
@@ -199,6 +203,7 @@ def test_rows_that_end_the_process_are_no_error_of_other_tasks():
         assert [found.outputs[0].tolist() for _, found in client.answers(requests())] == [[1.0] * 3] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "words"), [(1, "the model has not been forked within 2 s"), (2, "has not computed a batch within 2 s")]
 )

@@ -774,6 +774,7 @@ def train():
 """
 
 
+@pytest.mark.slow
 def test_modules_with_a_class_of_their_own_travel_by_name(tmp_path, monkeypatch):
     """As torch's backends, whose settings code changes before it trains."""
     name = next(names)
