@@ -82,6 +82,7 @@ test-long: test-all
 	$(MAKE) resolve chaos chaos-launchers test-torch test-frameworks docker-test
 	$(MAKE) test-pythons VERSIONS="3.11 3.12 3.13"
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
+	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -m long tests/test_mlflow.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
@@ -115,7 +116,7 @@ test-frameworks-launchers: $(VENVS)/launchers/launchers.ok
 
 # MLflow's own server.
 test-mlflow: $(VENVS)/mlflow/mlflow.ok
-	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -n 2 --dist loadfile tests/test_mlflow.py
+	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -m "not long" tests/test_mlflow.py
 
 test-framework-%: $(VENVS)/main/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py
@@ -134,7 +135,8 @@ pictures: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
 	$(BIN)/python benchmarks/launch.py local executors plot table --points benchmarks/launch.json --plot docs/launch.png
 
-# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default. ONLY: pytest's -k.
+# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default. ONLY: pytest's -k, and not with
+# Connect.
 SPARK ?= 3.5 4.0 4.1 4.2
 TORCH ?= 2.9 2.14
 
@@ -143,7 +145,7 @@ test-torch: $(addprefix test-torch-,$(TORCH))
 
 $(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
 	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" -k "$(ONLY)" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
-	$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
+	$(if $(ONLY),,$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py)
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.
 test-spark-3.5: export CONNECT_SERVER = $(VENVS)/spark-4.0/bin/python

@@ -207,8 +207,8 @@ def test_an_extension_is_built_once_per_node(tmp_path: Path) -> None:
         assert log.read_text() == "compiled\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_checkpoint_is_loaded_by_another_number_of_ranks(precision: str, tmp_path: Path) -> None:
     import torch
 

@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     stop_server(started)
 
 
-@pytest.fixture(params=["server", "sqlite"])
+@pytest.fixture(params=[pytest.param("server", marks=pytest.mark.long), "sqlite"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A server, and none."""
     if request.param == "server":
@@ -230,6 +230,7 @@ def test_a_server_that_is_down_delays_nothing_and_gets_all_later(
     assert not list((tmp_path / "runs" / ".mlflow").rglob("*.spool"))
 
 
+@pytest.mark.long
 def test_a_request_that_is_answered_late_takes_back_no_end(
     make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def take(path: Path, separator: str) -> None:
     pass
 
 
+@pytest.mark.long
 def test_texts_that_databases_refuse_are_rewritten(make_local: Make, uri: str) -> None:
     experiment = f"/texts-{uri.partition(':')[0]}"
     make_local(1, callbacks=[MLflow(experiment, uri)]).run(take, Path(os.fsdecode(b"\xff")), "\0")
@@ -273,6 +275,7 @@ def test_texts_that_databases_refuse_are_rewritten(make_local: Make, uri: str) -
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.long
 def test_the_experiment_is_the_one_that_mlflow_has(
     make_local: Make, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +312,7 @@ def diverge(x: float) -> None:
     runtime.report(loss=float("inf"))
 
 
+@pytest.mark.long
 def test_the_best_value_of_a_study_may_be_infinite(make_local: Make, server: str) -> None:
     distributor = make_local(1, callbacks=[MLflow("/infinite", server)])
     sweep(distributor, diverge, {"x": [0.0]}, metric=("loss", "min"), trials=1, name="search")
@@ -316,6 +320,7 @@ def test_the_best_value_of_a_study_may_be_infinite(make_local: Make, server: str
     assert parent.data.metrics["loss"] > 1e300
 
 
+@pytest.mark.long
 def test_the_end_of_a_study_leaves_other_runs_to_themselves(make_local: Make, server: str, tmp_path: Path) -> None:
     tracker = MLflow("/shared", server)
     other = make_local(1, callbacks=[tracker]).submit(wait_for, str(tmp_path / "go"))
@@ -333,6 +338,7 @@ def autolog_trial(x: float) -> None:
     autolog(1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_patient")
 def test_rank_0_logs_to_the_run_of_its_trial(make_local: Make, server: str) -> None:
     distributor = make_local(1, env={"MLFLOW_TRACKING_URI": server}, callbacks=[MLflow("/joining", server)])
@@ -342,6 +348,7 @@ def test_rank_0_logs_to_the_run_of_its_trial(make_local: Make, server: str) -> N
     assert all(run.data.params["fit_intercept"] == "True" for run in children)
 
 
+@pytest.mark.long
 def test_what_an_earlier_driver_left_for_no_place_delays_nobody(
     make_local: Make, server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -358,6 +365,7 @@ def test_what_an_earlier_driver_left_for_no_place_delays_nobody(
     assert "does not answer" not in caplog.text and "did not take" not in caplog.text
 
 
+@pytest.mark.long
 def test_a_driver_that_was_killed_ended_when_it_last_wrote(make_local: Make, server: str) -> None:
     tracker = MLflow("/ended", server)
     left = spools.Spool.create(tracker._folder, RunBegun("a", None, "a", 500.0, "/", "train"))
@@ -369,6 +377,7 @@ def test_a_driver_that_was_killed_ended_when_it_last_wrote(make_local: Make, ser
     assert (killed.info.status, killed.info.end_time) == ("KILLED", 1_000_000)
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_run_that_has_gone_on_elsewhere_takes_back_nothing(
     make_local: Make, server: str, tmp_path: Path
 ) -> None:
@@ -398,6 +407,7 @@ def divide(by: int) -> float:
     return 1 / by
 
 
+@pytest.mark.long
 def test_a_training_that_goes_on_has_no_error_of_before(make_local: Make, server: str, tmp_path: Path) -> None:
     distributor = make_local(1, name="a", checkpoints=tmp_path / "kept", callbacks=[MLflow("/errors", server)])
     distributor.submit(divide, 0).wait(watch.DEADLINE)
@@ -423,6 +433,7 @@ def report_without_step() -> None:
     runtime.report(final=0.5)
 
 
+@pytest.mark.long
 def test_a_value_without_a_step_is_sent_once_although_the_end_is_refused_at_first(
     make_local: Make, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +469,7 @@ def test_a_password_is_shown_and_kept_nowhere(
     assert kept == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("uri", "is_same"),
     [("sqlite:///mlflow.db", False), (None, False), ("sqlite:////tmp/a.db", True), ("http://host:5000", True)],
@@ -492,6 +504,7 @@ def wait_for(go: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_the_load_of_nodes_has_names_of_mlflow(
     make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,6 +534,7 @@ def test_the_load_of_nodes_has_names_of_mlflow(
     assert found(server, "/no-load")[0].data.metrics == {"loss": 1.0}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_each_node_has_its_load(
     two_executors: Any, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -564,6 +578,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_START_PATIENCE", watch.DEADLINE)
 
 
+@pytest.mark.long
 def test_without_our_server_autologging_in_ranks_does_nothing(
     make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -662,6 +677,7 @@ def trained_by(kind: str, steps: int, folder: str) -> int:
     return watch.started_by()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("kind", ["transformers", "lightning"])
 def test_the_driver_leaves_to_rank_0_what_a_trainer_logs(
@@ -692,6 +708,7 @@ def test_the_driver_leaves_to_rank_0_what_a_trainer_logs(
     assert again.info.run_id == ours.info.run_id and again.info.status == "FINISHED"
 
 
+@pytest.mark.long
 def test_a_server_that_is_down_delays_one_start_and_rank_0_joins_nothing(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -785,6 +802,7 @@ def test_each_run_registers_its_best_checkpoint(make_local: Make, uri: str, tmp_
     assert environ() == before and random.getstate() == states
 
 
+@pytest.mark.long
 def test_a_training_that_goes_on_leaves_earlier_versions_as_they_are(
     make_local: Make, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -802,6 +820,7 @@ def test_a_training_that_goes_on_leaves_earlier_versions_as_they_are(
         assert mlflow.pytorch.load_model(path).weight.tolist() == [[weight, weight]]
 
 
+@pytest.mark.long
 def test_what_does_not_export_is_pickled_whatever_its_entry(
     make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -816,6 +835,7 @@ def test_what_does_not_export_is_pickled_whatever_its_entry(
     assert caplog.text.count("MLflow: the model pickled does not export, so it is pickled: ") == 1
 
 
+@pytest.mark.long
 def test_checkpoints_that_the_driver_cannot_read_are_registered_later(
     make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -839,6 +859,7 @@ def test_checkpoints_that_the_driver_cannot_read_are_registered_later(
     assert version.run_id == found(server, "/later")[0].info.run_id
 
 
+@pytest.mark.long
 def test_a_sweep_registers_its_best_alone(make_local: Make, server: str, tmp_path: Path) -> None:
     tracker = MLflow("/swept", server, register="swept", model=build)
     distributor = make_local(1, checkpoints=tmp_path / "kept", callbacks=[tracker])
@@ -849,6 +870,7 @@ def test_a_sweep_registers_its_best_alone(make_local: Make, server: str, tmp_pat
     assert tags["distributor.run"] == study.best.run_id
 
 
+@pytest.mark.long
 def test_a_best_trial_of_an_earlier_driver_is_said_not_to_be_registered(
     make_local: Make, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -867,6 +889,7 @@ def test_a_run_that_failed_registers_nothing(make_local: Make, server: str, tmp_
     assert versions(server, "failed") == []
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_what_is_registered(
     make_local: Make, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,7 +33,7 @@ from distributor import (
 FOR_EVER = 1_000_000
 
 #: Orders in which the processes of a node get SIGTERM.
-SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
+SEEDS = [0, 1]
 
 
 def train(steps: int, asks: str = "all", stride: int = 1) -> tuple[int, int | None]:
@@ -294,7 +294,7 @@ def goes_on(run: Run) -> None:
 
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
     run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
     await_all(run)

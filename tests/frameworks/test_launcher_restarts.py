@@ -24,7 +24,7 @@ pytestmark = [
 KILLS = victims.with_companions()
 
 #: What is killed of each path: first what CI kills, then what ``make test-long`` kills.
-OFTEN = [("ray", LOCAL, "agent"), ("mpich", LOCAL, "rank")]
+OFTEN = [("mpich", LOCAL, "rank")]
 CASES = [
     *OFTEN,
     *[

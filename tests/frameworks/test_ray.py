@@ -40,7 +40,7 @@ def test_each_node_offers_its_slots(make: Make, mode: str, leftovers: Leftovers)
     leftovers.gone(run.id)
 
 
-@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.framework(*SYSTEM, "TorchTrainer with Ray Data")
 def test_torch_trainer_with_ray_data(make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(3, launch=LAUNCH).submit(launched.train_with_ray_train, str(tmp_path), 2)
