@@ -160,7 +160,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-gpus", type=int, default=2, help="number of ranks")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--master", help="Spark master; by default, train on this machine without Spark")
     parser.add_argument("--use-gpu", action="store_true")
     options = parser.parse_args()

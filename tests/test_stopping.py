@@ -296,7 +296,7 @@ def goes_on(run: Run) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.long
 def test_a_node_all_of_whose_processes_get_sigterm_saves_and_stops(make: Make, seed: int, tmp_path: Path) -> None:
-    run = make(4, checkpoints=tmp_path, max_restarts=1).submit(load)
+    run = make(4, checkpoints=tmp_path, max_restarts=1, grace_period=watch.DEADLINE).submit(load)
     await_all(run)
     terminate(victims.node_of(run, with_executor=False), seed)
     goes_on(run)
@@ -317,7 +317,7 @@ def test_ranks_save_and_stop_although_their_executor_ends(two_executors: Any, se
 
 @pytest.mark.long
 def test_workers_of_a_data_loader_outlive_sigterm_however_they_start(make_local: Make, tmp_path: Path) -> None:
-    run = make_local(1, checkpoints=tmp_path, max_restarts=1).submit(load, "spawn")
+    run = make_local(1, checkpoints=tmp_path, max_restarts=1, grace_period=watch.DEADLINE).submit(load, "spawn")
     await_all(run)
     terminate(victims.node_of(run, with_executor=False), 0)
     goes_on(run)
