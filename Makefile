@@ -145,7 +145,7 @@ test-torch: $(addprefix test-torch-,$(TORCH))
 
 $(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
 	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" -k "$(ONLY)" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
-	$(if $(ONLY),,$(UNSET) $(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py)
+	$(UNSET) $(if $(ONLY),true,$(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py)
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.
 test-spark-3.5: export CONNECT_SERVER = $(VENVS)/spark-4.0/bin/python
