@@ -43,10 +43,10 @@ def _watch_transformers(module: Any) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.is_world_process_zero and (now := time.monotonic()) - self._last >= _INTERVAL:
                 self._last = now
-                _report({}, state.global_step, state.max_steps)
+                _report({}, state.global_step, state.max_steps or None)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            _report(logs or {}, state.global_step, state.max_steps)
+            _report(logs or {}, state.global_step, state.max_steps or None)  # 0: it evaluates, and never trained
 
     callbacks.append(ReportCallback)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,17 @@ def test_lightning_reports_steps_even_if_the_code_logs_nothing(
     trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, default_root_dir=tmp_path)
     trainer.fit(Silent(), torch.utils.data.DataLoader(torch.ones(2 * STEPS, 1)))
     assert {*reported} == {(step, STEPS) for step in steps}
+
+
+def test_an_evaluation_without_a_training_has_no_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(reports, "add", lambda *values, tracked: reported.append(values))
+    transformers = SimpleNamespace(DEFAULT_CALLBACKS=[], TrainerCallback=object)
+    trainers._watch_transformers(transformers)
+    (callback,) = transformers.DEFAULT_CALLBACKS
+    callback().on_log(None, SimpleNamespace(global_step=0, max_steps=0), None, {"eval_loss": 0.5})
+    callback().on_log(None, SimpleNamespace(global_step=3, max_steps=5), None, {"loss": 0.25})
+    assert reported == [({"eval_loss": 0.5}, 0, None), ({"loss": 0.25}, 3, 5)]
 
 
 def test_a_log_that_is_too_long_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
