@@ -71,7 +71,7 @@ test-main: $(VENVS)/main/test.ok
 # What runs one or two processes at a time: CI runs it beside test-main.
 test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
-	$(MAKE) test-spark SPARK=4.0 ONLY="not cluster"
+	$(MAKE) test-spark-4.0 ONLY="not cluster"
 	$(MAKE) test-frameworks-launchers test-mlflow
 	$(MAKE) chaos RUNS=3 SEED=100
 
@@ -135,21 +135,22 @@ pictures: $(VENVS)/main/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
 	$(BIN)/python benchmarks/launch.py local executors plot table --points benchmarks/launch.json --plot docs/launch.png
 
-# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default. ONLY: pytest's -k, and not with
-# Connect.
+# SPARK, TORCH: which of the versions in constraints/versions.cfg to test, all by default. ONLY: pytest's -k.
 SPARK ?= 3.5 4.0 4.1 4.2
 TORCH ?= 2.9 2.14
 
-test-spark: $(addprefix test-spark-,$(SPARK))
+test-spark: $(addprefix test-spark-,$(SPARK)) $(addprefix test-connect-,$(SPARK))
 test-torch: $(addprefix test-torch-,$(TORCH))
 
 $(addprefix test-spark-,$(SPARK)): test-%: $(VENVS)/%/versions.ok
 	$(UNSET) $(VENVS)/$*/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow and not long" -k "$(ONLY)" tests/test_spark.py tests/test_spark_job.py tests/test_exchange.py
-	$(UNSET) $(if $(ONLY),true,$(VENVS)/$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py)
+
+$(addprefix test-connect-,$(SPARK)): test-connect-%: $(VENVS)/spark-%/versions.ok
+	$(UNSET) $(VENVS)/spark-$*/bin/python -m pytest -m "not slow and not long" tests/test_connect.py
 
 # PySpark 3.5's package has no Connect server: its client talks to one of 4.0.
-test-spark-3.5: export CONNECT_SERVER = $(VENVS)/spark-4.0/bin/python
-test-spark-3.5: $(VENVS)/spark-4.0/versions.ok
+test-connect-3.5: export CONNECT_SERVER = $(VENVS)/spark-4.0/bin/python
+test-connect-3.5: $(VENVS)/spark-4.0/versions.ok
 
 # This machine and executors, second attempts, warm processes and checkpoints: where torch's own code is called.
 $(addprefix test-torch-,$(TORCH)): test-%: $(VENVS)/%/versions.ok
