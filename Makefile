@@ -72,7 +72,7 @@ test-main: $(VENVS)/main/test.ok
 test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark-4.0 ONLY="not cluster"
-	$(MAKE) test-frameworks-launchers test-mlflow
+	$(MAKE) test-frameworks-launchers test-mlflow RING="not long"
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
@@ -82,7 +82,7 @@ test-long: test-all
 	$(MAKE) resolve chaos chaos-launchers test-torch test-frameworks docker-test
 	$(MAKE) test-pythons VERSIONS="3.11 3.12 3.13"
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
-	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -m long tests/test_mlflow.py
+	$(MAKE) test-mlflow RING=long
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
@@ -114,9 +114,9 @@ $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENVS)/launchers/
 test-frameworks-launchers: $(VENVS)/launchers/launchers.ok
 	$(UNSET) $(VENVS)/launchers/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
 
-# MLflow's own server.
+# MLflow's own server. RING: pytest's -m, all by default.
 test-mlflow: $(VENVS)/mlflow/mlflow.ok
-	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -m "not long" tests/test_mlflow.py
+	$(UNSET) $(VENVS)/mlflow/bin/python -m pytest -m "$(RING)" tests/test_mlflow.py
 
 test-framework-%: $(VENVS)/main/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py

@@ -14,8 +14,8 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
-    What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank of it
-    here; ``make test`` kills nothing of it. On executors, CI kills ranks, agents and executors.
+    What takes long, a driver's end and hosts that are cut off, is tried once for it. CI kills a rank of it here;
+    ``make test`` kills nothing of it. On executors, CI kills ranks, agents and executors.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})

@@ -17,14 +17,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import watch
 
 from distributor.machine import bootstrap, folders, model_servers
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder
-from distributor.scoring.model_server import SEVERAL, _Server, how_killed, ready
+from distributor.scoring.model_server import SEVERAL, _Client, _Server, _Worker, how_killed, ready
 from distributor.scoring.predict import _pickled
-from distributor.scoring.wire import ProcessEnded, ScoreRequest
+from distributor.scoring.wire import ENDED, ProcessEnded, ScoreRequest, receive
 from distributor.shipping.package import package_zip
-from tests.support.watch import until
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def served(load, **options):
                 server.send_signal(signal.SIGTERM)
             with suppress(ChildProcessError):
                 os.waitpid(server.pid, 0)
-    until(lambda: not glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*"))
+    watch.until(lambda: not glob.glob(f"{tempfile.gettempdir()}/{os.path.basename(client._folder)}*"))
 
 
 def answer(client, value=1.0):
@@ -221,6 +221,25 @@ def test_a_fork_that_hangs_is_an_error(depth, words):
 
     with served(load, processes=1, timeout=2) as client, pytest.raises(ModelError, match=words):
         answer(client)
+
+
+def test_a_loader_that_has_ended_is_no_fork_that_failed(tmp_path):
+    """The task hears how the loader has ended, and of nothing else before."""
+    server = _Server(str(tmp_path), os.getpid(), 1, 60.0, 60.0)
+    control, task = socket.socketpair()
+    line, loader = socket.socketpair()
+    with control, task, line, server._listener:
+        loader.close()
+        server._listen()
+        server._loader, server._is_loaded = _Worker(line, 1), True
+        server._clients[1] = _Client(control)
+        server._connect(1)
+        assert server._workers == [None]
+        assert len(server._selector.get_map()) == 0
+        server._lose_loader(3)
+        assert task.recv(1) == ENDED
+        assert receive(task, ProcessEnded).text.endswith("ended its process with exit status 3")
+    os.close(server._owner)
 
 
 SURVIVED = ProcessEnded("", was_computing=False)
