@@ -38,7 +38,7 @@ def _watch_transformers(module: Any) -> None:
     class ReportCallback(base):  # type: ignore[misc, valid-type]
         """Reports what Transformers' Trainer logs, and the steps that it has reached."""
 
-        _last = 0.0
+        _last = -math.inf
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.is_world_process_zero and (now := time.monotonic()) - self._last >= _INTERVAL:
@@ -71,7 +71,7 @@ def _watch_steps(module: Any) -> None:
     call: Callable[..., None] | None = getattr(module, "_call_callback_hooks", None)
     if call is None:
         return
-    last = 0.0
+    last = -math.inf
 
     @wraps(call)
     def reported(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
