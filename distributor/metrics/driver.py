@@ -73,7 +73,8 @@ class _Kept:
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
-        self.stepped = self.stepped if report.step is None else report
+        if report.step is not None and (self.stepped is None or report.number > self.stepped.number):
+            self.stepped = report
         if report.stage > self.stage:
             before, self.stage = len(self.reports), report.stage
             self.reports = [each for each in self.reports if each.number & ((1 << self.stage) - 1) == 0]
@@ -155,13 +156,13 @@ class Reports:
             self._attempt = report.attempt
             self._newest.clear()
         self._note_step(report.attempt, report.step, report.time)
+        if report.attempt == self._attempt:
+            self._note_newest(rank, report)
         kept = self._kept.setdefault((report.attempt, rank), _Kept())
         if kept.size + length >= self._room and report.stage <= kept.stage:
             kept.made = max(kept.made, report.number + 1)
             return
         kept.add(report, length + 1)
-        if report.attempt == self._attempt:
-            self._note_newest(rank, report)
         row = _row(rank, report)
         self._add_news(TrackedRow(*row) if isinstance(report, TrackedReport) else row)
 
@@ -302,7 +303,8 @@ class Reports:
             for rank in sorted(rank for number, rank in self._kept if number == attempt):
                 kept = self._kept[attempt, rank]
                 if kept.stepped is not None:
-                    return progress([*kept.reports[-_RECENT:], kept.stepped], kept.total_steps)
+                    made = sorted([*kept.reports[-_RECENT:], kept.stepped], key=lambda each: each.number)
+                    return progress(made, kept.total_steps)
         return None
 
 

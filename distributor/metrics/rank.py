@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,13 +47,14 @@ class Writer:
         self._owner = os.getpid()
         self._number = self._stage = self._written = 0
         self._torn = False  # the last line is not complete
-        self._left_out: Report | None = None
+        self._left_out: dict[str, Report] = {}  # by metric, "" for the step: the last report, if it was left out
         self._begins = 0  # whether another's checkpoint was loaded (1), or this run's own were asked for (2)
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None, *, tracked: bool) -> None:
         """Write a report, except in a fork of the rank. ConfigurationError if it is too long.
 
-        Each time the kept reports exceed their room, the driver drops, and the rank leaves out, every second one.
+        Each time the kept reports exceed their room, the driver drops, and the rank leaves out, every second one: none
+        is left out for good that is the last of a metric.
         """
         if os.getpid() != self._owner:
             return
@@ -60,15 +62,17 @@ class Writer:
             number, self._number = self._number, self._number + 1
             kind = TrackedReport if tracked else Report
             report = kind(number, self._stage, self._attempt, time.time(), step, total_steps, values)
+            names = ["", *values]
             if report.number & ((1 << self._stage) - 1):
-                self._left_out = report
+                self._left_out.update(dict.fromkeys(names, report))
                 return
             line = pack(report)
             if len(line) > LONGEST:
                 raise ConfigurationError(
                     f"report() was given {size(len(line))}, but takes at most {size(LONGEST)}: report fewer values"
                 )
-            self._left_out = None
+            for name in names:
+                self._left_out.pop(name, None)
             self._write(line)
 
     def committed(self, step: int, path: str) -> None:
@@ -103,13 +107,15 @@ class Writer:
             return self._write(pack(Warned(self._attempt, cut(text))))
 
     def finish(self) -> None:
-        """Write the last report even if :meth:`add` has left it out: it shows how training has ended."""
+        """Write the last reports of metrics that :meth:`add` has left out: they show how training has ended."""
         if os.getpid() != self._owner:  # in a fork, nobody may be left to release the lock
             return
         with self._lock:
-            if self._left_out is not None:
-                self._write(pack(self._left_out))
-                self._left_out = None
+            left_out, self._left_out = self._left_out, {}
+            for number in sorted({each.number for each in left_out.values()}):
+                last = {name: each for name, each in left_out.items() if each.number == number}
+                report = next(iter(last.values()))
+                self._write(pack(replace(report, values={name: report.values[name] for name in last if name})))
 
     def _write(self, line: bytes) -> bool:
         """Append a line to the file of reports. Return ``False`` if the disk is full: the report is lost."""

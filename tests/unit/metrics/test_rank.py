@@ -17,6 +17,8 @@ import torch
 
 from distributor import ConfigurationError, runtime
 from distributor.metrics import rank as reports
+from distributor.metrics.driver import Reports
+from distributor.values.outcome import REPORTS, Log
 from distributor.values.reports import LONGEST, Report, pack, parse
 
 
@@ -216,3 +218,23 @@ def test_a_full_disk_costs_reports_and_nothing_else(file: Path, monkeypatch: pyt
     for number in range(5):
         runtime.report(loss=number)
     assert [report.values["loss"] for report in lines(file)] == [3, 4]
+
+
+def test_the_last_value_of_each_metric_arrives_however_many_reports_follow(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_writer", reports.Writer(file, 10_000, 0))
+    for epoch in range(5):
+        for step in range(1001):  # so that values of an epoch have odd and even numbers
+            runtime.report(step=1001 * epoch + step, loss=1.0, lr=0.5)
+        runtime.report({"val/loss": 10.0 - epoch}, epoch=epoch)
+    runtime.report(loss=0.0)
+    runtime.report(loss=0.25)
+    reports.finish()
+    driver = Reports(1, 1)
+    driver.fit(1)
+    monkeypatch.setattr(driver, "_room", 10_000)
+    driver.take(Log(0, REPORTS, 0, file.read_bytes()))
+    assert driver.latest == {"loss": 0.25, "lr": 0.5, "val/loss": 6.0, "epoch": 4.0}
+    assert driver.progress is not None
+    assert driver.progress.step == 5004
