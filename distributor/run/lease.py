@@ -84,14 +84,14 @@ class Lease:
     def acquire(self, wanted: Callable[[], bool]) -> int:
         """Return the number of the training under this name, once an earlier holder has ended or expired.
 
-        If another run writes its record at the same moment, a run with a name finds out here, others at their first
-        renewal. StartError: the holder still renews. RunCancelledError: the run is no longer ``wanted()``.
+        If another run writes its record at the same moment, a run with a name, or a study, finds out here, others at
+        their first renewal. StartError: the holder still renews. RunCancelledError: the run is no longer ``wanted()``.
         """
         here = _here(self.job.run_id)
         last = self._await_end(here, wanted)
         record = self._following(last, here)
         self._write(record)
-        if self.job.identity is None:
+        if self.job.identity is None and self._what is None:
             return record.training
         time.sleep(self._times.settle)
         again = self.read()
@@ -236,7 +236,7 @@ def hold(
     """Hold the name of a run or, without one, its folder for checkpoints during the ``with`` block.
 
     In another thread, ``lost`` gets a sentence if the run loses it. StartError: another run uses it, or the driver
-    cannot reach the place for checkpoints of a run with a name. Without a name, the driver then only warns.
+    cannot reach the place for checkpoints of a run with a name, or of a ``thing``. Otherwise, it then only warns.
     ``storage`` is the place of the record if it is not beside the checkpoints, and ``thing`` in words what is held.
     """
     lease = _acquire(job, wanted, times, storage, thing) if job.checkpoints is not None else Lease(job)
@@ -263,6 +263,8 @@ def _acquire(
         lease = Lease(job, open_storage(where, job.run_id) if storage is None else storage, times, thing)
         training = lease.acquire(wanted)
     except OSError as error:
+        if thing is not None:
+            raise StartError(f"{thing} cannot be kept in {place}: {error}") from None
         why = f"checkpoints {place!r} cannot be used by the driver"
         if name is not None:
             raise StartError(f"{why}: {error}") from None

@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,10 +95,21 @@ class Kept:
         if where is None:
             yield lost
             return
-        storage = open_storage(where) if self.given is None else _InStudy(self.study(metric))
+        storage = open_storage(where, job.run_id) if self.given is None else _InStudy(self.study(metric))
         holder = replace(job, name=self.name, identity=None, checkpoints=Checkpoints(where))
         with lease.hold(holder, lambda: True, lost.append, storage=storage, thing=f"the study {self.name!r}"):
+            if self.folder is not None:
+                _mend(os.path.join(self.folder, _JOURNAL))
             yield lost
+
+
+def _mend(journal: str) -> None:
+    """Remove what a driver that was killed has left: Optuna's lock, and a line that is not complete."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{journal}.lock")
+    with suppress(FileNotFoundError), open(journal, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 class _InStudy:

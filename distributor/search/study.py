@@ -71,7 +71,8 @@ class Study:
         name: the study's name.
         id: identifies the study. It stays the same if another driver goes on with it.
         metric: the name of the metric, and ``"min"`` or ``"max"``.
-        interrupted: whether Ctrl-C ended the search.
+        interrupted: whether Ctrl-C ended the search, or the wait for callbacks after it.
+        error: what has ended the search early and is raised, for callbacks; ``None`` otherwise.
         optuna: Optuna's study, for its own analyses. It is read only while the search runs.
     """
 
@@ -81,6 +82,7 @@ class Study:
         self.metric = metric
         self.optuna = optuna
         self.interrupted = False
+        self.error: BaseException | None = None
         self._trials: dict[int, Trial] = {}
 
     def __repr__(self) -> str:

@@ -66,6 +66,8 @@ _FIRST = 5  # trials whose failure ends the search, if no earlier one has ended 
 
 _WINDOW, _TOO_MANY = 20, 16  # of the last trials, how many failures end it later
 
+_starting = threading.Lock()  # of a trial: another search of this process looks at slots before it or after
+
 #: Failures for which the function that trains is not to blame.
 _BLAMELESS = (NodeLostError, PreemptionError, RunCancelledError, StartError)
 
@@ -256,8 +258,9 @@ class _Search:
         """Search to the end, and return the study."""
         try:
             while self._more or self._active:
-                if begins := self._more and self._slots.free([each.run for each in self._active.values()]):
-                    self._start()
+                with _starting:
+                    if begins := self._more and self._slots.free([each.run for each in self._active.values()]):
+                        self._start()
                 self._live.look({number: (each.run, each.trial.params) for number, each in self._active.items()})
                 self._handle(0.0 if begins else _INTERVAL)
         except KeyboardInterrupt:
@@ -265,13 +268,24 @@ class _Search:
             self._end("the sweep was interrupted (interrupt again to end it at once)")
             notices.logger.warning("the sweep was interrupted; it returns the trials so far")
         except BaseException as error:
+            self.study.error = error
             self._end("the sweep has ended with an error", save=not isinstance(error, Exception))
             raise
         finally:
+            self._close()
+        return self.study
+
+    def _close(self) -> None:
+        """End what shows the search, and the callbacks; the first Ctrl-C ends the wait for them."""
+        try:
             self._live.close()
             if not self._lost:  # otherwise, another driver goes on with the study
                 Callbacks(self._callbacks, f"study {self.study.name}", lambda: ()).end_study(self.study)
-        return self.study
+        except KeyboardInterrupt:
+            if self.study.interrupted:
+                raise
+            self.study.interrupted = True
+            notices.logger.warning("the sweep was interrupted while callbacks ended; it returns all trials")
 
     def _identify(self) -> str:
         """Return the identifier of the study, which its first driver makes up."""
@@ -452,8 +466,8 @@ class _Search:
                 active.run.wait()
                 if not self._lost:  # otherwise, the study is another driver's
                     trial = self._ended(active)
-                    if save and active.run._halted and active.run.error is None and trial.outcome != "pruned":
-                        trial = replace(trial, outcome="cancelled", error=None)  # it has stopped early, and saved
+                    if save and trial.outcome != "pruned" and (trial.error is not None or active.run._halted):
+                        trial = replace(trial, outcome="cancelled", error=None)  # early, whatever its code then does
                     self.study.add(trial)
                     goes_on = trial.outcome == "cancelled" or is_session_end(trial.error)
                     if not (goes_on and self._kept.resumes):

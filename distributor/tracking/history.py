@@ -27,7 +27,7 @@ _warned: set[str] = set()  # folders that this process has said it cannot write 
 def default_folder() -> Path:
     """Return where runs are remembered: ``DISTRIBUTOR_RUNS``, by default ``distributor/runs`` in the user's caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("DISTRIBUTOR_RUNS") or os.path.join(caches, "distributor", "runs"))
+    return Path(os.environ.get("DISTRIBUTOR_RUNS") or os.path.join(caches, "distributor", "runs")).absolute()
 
 
 class Runs(Sequence[Run | RunRecord]):
@@ -89,7 +89,7 @@ class History:
         with suppress(OSError):
             for path in self.folder.glob("*.json"):
                 with suppress(OSError, ValueError, TypeError):
-                    if path.stat().st_size <= _LARGEST:
+                    if path.is_file() and path.stat().st_size <= _LARGEST:  # reading a pipe would not end
                         records.append(codec.read(RunRecord, path.read_bytes()))
         return sorted(records, key=lambda record: record.submitted, reverse=True)
 

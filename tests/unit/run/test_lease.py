@@ -156,6 +156,29 @@ def test_a_study_that_this_process_has_is_no_run_with_a_handle(tmp_path: Path) -
                 pass
 
 
+def test_of_two_drivers_that_begin_a_study_at_once_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about: Any = {"storage": Folder(tmp_path), "thing": "the study 'digits'"}
+    sleep = lease.time.sleep
+
+    def overtaken(seconds: float) -> None:
+        other = replace(record_of(tmp_path), run="z9", holder=of_another())
+        Folder(tmp_path).write(FILES[other.sequence % 2], seal(other))
+        sleep(seconds)
+
+    monkeypatch.setattr(lease.time, "sleep", overtaken)
+    with pytest.raises(StartError, match="the study 'digits' is held by run z9 of process 1 on host-z"):
+        with hold(unnamed(tmp_path), lambda: True, print, TIMES, **about):
+            pass
+
+
+def test_a_study_whose_folder_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    about: Any = {"storage": Folder(tmp_path / "file" / "digits"), "thing": "the study 'digits'"}
+    with pytest.raises(StartError, match=r"the study 'digits' cannot be kept in .*: .*file"):
+        with hold(unnamed(tmp_path), lambda: True, print, TIMES, **about):
+            pass
+
+
 def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pid = process.pid

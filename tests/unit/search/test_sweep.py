@@ -5,6 +5,7 @@ import math
 import os
 import queue
 import secrets
+import signal
 import threading
 import weakref
 from types import SimpleNamespace
@@ -284,6 +285,46 @@ def test_ctrl_c_just_after_optuna_was_told_ends_as_any_other(search, monkeypatch
     study = search({"x": [1]})
     assert study.interrupted
     assert [trial.outcome for trial in study.table] == [outcome]
+
+
+class Interrupting:
+    """Ctrl-C comes while a callback handles the end of the study."""
+
+    def on_study_end(self, study):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_the_first_ctrl_c_returns_the_study_also_while_callbacks_end(search, caplog):
+    study = search({"x": [1]}, callbacks=[Interrupting()])
+    assert study.interrupted
+    assert [trial.outcome for trial in study.table] == ["complete"] * 2
+    assert "the sweep was interrupted while callbacks ended" in caplog.text
+
+
+def test_the_second_ctrl_c_is_raised_also_while_callbacks_end(search, monkeypatch):
+    monkeypatch.setattr(_Slots, "free", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        search({"x": [1]}, callbacks=[Interrupting()])
+
+
+def test_a_trial_that_fails_after_a_signal_begins_again_in_the_next_call(search, monkeypatch):
+    """Its handler of SIGTERM raises, as an exception of the code does."""
+    run = Ended({})
+    run.result = Mock(side_effect=TrainingError("Stop: told to stop"))
+    run.wait, run.terminate = lambda timeout=None: True, lambda: None
+    looks = iter([True])
+
+    def free(slots, active):
+        if next(looks, None) is None:
+            raise SystemExit(143)
+        return True
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Distributor, "submit", lambda *_, **__: run)
+        patch.setattr(_Slots, "free", free)
+        patch.setattr("distributor.search.sweep._Search._await", lambda *_: None)
+        search({"x": [1]}, trials=2)
+    assert states(search) == ["RUNNING"]
 
 
 def test_a_trial_that_could_not_start_begins_again_in_the_next_call(search, monkeypatch):

@@ -42,6 +42,9 @@ def test_the_newest_come_first_and_what_is_no_record_is_left_out(tmp_path: Path)
     (tmp_path / "half.json").write_text('{"id": "c"')
     (tmp_path / "other.json").write_text('{"id": "c"}')
     (tmp_path / "large.json").write_bytes(b" " * (1 << 20))
+    kept.write(replace(RECORD, id="never", submitted=1e20))
+    kept.write(replace(RECORD, id="nobody", driver=replace(RECORD.driver, pid=1 << 70)))
+    os.mkfifo(tmp_path / "pipe.json")
     assert [record.id for record in kept.read()] == ["b", "a"]
 
 
