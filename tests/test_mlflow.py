@@ -308,6 +308,69 @@ def test_a_study_is_the_parent_of_its_trials(make_local: Make, server: str) -> N
         assert len(history(server, run, "loss")) == 3
 
 
+@pytest.mark.parametrize("end", ["raises", "is killed"])
+def test_a_study_that_ends_early_says_so(make_local: Make, server: str, end: str) -> None:
+    """Its parent run is there from the first trial on."""
+    experiment, space = f"/early {end}", {"x": [0.0], "api_key": ["hush"]}
+    code = (
+        "import os, sys\nfrom distributor import Distributor, sweep\nfrom distributor.callbacks import MLflow\n"
+        "def train(x, api_key):\n    from distributor import runtime\n    runtime.report(loss=x)\n"
+        f"    if {end == 'raises'}:\n        raise ValueError('no')\n"
+        "class Kill:\n    def on_end(self, run):\n"
+        f"        if {end != 'raises'} and run.trial.number == 1:\n            os.kill(os.getpid(), 9)\n"
+        f"callbacks = [MLflow({experiment!r}, {server!r}), Kill()]\n"
+        "distributor = Distributor(1, local_mode=True, use_gpu=False, progress=False, callbacks=callbacks)\n"
+        f"sweep(distributor, train, {space!r}, metric=('loss', 'min'), trials=5, at_once=1)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == (1 if end == "raises" else -9), ended.stderr
+    if end != "raises":
+        make_local(1, callbacks=[MLflow(experiment, server)]).run(report)
+    everything = found(server, experiment)
+    (parent,) = [run for run in everything if run.info.run_name.startswith("sweep-") and "/" not in run.info.run_name]
+    assert parent.info.status == ("FAILED" if end == "raises" else "KILLED")
+    assert "ValueError: no" in parent.data.tags.get("distributor.error", "ValueError: no")
+    assert all(run.info.end_time for run in everything)
+    assert "hush" not in str([run.data for run in everything])
+
+
+def test_runs_that_start_at_once_all_join_theirs(make_local: Make, server: str) -> None:
+    distributor = make_local(1, env={"MLFLOW_TRACKING_URI": server}, callbacks=[MLflow("/at once", server)])
+    started = [distributor.submit(report) for _ in range(3)]
+    for run in started:
+        run.result(watch.DEADLINE)
+    tracked = {run._current.tracked for run in started}
+    assert tracked == {run.info.run_id for run in found(server, "/at once")}
+
+
+def test_an_experiment_that_was_deleted_delays_nothing(
+    make_local: Make, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client(server).delete_experiment(client(server).create_experiment("/deleted"))
+    tracker = MLflow("/deleted", server)
+    make_local(1, callbacks=[tracker]).run(report)
+    assert "refuses runs; their reports stay in" in caplog.text
+    assert "does not answer" not in caplog.text and "did not take" not in caplog.text
+    assert len(list(tracker._folder.glob("*.spool"))) == 1
+
+
+def test_values_without_a_step_are_sent_once_although_the_driver_was_killed_before_it_noted_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    spool = spools.Spool.create(tmp_path, RunBegun("a", None, "a", 0.0, "/", "train"))
+    for value in (0.25, 0.5):
+        spool.append(spools.Values(None, 1.0 + value, {"final": value}))
+    monkeypatch.setattr(spool, "acknowledge", lambda end: None)
+    SpoolDelivery(spool).send(client(uri), Server(client(uri), uri, "/again"))
+    spool.release()
+    (left,) = spools.Spool.left_in(tmp_path)
+    delivery = SpoolDelivery(left, is_left=True)
+    while delivery.send(client(uri), Server(client(uri), uri, "/again")):
+        pass
+    assert history(uri, found(uri, "/again")[0], "final") == [(0, 0.25), (1, 0.5)]
+
+
 def diverge(x: float) -> None:
     runtime.report(loss=float("inf"))
 

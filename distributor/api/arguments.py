@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distributor.text.wording import USER_IN_URL, printable
+from distributor.text.secret import is_secret
+from distributor.text.wording import printable
 from distributor.values.job import Function, Target
 
 Plain = str | int | float | bool | None
@@ -18,16 +18,7 @@ _LONGEST = 500  # characters of a text
 
 _MOST = 200  # arguments
 
-#: A name with one of these words, or with a pair of them, is that of a secret.
-_SECRET = {"token", "password", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials"}
-_SECRET |= {"apikey", "authorization"}
-_SECRET_KEYS = {"api", "access", "private", "secret", "account", "encryption", "signing", "ssh"}  # before "key"
-
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-
 _OPTION = re.compile(r"(?:--|-(?=[A-Za-z]\w))([^=]+)(=?)")  # --lr, and what argparse takes too: -lr
-
-_ASSIGNED = re.compile(r"[-+~]*([\w.@/-]+)=")  # as Hydra takes options: optim.lr=0.1
 
 
 def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Plain]:
@@ -44,26 +35,6 @@ def arguments_of(target: Target, train_object: Any, args: Sequence[Any], kwargs:
         if isinstance(value, Plain) and not is_secret(name, value) and len(plain) < _MOST:
             plain[name] = printable(value[:_LONGEST]) if isinstance(value, str) else value
     return plain
-
-
-def is_secret(name: str, value: object) -> bool:
-    """Return whether a value looks like a secret, by whole words of its name; a number never does.
-
-    >>> is_secret("hfToken", "x"), is_secret("tokenizer", "x"), is_secret("token", 5), is_secret("api_key", "x")
-    (True, False, False, True)
-    >>> is_secret("argument 1", "+wandb.api_key=x")
-    True
-    """
-    if not isinstance(value, str):
-        return False
-    assigned = _ASSIGNED.match(value)
-    words = [word.lower() for word in _WORD.findall(name if assigned is None else f"{name} {assigned[1]}")]
-    pairs = itertools.pairwise(words)
-    return (
-        not _SECRET.isdisjoint(words)
-        or any(first in _SECRET_KEYS and second in ("key", "keys") for first, second in pairs)
-        or USER_IN_URL.search(value) is not None
-    )
 
 
 def _of_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

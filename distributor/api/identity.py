@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributor.api.arguments import is_secret
 from distributor.shipping import pickling
+from distributor.text.secret import is_secret
 from distributor.values.job import Function, Module, Script, Target
 from distributor.values.lease_record import Identity, Resume
 

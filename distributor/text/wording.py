@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
-USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+@")
+USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 _PASSWORD_IN_URL = re.compile(r"(://[^/\s@:]*):[^/\s]*(?=@)")
+
+_SECRET_IN_QUERY = re.compile(r"([?&][\w.-]*(?:password|token|secret|key|sig|signature)=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def ranges(ranks: Iterable[int]) -> str:
@@ -84,8 +86,10 @@ def without_user(text: str) -> str:
 
     >>> without_user("no answer from postgresql://me:pw@db:5432/mlflow")
     'no answer from postgresql://db:5432/mlflow'
+    >>> without_user("http://me:p@ss@host/x?access_token=pw")
+    'http://host/x?access_token=***'
     """
-    return USER_IN_URL.sub("", text)
+    return _SECRET_IN_QUERY.sub(r"\1***", USER_IN_URL.sub("", text))
 
 
 def without_password(text: str) -> str:
@@ -93,8 +97,10 @@ def without_password(text: str) -> str:
 
     >>> without_password("sftp://me:pw@host/kept or abfss://data@account/kept")
     'sftp://me@host/kept or abfss://data@account/kept'
+    >>> without_password("https://account/kept?sv=1&sig=pw&x=1")
+    'https://account/kept?sv=1&sig=***&x=1'
     """
-    return _PASSWORD_IN_URL.sub(r"\1", text)
+    return _SECRET_IN_QUERY.sub(r"\1***", _PASSWORD_IN_URL.sub(r"\1", text))
 
 
 def address(host: str, port: int | str) -> str:

@@ -18,6 +18,7 @@ from distributor.metrics.rank import DATA_WAIT
 from distributor.metrics.table import Row, TrackedRow
 from distributor.run.handle import Run
 from distributor.text import notices
+from distributor.text.secret import is_secret
 from distributor.text.wording import without_password, without_user
 from distributor.tracking.history import default_folder
 from distributor.tracking.lowest import LowestRank
@@ -119,7 +120,7 @@ class MLflow:
         self._sender = Sender(self._folder, self._connect, self._where)
         self._runs: dict[str, _Tracked] = {}  # by the id of the run
         self._adding = threading.Lock()
-        self._awaited: SpoolDelivery | None = None  # the last one whose id a run's start has waited for
+        self._late: SpoolDelivery | None = None  # the last one whose id did not come while a run's start waited for it
 
     def __repr__(self) -> str:
         return f"MLflow({self._experiment!r}, {self._where!r})"
@@ -161,13 +162,15 @@ class MLflow:
         """
         if self._server is None or environ.get("MLFLOW_TRACKING_URI") != self._server:
             return ""
-        patience = _START_PATIENCE if self._awaited is None or self._awaited.run else 0.0
+        patience = _START_PATIENCE if self._late is None or self._late.run else 0.0
         tracked = self._tracked(run)
-        delivery = self._awaited = tracked.delivery
+        delivery = tracked.delivery
         deadline = time.monotonic() + patience
         while delivery.run is None and time.monotonic() < deadline and wanted():
             time.sleep(_LOOK)
         tracked.is_joined = bool(found := delivery.run or "")
+        if not found:
+            self._late = delivery
         return found
 
     def on_start(self, run: Run) -> None:
@@ -205,14 +208,20 @@ class MLflow:
 
     def on_study_end(self, study: Any) -> None:
         best = study.best
-        spool = Spool.create(self._folder, RunBegun(study.id, None, study.name, time.time(), os.getcwd(), study.name))
+        with self._adding:
+            tracked = self._of_study(study.id, study.name)
         found = {} if best is None else {"distributor.best": str(best.number), "distributor.best.run": best.run_id}
-        spool.append(Tags({"distributor.trials": str(len(study.table)), **found}))
+        if study.error is not None:
+            found[ERROR] = (str(study.error) or type(study.error).__name__).partition("\n")[0]
+        tracked.tag({"distributor.trials": str(len(study.table)), **found})
+        spool = tracked.delivery.spool
         if best is not None:
-            spool.append(Params({f"best.{name}": str(value)[:LONGEST_PARAM] for name, value in best.params.items()}))
+            params = {name: str(value) for name, value in best.params.items() if not is_secret(name, value)}
+            spool.append(Params({f"best.{name}": value[:LONGEST_PARAM] for name, value in params.items()}))
             spool.append(Values.of(None, time.time(), {study.metric[0]: best.value}))
-        spool.append(RunEnded("KILLED" if study.interrupted else "FINISHED", time.time()))
-        self._runs[study.id] = _Tracked(self._sender.add(spool), study.id)
+        is_killed = study.interrupted or not isinstance(study.error, Exception | None)
+        status = "KILLED" if is_killed else "FINISHED" if study.error is None else "FAILED"
+        spool.append(RunEnded(status, time.time()))
 
     def on_close(self, ended: Any) -> None:
         """Wait until what is unsent has been sent, and register; trials leave it to the end of their study."""
@@ -222,8 +231,9 @@ class MLflow:
             finished = [self._runs.pop(ended.id)] if ended.id in self._runs else []
             best = finished[0] if finished and ended.status is Status.SUCCEEDED else None
         else:
-            best = None if ended.best is None or ended.interrupted else self._runs.get(ended.best.run_id)
-            if self._register is not None and best is None and ended.best is not None and not ended.interrupted:
+            is_whole = ended.best is not None and not ended.interrupted and ended.error is None
+            best = self._runs.get(ended.best.run_id) if is_whole else None
+            if self._register is not None and best is None and is_whole:
                 notices.logger.warning(
                     "MLflow: no model is registered as %s, since the best trial, %s, ran in an earlier driver: call "
                     "register_model() of this callback with its folder of checkpoints and its run in MLflow",
@@ -292,8 +302,19 @@ class MLflow:
                 self._runs[run.id] = self._add(run)
             return self._runs[run.id]
 
+    def _of_study(self, id: str, name: str) -> _Tracked:
+        """Return what is noted of a study, from its first trial on: who comes after this driver's death ends it."""
+        if id not in self._runs:
+            begin = RunBegun(id, None, name, time.time(), os.getcwd(), name)
+            spool = Spool.create(self._folder, begin)
+            spool.append(Tags({SUBMITTED: str(begin.time)}))
+            self._runs[id] = _Tracked(self._sender.add(spool), id)
+        return self._runs[id]
+
     def _add(self, run: Run) -> _Tracked:
         trial = run.trial
+        if trial is not None:
+            self._of_study(trial.study_id, trial.study)
         begin = RunBegun(
             run.id if trial is None else f"{trial.study_id}/{trial.number}",
             run.training_folder if trial is None else None,

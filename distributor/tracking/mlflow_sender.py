@@ -138,6 +138,7 @@ class SpoolDelivery:
         self._known = False  # whether the server may have metrics that this driver has not sent
         self._params: dict[str, str] = {}
         self._steps: dict[str, _Steps] = {}
+        self._there: dict[str, set[tuple[int, float]]] = {}  # times and values that the server had before, by name
         self._unsure: list[tuple[_Steps, int, int]] = []  # of what is being sent: a step, and the last one before it
         self._names = Names()
         self._said: set[str] = set()
@@ -188,7 +189,8 @@ class SpoolDelivery:
             with self._refusals("its end"):
                 if not self._has_gone_on(client, self.run):
                     client.set_terminated(self.run, end.status, int(1000 * end.ended))
-        self._steps.clear()  # a trial stays until the end of its study
+        self._steps.clear()
+        self._there.clear()  # a trial stays until the end of its study
         self.spool.remove()
         self.done.set()
 
@@ -202,8 +204,9 @@ class SpoolDelivery:
                 case Values():
                     for name, value in entry.values.items():
                         clean = self._rename(name)
-                        if (step := self._new_step(client, clean, entry.step)) is not None:
-                            metrics.append(Metric(clean, float(value), int(1000 * entry.at), step))
+                        number, at = float(value), int(1000 * entry.at)
+                        if (step := self._new_step(client, clean, entry.step, (at, number))) is not None:
+                            metrics.append(Metric(clean, number, at, step))
                 case Params() | Tags() if self._is_past:
                     pass
                 case Params():
@@ -245,11 +248,17 @@ class SpoolDelivery:
                 self._send_batch(client, items[:middle])
                 self._send_batch(client, items[middle:])
 
-    def _new_step(self, client: Any, name: str, step: int | None) -> int | None:
-        """Return the step under which a value is sent; ``None`` if there is a value already."""
+    def _new_step(self, client: Any, name: str, step: int | None, sent: tuple[int, float]) -> int | None:
+        """Return the step under which a value is sent; ``None`` if there is a value already.
+
+        One without a step is there if its time and value are: a driver may have been killed once the server had it.
+        """
         if name not in self._steps:
             history = client.get_metric_history(self.run, name) if self._known else ()
             self._steps[name] = _Steps({each.step for each in history})
+            self._there[name] = {(each.timestamp, each.value) for each in history}
+        if step is None and sent in self._there[name]:
+            return None
         steps = self._steps[name]
         last = steps.last
         if (taken := steps.take(step)) is not None:
@@ -337,6 +346,7 @@ class Sender:
         self._client: tuple[Any, Server] | None = None
         self._adopted = False
         self._failed = False  # said
+        self._refused = False  # said
 
     def add(self, spool: Spool) -> SpoolDelivery:
         """Begin to send a spool."""
@@ -401,6 +411,12 @@ class Sender:
             why = _first_line(error)
             _log.warning("MLflow at %s does not answer; reports wait in %s: %s", self._where, self._folder, why)
 
+    def _tell_refused(self, error: Exception) -> None:
+        if not self._refused:
+            self._refused = True
+            why = _first_line(error)
+            _log.warning("MLflow at %s refuses runs; their reports stay in %s: %s", self._where, self._folder, why)
+
     def _send(self) -> bool:
         """Send a part of each spool, those of earlier drivers first, and return whether there was any."""
         client, server = self._client = self._client or self._connect()
@@ -418,7 +434,11 @@ class Sender:
                     if not delivery.is_left:
                         break
             except Exception as error:
-                failed.append((delivery, error))
+                if _is_refusal(error):
+                    delivery.leave()
+                    self._tell_refused(error)
+                else:
+                    failed.append((delivery, error))
         if any(not delivery.is_left for delivery, _ in failed) or len(failed) == len(deliveries) > 0:
             raise failed[0][1]
         for delivery, why in failed:  # only what others have left: the server answers
@@ -434,6 +454,13 @@ def _text(text: str) -> str:
     'a\\\\udcff\\\\0b'
     """
     return printable(text).replace("\0", "\\0")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the server refuses a whole run for good, as in an experiment that was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and error.error_code in _REFUSED
 
 
 def _first_line(error: Exception) -> str:

@@ -7,19 +7,23 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from distributor.machine import processes
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
 from distributor.text.tables import table
-from distributor.text.wording import count, duration
+from distributor.text.wording import count, duration, printable, without_password
+from distributor.values.codec import Between
 from distributor.values.reports import is_number
 
 #: How much of a run a file keeps.
 MOST_NAMES, MOST_ATTEMPTS, LONGEST = 100, 50, 500
 
 LOST = "lost"
+
+#: Seconds since the epoch, which can be shown as a date.
+Time = Annotated[float, Between(0.0, 1e11)]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Driver:
 
     host: str
     scope: str  # in which the pid and the start time mean one process
-    pid: int
+    pid: Annotated[int, Between(0, 2**31)]
     started: str
 
     @classmethod
@@ -73,8 +77,8 @@ class RunRecord:
     title: str
     driver: Driver
     said: str
-    submitted: float
-    ended: float | None = None
+    submitted: Time
+    ended: Time | None = None
     num_processes: int = 1
     step: int | None = None
     total_steps: int | None = None
@@ -143,7 +147,7 @@ def record_of(run: Any, driver: Driver) -> RunRecord:
     return RunRecord(
         id=run.id,
         name=run.name,
-        title=snapshot.title[-LONGEST:],
+        title=printable(snapshot.title[-LONGEST:]),
         driver=driver,
         said=run.status.value,
         submitted=run.submitted,
@@ -159,11 +163,11 @@ def record_of(run: Any, driver: Driver) -> RunRecord:
         attempts=tuple(_short(attempt) for attempt in kept),
         goodput=run.goodput,
         placement=None if placement is None else str(placement)[:LONGEST],
-        checkpoint=None if checkpoint is None else checkpoint.path[:4096],
-        log_folder=None if run.log_folder is None else str(run.log_folder),
+        checkpoint=None if checkpoint is None else printable(without_password(checkpoint.path[:4096])),
+        log_folder=None if run.log_folder is None else printable(str(run.log_folder)),
         study=None if trial is None else trial.study,
         trial=None if trial is None else trial.number,
-        error=None if error is None else str(error).partition("\n")[0][:LONGEST],
+        error=None if error is None else _line(str(error)),
     )
 
 
@@ -184,8 +188,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _short(attempt: EndedAttempt) -> EndedAttempt:
-    reason = None if attempt.reason is None else attempt.reason[:LONGEST]
+    reason = None if attempt.reason is None else _line(attempt.reason)
     return EndedAttempt(attempt.number, attempt.seconds, reason, attempt.step, attempt.goodput, attempt.executor)
+
+
+def _line(text: str) -> str:
+    return printable(without_password(text.partition("\n")[0]))[:LONGEST]
 
 
 def _first(values: Mapping[str, Any]) -> dict[str, Any]:

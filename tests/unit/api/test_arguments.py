@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from distributor.api.arguments import arguments_of, is_secret
+from distributor.api.arguments import arguments_of
 from distributor.values.job import Function, Script
 
 FUNCTION = Function("train", b"")
@@ -58,21 +56,3 @@ def test_the_name_of_any_file_can_be_printed() -> None:
 
 def test_long_texts_are_cut() -> None:
     assert arguments_of(FUNCTION, lambda text: None, ("x" * 10_000,), {}) == {"text": "x" * 500}
-
-
-@pytest.mark.parametrize(
-    "name", ["token", "hf_token", "hfToken", "HF-TOKEN", "db.password", "API_KEY", "aws_secret", "accessKey", "pwd"]
-)
-def test_secrets_are_known_by_whole_words(name: str) -> None:
-    assert is_secret(name, "x")
-    assert not is_secret(name, 5)
-
-
-@pytest.mark.parametrize("name", ["tokenizer", "max_tokens", "key", "sort_key", "secretary", "monkey", "passes"])
-def test_other_words_are_no_secrets(name: str) -> None:
-    assert not is_secret(name, "x")
-
-
-def test_a_url_with_a_user_is_a_secret() -> None:
-    assert is_secret("store", "postgresql://me:pw@host/db")
-    assert not is_secret("store", "postgresql://host/db@2")

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from distributor.metrics.ended import EndedAttempt
 from distributor.metrics.goodput import Goodput
-from distributor.tracking.record import Driver, RunRecord, show
+from distributor.tracking.record import Driver, RunRecord, record_of, show
 from distributor.values import codec
 
 RECORD = RunRecord(
@@ -40,6 +42,24 @@ def ended_process() -> Driver:
 
 def test_a_record_is_the_same_after_its_way_through_a_file() -> None:
     assert codec.read(RunRecord, codec.pack(RECORD)) == RECORD
+
+
+def test_no_password_is_kept_and_any_name_can_be_printed() -> None:
+    why = "checkpoints 'sftp://me:hush@host/kept' cannot be used"
+    run = Mock(
+        id="a",
+        error=OSError(why),
+        attempts=(EndedAttempt(0, 1.0, why),),
+        last_checkpoint=SimpleNamespace(path="sftp://me:hush@host/kept/step-8"),
+        snapshot=lambda: SimpleNamespace(title=os.fsdecode(b"tr\xff.py")),
+        latest_metrics={},
+        arguments={},
+        goodput=Goodput(),
+    )
+    record = record_of(run, Driver.here())
+    assert "hush" not in str(record.error) + str(record.attempts) + str(record.checkpoint)
+    assert record.checkpoint == "sftp://me@host/kept/step-8"
+    assert record.title == r"tr\udcff.py"
 
 
 def test_a_run_whose_driver_is_gone_is_lost() -> None:
