@@ -191,13 +191,13 @@ def write(
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder, nice)
     options: Any = config  # torch adds patch to this module
-    with options.patch("save.compute_crc32", False):  # torch computes them with the lock; files have digests
+    with options.patch("save.compute_crc32", False):  # torch computes them with the lock; files have checksums
         results = pickles.dumps(writer.write_data(plan, planner).value())
     return files.shards, results
 
 
 class _MeasuredFiles(FileSystem):
-    """A file system with which torch writes a checkpoint. It computes the size and digest of each new file."""
+    """A file system with which torch writes a checkpoint. It computes the size and checksum of each new file."""
 
     def __init__(self, folder: Path, nice: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The records of checkpoints: a manifest of each checkpoint, and an index of all checkpoints. Pure functions of bytes.
 
-A checkpoint is a folder of files, which are called shards. Its manifest names each with its size and digest, and is
+A checkpoint is a folder of files, which are called shards. Its manifest names each with its size and checksum, and is
 written last: the checkpoint is committed once it exists.
 
 The index names the folders of committed checkpoints, because the lists of folders that some storage systems return may
@@ -16,9 +16,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from distributor.values import sealed
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.codec import Between
 from distributor.values.files import RelativePath
 from distributor.values.sealed import DamagedError
 
@@ -37,7 +39,7 @@ class Shard:
 
     name: RelativePath  # to the checkpoint's folder, with slashes
     size: int  # bytes
-    digest: str  # SHA-256, in hexadecimal digits
+    checksum: Annotated[int, Between(0, (1 << 32) - 1)]  # CRC-32, as torch and zip files have it
 
 
 @dataclass(frozen=True)

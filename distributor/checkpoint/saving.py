@@ -24,7 +24,7 @@ from distributor.text.wording import size
 
 _log = notices.logger
 
-_NICE = 7  # of hashing beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
+_NICE = 7  # of checksums beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
 
 
 @dataclass

@@ -1,15 +1,16 @@
-"""The files of a checkpoint: their sizes and digests, and whose file is taken if several ranks wrote the same one."""
+"""The files of a checkpoint: their sizes and checksums, and whose file is taken if several ranks wrote the same one."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
+import io
 import mmap
 import os
 import re
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -86,26 +87,32 @@ def _check_name(name: str) -> None:
 
 
 def measured(path: Path, name: str) -> Shard:
-    """Flush a file to the disk, and return its size and digest."""
-    found, size = hashlib.sha256(), 0
+    """Flush a file to the disk, and return its size and checksum."""
     with open(path, "rb", buffering=0) as file:
-        piece = bytearray(_PIECE)
-        while count := file.readinto(piece):
-            found.update(memoryview(piece)[:count])
-            size += count
+        size, checksum = _read(file)
         os.fsync(file.fileno())
-    return Shard(name, size, found.hexdigest())
+    return Shard(name, size, checksum)
+
+
+def _read(file: io.FileIO) -> tuple[int, int]:
+    """Return a file's size and checksum."""
+    size = checksum = 0
+    piece = bytearray(_PIECE)
+    while count := file.readinto(piece):
+        checksum = zlib.crc32(memoryview(piece)[:count], checksum)
+        size += count
+    return size, checksum
 
 
 class MeasuredFile:
-    """A new file whose digest is computed while it is written. After the ``with`` block, the file is on the disk.
+    """A new file whose checksum is computed while it is written. After the ``with`` block, the file is on the disk.
 
     Most data of a large file goes past the kernel's cache, if the file system allows it: finding memory for the cache
     takes more time from the CPUs than all else here. That data goes through a file in memory, since O_DIRECT needs
     aligned memory, and pwrite(2) copies without the interpreter's lock.
 
     Args:
-        nice: by how much the priority of the thread that computes the digest is lower. It is a thread of its own
+        nice: by how much the priority of the thread that computes the checksum is lower. It is a thread of its own
             because training would wait for this priority whenever Python code ran with it.
     """
 
@@ -115,10 +122,10 @@ class MeasuredFile:
         self._size = self._written = 0
         self._filled = 0  # bytes of the current piece
         self.error: OSError | None = None  # why data could not be written
-        self._found = hashlib.sha256()
+        self._checksum = 0
         self._thread: threading.Thread | None = None
-        self._to_hash: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._hashed: SimpleQueue[bool] = SimpleQueue()
+        self._to_sum: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._summed: SimpleQueue[bool] = SimpleQueue()
         with ExitStack() as stack:
             self._memory = memory_file("distributor-checkpoint")
             stack.callback(os.close, self._memory)
@@ -133,18 +140,18 @@ class MeasuredFile:
     def __exit__(self, *_: object) -> None:
         with self._stack:
             if self._thread is not None:
-                self._to_hash.put(None)
+                self._to_sum.put(None)
                 self._thread.join()
             rest = self._piece[: self._filled]
             self._use_cache()  # O_DIRECT takes whole blocks alone
             self._put(rest)
-            self._found.update(rest)
+            self._add(rest)
             os.fsync(self._file.fileno())
 
     @property
     def shard(self) -> Shard:
-        """The file's size and digest, once the file is complete."""
-        return Shard(self._name, self._size, self._found.hexdigest())
+        """The file's size and checksum, once the file is complete."""
+        return Shard(self._name, self._size, self._checksum)
 
     def write(self, data: bytes | memoryview) -> int:
         left = memoryview(data).cast("B")
@@ -173,24 +180,27 @@ class MeasuredFile:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _put_piece(self, piece: memoryview) -> None:
-        """Write and hash a whole piece, both at a time."""
+        """Write a whole piece and add it to the checksum, both at a time."""
         if self._written == _CACHED:
             with suppress(OSError):  # some file systems always use the cache
                 fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._hash, name="distributor-digest", daemon=True)
+            self._thread = threading.Thread(target=self._sum, name="distributor-checksum", daemon=True)
             self._thread.start()
-        self._to_hash.put(piece)
+        self._to_sum.put(piece)
         try:
             self._put(piece)
         finally:
-            self._hashed.get()
+            self._summed.get()
 
-    def _hash(self) -> None:
+    def _sum(self) -> None:
         os.nice(self._nice)  # on Linux, of this thread alone: setpriority(2)
-        while (piece := self._to_hash.get()) is not None:
-            self._found.update(piece)
-            self._hashed.put(True)
+        while (piece := self._to_sum.get()) is not None:
+            self._add(piece)
+            self._summed.put(True)
+
+    def _add(self, piece: memoryview) -> None:
+        self._checksum = zlib.crc32(piece, self._checksum)  # without the interpreter's lock
 
     def _put(self, piece: memoryview) -> None:
         left = piece
@@ -216,11 +226,11 @@ class MeasuredFile:
 
 
 def check(path: Path, shard: Shard) -> None:
-    """Raise a DamagedError unless a file has the size and digest that its manifest states."""
+    """Raise a DamagedError unless a file has the size and checksum that its manifest states."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             is_intact = os.fstat(file.fileno()).st_size == shard.size
-            is_intact = is_intact and hashlib.file_digest(file, "sha256").hexdigest() == shard.digest
+            is_intact = is_intact and _read(file) == (shard.size, shard.checksum)
     except OSError as error:
         raise OSError(f"{shard.name} cannot be read: {error}") from error
     if not is_intact:
@@ -239,9 +249,9 @@ def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shar
             as a folder of another rank.
 
     Example:
-        >>> one, other = Shard("config.json", 2, "aa"), Shard("1.pt", 9, "bb")
+        >>> one, other = Shard("config.json", 2, 1), Shard("1.pt", 9, 2)
         >>> divide([{"config.json": one}, {"config.json": one, "1.pt": other}], "...")[1]
-        (Shard(name='1.pt', size=9, digest='bb'),)
+        (Shard(name='1.pt', size=9, checksum=2),)
     """
     owners: dict[str, tuple[int, Shard]] = {}
     folders: dict[str, int] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ def test_a_download_replaces_no_other_file(tmp_path: Path, monkeypatch: pytest.M
     folder, names = "step-1-3f-0-1", ("a.part", "a", "sub/a.part", "sub/a", "/".join(["s" * 100] * 3))
     for name in names:
         session.storage.write(f"{folder}/{name}", name.encode())
-    shards = tuple(Shard(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in names)
+    shards = tuple(Shard(name, len(name), zlib.crc32(name.encode())) for name in names)
     found = loading._here(session, Manifest(folder, 1, 1, 0.0, 1, "3f-0", shards))
     there = {str(path.relative_to(found.path)): path.read_text() for path in found.path.rglob("*") if path.is_file()}
     assert there == {name: name for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Literal
 
@@ -31,7 +32,7 @@ from distributor.values.sealed import DamagedError, seal
 
 
 def manifest(number: int, **metrics: float) -> Manifest:
-    shards = (Shard("model.pt", 5, "ab"), Shard("part/ö.bin", 0, "cd"))
+    shards = (Shard("model.pt", 5, 1), Shard("part/ö.bin", 0, 2))
     return Manifest(folder_name(number * 10, "3f-0", number), number, number * 10, 1.5, 2, "3f-0", shards, metrics)
 
 
@@ -53,7 +54,6 @@ def test_a_torn_record_is_no_record(record: Manifest | Index) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]\n", b"null\n", b'{"format": "2"}\n', b'{"format": 1, "folders": 5}'])
 def test_other_files_are_no_records(data: bytes) -> None:
-    import hashlib
 
     signed = data.rstrip(b"\n") + b"\n" + hashlib.sha256(data.rstrip(b"\n")).hexdigest().encode() + b"\n"
     for each in (data, signed):
@@ -65,7 +65,7 @@ def test_other_files_are_no_records(data: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b", "a\0b"])
 def test_files_outside_the_checkpoint_are_refused(name: str) -> None:
-    outside = replace(manifest(1), shards=(Shard(name, 1, "ab"),))
+    outside = replace(manifest(1), shards=(Shard(name, 1, 1),))
     with pytest.raises(DamagedError, match="Shard.name: the path .* is not relative"):
         read_manifest(seal(outside))
 
@@ -77,7 +77,7 @@ def test_only_folders_of_checkpoints_count_as_such() -> None:
 
 
 def test_states_and_other_files_are_counted_separately() -> None:
-    state = (Shard(".metadata", 1, "ab"), Shard("objects-0.pt", 1, "ab"))
+    state = (Shard(".metadata", 1, 1), Shard("objects-0.pt", 1, 1))
     some = [
         replace(manifest(number, loss=number), shards=state) if number in (1, 2, 4) else manifest(number, loss=number)
         for number in range(1, 9)
