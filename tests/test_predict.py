@@ -266,6 +266,9 @@ def test_a_loader_may_print(one_jvm: Any) -> None:
         ({"input": {}}, "input must be a dict"),
         ({"output": "score"}, "no list of names and types"),
         ({"output": "a float"}, "two columns 'a'"),
+        ({"output": "A float"}, "two columns 'A'"),
+        ({"output": "y float, Y float"}, "two columns 'y'"),
+        ({"error_column": "ID", "on_error": "null"}, "two columns 'ID'"),
         ({"keep": ["z"]}, "no column 'z'"),
         ({"keep": ["a", "a"]}, "column 'a' is named twice"),
         ({"error_column": ""}, "error_column must be a column's name, not ''"),
@@ -284,6 +287,14 @@ def test_wrong_arguments_are_refused_before_anything_starts(one_jvm: Any, option
     given = {"source": sums, "df": table(one_jvm), "input": INPUT, "output": "score float", **options}
     with pytest.raises(ConfigurationError, match=words):
         predict(given.pop("source"), given.pop("df"), **given)
+
+
+def test_columns_may_differ_in_case_where_spark_tells_them_apart(one_jvm: Any) -> None:
+    one_jvm.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert predict(sums, table(one_jvm), input=INPUT, output="A float").columns == ["id", "a", "b", "A"]
+    finally:
+        one_jvm.conf.unset("spark.sql.caseSensitive")
 
 
 def score_while(kill: Callable[[threading.Event], None], session: Any) -> None:
@@ -556,6 +567,29 @@ def test_columns_may_have_any_names(one_jvm: Any) -> None:
     frame = one_jvm.range(3).select(number.alias("a.b"), (2 * number).alias("odd `name`"))
     scored = predict(lambda: lambda batch: batch["x"].sum(1), frame, input={"x": frame.columns}, output="`c.d` float")
     assert [tuple(row) for row in scored.sort("`a.b`").collect()] == [(0, 0, 0), (1, 2, 3), (2, 4, 6)]
+
+
+@pytest.mark.slow
+def test_times_are_outputs_in_any_time_zone(one_jvm: Any) -> None:
+    def load() -> Any:
+        def score(batch: dict[str, Any]) -> Any:
+            times = 1_700_000_000_000_000 + batch["n"]
+            return {"at": times, "all": times, "in": [{"at": each} for each in times[:, 0].tolist()]}
+
+        return score
+
+    frame = table(one_jvm, 10)
+    zone = one_jvm.conf.get("spark.sql.session.timeZone")
+    one_jvm.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        output = "at timestamp, all array<timestamp>, in struct<at: timestamp>"
+        scored = predict(load, frame, input={"n": "id"}, output=output, keep=["id"])
+        found = scored.selectExpr("id", "unix_micros(at)", "unix_micros(all[0])", "unix_micros(in.at)", "string(at)")
+        rows = sorted(tuple(row) for row in found.collect())
+    finally:
+        one_jvm.conf.set("spark.sql.session.timeZone", zone)
+    assert [row[1:4] for row in rows] == [(1_700_000_000_000_000 + id,) * 3 for id in range(10)]
+    assert rows[0][4] == "2023-11-14 17:13:20"
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributor.data import spark_frames
@@ -97,8 +98,10 @@ def predict(
     kept = _kept(keep, types)
     outputs = _outputs(df, output)
     added = [*(field.name for field in outputs), *([error_column] if on_error == "null" else [])]
-    for name in added:
-        if name in kept or added.count(name) > 1:
+    is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    names = [name if is_exact else name.lower() for name in (*added, *kept)]
+    for name, same in zip(added, names):
+        if names.count(same) > 1:
             raise ConfigurationError(
                 f"predict: there would be two columns {name!r}: rename one, or leave it out of keep"
             )
@@ -275,7 +278,9 @@ def _pickled(function: Callable[..., Any], *args: Any) -> bytes:
 def _arrow_types(outputs: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
     from pyspark.sql.pandas.types import to_arrow_type
 
-    return tuple((field.name, to_arrow_type(field.dataType)) for field in outputs)
+    is_asked = "timezone" in signature(to_arrow_type).parameters  # from PySpark 4.3 on
+    zone: dict[str, Any] = {"timezone": "UTC"} if is_asked else {}
+    return tuple((field.name, to_arrow_type(field.dataType, **zone)) for field in outputs)
 
 
 def _schema(df: DataFrame, kept: Sequence[str], outputs: Sequence[Any], added: Sequence[str]) -> Any:
