@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -265,7 +266,32 @@ def _arrow(kind: Any, values: Any) -> Any:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return pa.array(values).cast(kind)
-    return pa.array([_plain(each) for each in values], kind)
+    plain = [_plain(each) for each in values]
+    column = pa.array(plain, kind)
+    _check_whole(kind, plain)
+    return column
+
+
+def _check_whole(kind: Any, values: Any) -> None:
+    """Raise ValueError for a fraction in place of a whole number: pyarrow would cut it off."""
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "fO":
+        return
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        kinds = {each for each in set(map(type, values)) if issubclass(each, (float, np.floating, Decimal))}
+        numbers = np.array([each for each in values if type(each) in kinds] if kinds else [], float)
+        if len(wrong := numbers[numbers != np.trunc(numbers)]):
+            raise ValueError(f"{wrong[0]} is no whole number")
+    there = [each for each in values if each is not None] if pa.types.is_nested(kind) else []
+    if pa.types.is_list(kind):
+        for each in there:
+            _check_whole(kind.value_type, each)
+    elif pa.types.is_map(kind):
+        pairs = [pair for each in there for pair in dict(each).items()]
+        _check_whole(pa.struct([kind.key_field, kind.item_field]), pairs)
+    elif pa.types.is_struct(kind):
+        for place, part in enumerate(kind):
+            parts = [each[place] if isinstance(each, tuple) else dict(each).get(part.name) for each in there]
+            _check_whole(part.type, parts)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a Spark task makes of rows and of outputs."""
 
 from collections import UserDict
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,51 @@ def test_a_list_of_numbers_may_be_of_arrays_without_dimensions():
 def test_a_value_that_the_column_cannot_hold_is_an_error_with_its_name(value):
     with pytest.raises(ModelError, match="the output 'y' cannot become int8: "):
         column(pa.int8(), [value])
+
+
+STRUCT = pa.struct([("a", pa.string()), ("n", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.int64(), [2**60 + 1, None, 1.5]),
+        (pa.int32(), [np.float32(1.5)]),
+        (pa.int32(), [Decimal("1.5")]),
+        (pa.timestamp("us", "UTC"), [1.5]),
+        (pa.date32(), [1.5]),
+        (pa.list_(pa.int32()), [[1, 2], None, [1.5]]),
+        (pa.list_(pa.int32()), [np.array([1.0, 1.5]), np.array([1])]),
+        (pa.list_(pa.list_(pa.int32())), [np.array([[1.5]]), np.array([[1], [2]])]),
+        (STRUCT, [None, {"a": "b"}, {"n": 1.5}]),
+        (STRUCT, [("b", 1.5)]),
+        (STRUCT, [[("a", "b"), ("n", 1.5)]]),
+        (pa.list_(STRUCT), [[{"n": 1}, {"n": 1.5}]]),
+        (pa.map_(pa.string(), pa.int32()), [{"a": 1}, None, {"b": 1.5}]),
+        (pa.map_(pa.string(), pa.int32()), [[("a", 1), ("b", 1.5)]]),
+        (pa.map_(pa.int32(), pa.string()), [{1.5: "a"}]),
+    ],
+)
+def test_fractions_are_no_whole_numbers(kind, values):
+    with pytest.raises(ModelError, match=r"the output 'y' cannot become .*: 1\.5 is no whole number"):
+        column(kind, values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.int64(), [2**60 + 1, None, -1]),
+        (pa.int64(), [1.0, None, np.float64(2.0**60), Decimal(3)]),
+        (pa.bool_(), [True, None, False]),
+        (pa.float32(), [1.5, None, 2]),
+        (pa.list_(pa.int32()), [[1.0, None, 2], None, []]),
+        (pa.list_(STRUCT), [[{"a": None, "n": 2.0}, None], None]),
+        (pa.list_(pa.list_(pa.float32())), [[[1.5], []], None]),
+        (pa.struct([("n", pa.float32())]), [{"n": 1.5}, None]),
+    ],
+)
+def test_values_of_lists_are_kept(kind, values):
+    assert column(kind, values) == values
 
 
 def test_a_row_that_fails_is_shown_even_if_python_has_no_such_time():
