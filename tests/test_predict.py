@@ -206,6 +206,21 @@ def test_rows_that_fail_or_have_nulls_may_be_null(one_jvm: Any) -> None:
     assert never.where("total IS NULL").count() == 4
 
 
+@pytest.mark.long
+def test_a_text_that_is_not_utf_8_may_be_null(one_jvm: Any) -> None:
+    texts = table(one_jvm, 10).selectExpr("id", "if(id = 5, cast(X'61FF' AS string), 'a') AS t")
+
+    def load() -> Any:
+        return lambda batch: [float(len(each)) for each in batch["t"]]
+
+    rows = sorted(predict(load, texts, input={"t": "t"}, output="y float", keep=["id"], on_error="null").collect())
+    assert [(row.id, row.error) for row in rows if row.y is None] == [
+        (5, "column 't' is not UTF-8: invalid start byte at byte 1")
+    ]
+    with pytest.raises(Exception, match=r"row 5 of partition 0 fails: column 't' is not UTF-8"):
+        predict(load, texts.coalesce(1), input={"t": "t"}, output="y float").collect()
+
+
 def broken(kind: str) -> Any:
     def load() -> Any:
         if kind == "load":

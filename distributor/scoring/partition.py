@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
@@ -85,7 +86,8 @@ class ScoringTask:
         columns = {name: short(batch.column(name)) for name in sources_of(self.inputs)}
         errors: dict[int, str] = {}
         for name, column in columns.items():
-            errors = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))} | errors
+            nulls = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))}
+            errors = _not_utf_8(name, column) | nulls | errors
         if errors:
             good = pa.array(_without(errors, batch.num_rows))
             columns = {name: column.take(good) for name, column in columns.items()}
@@ -167,6 +169,22 @@ def _text(value: Any) -> str:
         return repr(value.as_py())[:_SHOWN]
     except (ValueError, OverflowError, KeyError):  # Python has no such time, or time zone
         return f"a {value.type}"
+
+
+def _not_utf_8(name: str, column: Any) -> dict[int, str]:
+    """Return the errors of texts: Spark lets any bytes be one."""
+    errors: dict[int, str] = {}
+    if not pa.types.is_string(column.type):
+        return errors
+    with suppress(pa.ArrowInvalid):
+        column.validate(full=True)
+        return errors
+    for row, value in enumerate(column.cast(pa.binary()).to_pylist()):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError as error:
+            errors[row] = f"column {name!r} is not UTF-8: {error.reason} at byte {error.start}"
+    return errors
 
 
 def _rows_of_next(request: ScoreRequest, rows: int) -> int:

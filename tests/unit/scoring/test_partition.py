@@ -10,6 +10,7 @@ import pytest
 from distributor.data.writer import FieldRecipe
 from distributor.scoring.client import ModelError, ModelOrder
 from distributor.scoring.partition import ScoringTask, _Batch, _column
+from distributor.scoring.wire import ScoreAnswer
 
 ORDER = ModelOrder(key="k", package=b"", call=b"", processes=1, keep=1.0, timeout=60.0)
 
@@ -84,6 +85,21 @@ def test_a_row_that_fails_is_shown_even_if_python_has_no_such_time():
     rows = pa.record_batch({"t": pa.array([4 * 10**17], pa.timestamp("us", "UTC")), "a": [1.5]})
     shown = task(FieldRecipe("t", ("t",), "number", "int64"), FieldRecipe("a", ("a",), "number", "float64"))
     assert shown._shown(_Batch(rows, {}), 0) == "Its inputs: t = a timestamp[us, tz=UTC], a = 1.5"
+
+
+def test_a_text_that_is_not_utf_8_fails_as_a_row():
+    texts = pa.array([b"a", b"b\xffc", None, b"\xc3", "\u00e4".encode()], pa.binary()).view(pa.string())
+    rows = pa.record_batch({"t": texts, "a": pa.array([0, 1, 2, None, 4], "float32")})
+    both = FieldRecipe("t", ("t",), "text"), FieldRecipe("a", ("a",), "number", "float32")
+    ((batch, request),) = task(*both)._requests([rows.slice(1)])
+    assert request.inputs["t"] == ["\u00e4"]
+    assert batch.errors == {
+        0: "column 't' is not UTF-8: invalid start byte at byte 1",
+        1: "column 't' is null",
+        2: "column 't' is not UTF-8: unexpected end of data at byte 0",
+    }
+    with pytest.raises(ModelError, match=r"row 0 of partition -1 fails: column 't' is not UTF-8: .*a string, a = 1.0"):
+        task(*both)._scored(batch, ScoreAnswer(), 0)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "null"])
