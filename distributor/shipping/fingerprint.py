@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
-from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
+from cloudpickle.cloudpickle import _BUILTIN_TYPE_NAMES, _extract_code_globals, _should_pickle_by_reference
 
 from distributor.shipping import modules
 from distributor.shipping.pickling import _DISPATCHING, _Pickler, pickled_by_value, registry_lock
@@ -66,7 +66,8 @@ class _Digest(_Pickler):
             untyped = obj._untyped_storage
             memory = (ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()) if untyped.nbytes() else b""
             return _made, (str(obj.dtype), hashlib.sha256(memory).digest())
-        by_value = isinstance(obj, (FunctionType, ModuleType, type)) and not _should_pickle_by_reference(obj)
+        is_named = not isinstance(obj, (FunctionType, ModuleType, type)) or obj in _BUILTIN_TYPE_NAMES
+        by_value = not is_named and not _should_pickle_by_reference(obj)
         if isinstance(obj, CodeType):
             return _made, ("code", _parts(obj))
         if by_value and getattr(obj, "__code__", None) is _DISPATCHING:

@@ -77,6 +77,45 @@ def test_other_code_or_values_are_another(changes):
     assert fingerprint(cell(**changes)) != fingerprint(cell())
 
 
+CLASSES = """
+import abc, collections, dataclasses, enum, types, typing
+
+@dataclasses.dataclass
+class Data:
+    size: int = SIZE
+    names: list = dataclasses.field(default_factory=list)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    size: int = SIZE
+
+class Enum(enum.Enum):
+    SIZE = SIZE
+
+class Tuple(typing.NamedTuple):
+    size: int = SIZE
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def size(self):
+        return SIZE
+
+class Table:
+    sizes = types.MappingProxyType({"size": SIZE})
+    kinds = types.MappingProxyType, type(None), types.FunctionType
+"""
+
+
+@pytest.mark.parametrize("name", ["Data", "Frozen", "Enum", "Tuple", "Abstract", "Table"])
+def test_a_class_of_a_cell_that_is_run_again_is_the_same(name):
+    def found(size):
+        names = {"__name__": "__main__", "SIZE": size}
+        exec(compile(CLASSES, "<cell>", "exec"), names)
+        return fingerprint(closed_over(names[name]))
+
+    assert found(1) == found(1) != found(2)
+
+
 @pytest.mark.parametrize("files", [["__init__.py"], []], ids=["package", "namespace-package"])
 def test_a_package_is_the_same_in_another_folder(files, tmp_path, monkeypatch):
     def found(folder, code):
