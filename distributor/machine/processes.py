@@ -180,6 +180,19 @@ def _is_tracker(pid: int) -> bool:
     return False
 
 
+def reseed() -> None:
+    """Give NumPy and torch new seeds after a fork, as Python does to its own generator.
+
+    Otherwise all forks would draw the same numbers.
+    """
+    numpy_random = sys.modules.get("numpy.random")  # NumPy 2 loads this module on first use
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+
+
 def reap(keep: Collection[int] = ()) -> None:
     """Reap children of this process that have ended, except those in ``keep``, which another thread reaps."""
     with suppress(ChildProcessError):

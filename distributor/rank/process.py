@@ -31,7 +31,7 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
 from distributor.machine.imports import import_quickly
-from distributor.machine.processes import die_with_parent
+from distributor.machine.processes import die_with_parent, reseed
 from distributor.metrics import autologging, rank as reports, trainers
 from distributor.rank import (
     dataloaders,
@@ -132,13 +132,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     sys.path[:] = order.sys_path
     sys.argv = [""]
     tempfile.tempdir = None  # the launcher has chosen one already, in another environment
-    # Python reseeds its own generator after a fork. numpy and torch do not, so all ranks would draw the same numbers.
-    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads this module on first use
-    if numpy_random is not None:
-        numpy_random.seed()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()
+    reseed()
 
 
 def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:

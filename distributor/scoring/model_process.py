@@ -82,6 +82,7 @@ def _fork_to_server(folder: str, line: socket.socket, server: int, worker: _Work
         processes.wait_gone([parent] if (parent := os.getppid()) != server else [], 60.0)
         processes.die_with_parent(server)
         show_stack(folder)
+        processes.reseed()
         worker.run()
     except BaseException:
         traceback.print_exc()

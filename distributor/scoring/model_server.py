@@ -292,7 +292,8 @@ class _Server:
             )
             self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True))
         elif code >= 0:
-            text = f"the model cannot be loaded: the loader ended its process with exit status {code}"
+            what = "has ended: its" if self._is_loaded else "cannot be loaded: the"
+            text = f"the model {what} loader ended its process with exit status {code}"
             self._tell_all(wire.ProcessEnded(text, is_final=True, is_whole=True, log=wire.end_of_log(self._folder)))
         else:
             self._tell_all(

@@ -238,7 +238,8 @@ def test_a_loader_that_has_ended_is_no_fork_that_failed(tmp_path):
         assert len(server._selector.get_map()) == 0
         server._lose_loader(3)
         assert task.recv(1) == ENDED
-        assert receive(task, ProcessEnded).text.endswith("ended its process with exit status 3")
+        text = "the model has ended: its loader ended its process with exit status 3"
+        assert receive(task, ProcessEnded).text == text
     os.close(server._owner)
 
 
