@@ -4,6 +4,7 @@ import fcntl
 import glob
 import io
 import os
+import random
 import selectors
 import signal
 import socket
@@ -179,6 +180,23 @@ def test_one_process_computes_in_threads_after_a_load_that_did(monkeypatch):
 
     with served(load, processes=1) as client:
         assert answer(client).tolist() == [2.0] * 3
+
+
+def test_processes_of_a_model_draw_different_numbers():
+    def load():
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(0)
+        return lambda batch: [[float(torch.rand(1)), np.random.rand(), random.random()]] * 3
+
+    drawn = []
+    with served(load, processes=2) as client:
+
+        def requests():
+            yield "first", ScoreRequest({"x": np.ones((3, 2), "float32")}, 3, ("y",), 3, False)
+            drawn.append(answer(ModelClient(client._order))[0])  # of the other process
+
+        drawn += [found.outputs[0][0] for _, found in client.answers(requests())]
+    assert not set(drawn[0]) & set(drawn[1])
 
 
 @pytest.mark.slow
