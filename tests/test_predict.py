@@ -47,12 +47,16 @@ def table(session: Any, rows: int = ROWS) -> Any:
     )
 
 
+def is_mine(process: psutil.Process) -> bool:
+    """Whether tests of this process have started it: others run beside."""
+    return bool((process.info["environ"] or {}).get("TMPDIR") == tempfile.gettempdir())
+
+
 def servers() -> list[psutil.Process]:
     """This session's processes that have loaded a model; those that they forked are their children."""
     found = []
     for process in psutil.process_iter(["environ", "ppid"]):
-        mine = (process.info["environ"] or {}).get("TMPDIR") == tempfile.gettempdir()
-        if mine and bootstrap.is_part(process.pid, "model"):
+        if is_mine(process) and bootstrap.is_part(process.pid, "model"):
             found.append(process)
     pids = {each.pid for each in found}
     return [each for each in found if each.info["ppid"] not in pids]
@@ -982,8 +986,9 @@ def engine() -> Any:
 
 def engines() -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        if ENGINE in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE:
+    for process in psutil.process_iter(["cmdline", "environ", "status"]):
+        is_engine = ENGINE in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
+        if is_engine and is_mine(process):
             found.append(process)
     return found
 
