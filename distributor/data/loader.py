@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +86,10 @@ class RankDataset:
         """
         if (batch_size is None) == (global_batch_size is None):
             raise ConfigurationError("loader: pass either batch_size= or global_batch_size=")
-        rows = batch_size * self.world_size if batch_size is not None else global_batch_size
-        assert rows is not None
+        if batch_size is not None:
+            rows = _whole("batch_size", batch_size) * self.world_size
+        else:
+            rows = _whole("global_batch_size", global_batch_size)
         lanes_of(self.lanes, self.rank, self.world_size)
         check_batch(self.lanes, rows)
         per_lane, row_bytes = rows // self.lanes, self.manifest.row_bytes
@@ -95,7 +99,7 @@ class RankDataset:
             lanes=self.lanes,
             per_lane=per_lane,
             window=window_rows(row_bytes, self.lanes, per_lane),
-            seed=seed,
+            seed=_whole("seed", seed),
             epoch=0,
             shuffle=shuffle,
             drop_last=shuffle if drop_last is None else drop_last,
@@ -110,8 +114,18 @@ class RankDataset:
         return Loader(self, plan, map, map_threads or len(os.sched_getaffinity(0)))
 
 
+def _whole(name: str, value: Any) -> int:
+    """Return an argument, maybe a number of NumPy, as an ``int``."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigurationError(f"loader: {name}= must be a whole number, not {value!r}") from None
+
+
 class Loader:
     """The batches of one rank: an iterator over the rest of an epoch, with a state that checkpoints keep.
+
+    An iteration that is continued after another has begun is a ConfigurationError.
 
     A batch is a dict: a tensor [rows, ...] for each field of numbers, values and offsets for lists of different
     lengths, and a list of ``str`` or ``bytes`` for texts and binary values.
@@ -135,6 +149,7 @@ class Loader:
         self._resumes = False  # the next iteration continues an epoch, where a state was loaded
         self._scrub: _Scrub | None = None  # begins with the first batch
         self._windows: Windows | None = None  # of the last epoch: new memory costs more than a read
+        self._turn = object()  # of the iteration that began last
 
     @property
     def epoch(self) -> int:
@@ -148,8 +163,9 @@ class Loader:
         """Yield the epochs that are left of ``count``, beginning with one that was interrupted."""
         self._step, self._resumes = self._first, True  # even if batches were looked at before
         while (epoch := self.epoch) < count:
+            plan = self._plan
             yield epoch
-            if self.epoch == epoch:  # the caller has left it early
+            if self._plan is plan or self._is_left:
                 self._next_epoch()
 
     def tensors_on(self, device: str | torch.device) -> Loader:
@@ -161,25 +177,44 @@ class Loader:
         self._plan = replace(self._plan, epoch=self._plan.epoch + 1)
         self._step, self._first, self._resumes = 0, 0, False
 
+    @property
+    def _is_left(self) -> bool:
+        """Whether an iteration before was left early."""
+        return self._step > 0 and not self._resumes
+
     def __iter__(self) -> Iterator[Any]:
-        if self._step and not self._resumes:  # an iteration before was left early
+        if self._is_left:
             self._next_epoch()
-        self._resumes = False
+        self._turn = turn = object()
+        self._resumes = True
+        while self._resumes:  # again after each state that is loaded within the loop
+            self._resumes = False
+            with closing(self._rest()) as batches:
+                for batch in batches:
+                    yield batch
+                    if self._turn is not turn:
+                        raise ConfigurationError(
+                            "the loader was iterated elsewhere before this loop has ended: take a loader of its own "
+                            "for that, runtime.dataset(name).loader(...)"
+                        )
+                    if self._resumes:
+                        break
+
+    def _rest(self) -> Generator[Any]:
+        """Yield the batches that are left of the epoch."""
         plan = self._plan
         with _Prefetch(self._groups(plan, self._step), self._map, self._threads) as batches:
             deliver = _Deliver(self._device)
-            while self._step < plan.steps:
+            for step in range(self._step + 1, plan.steps + 1):
                 begin = time.perf_counter()
                 batch = deliver(batches.next())
                 self._wait(time.perf_counter() - begin)
-                self._step += 1
-                if self._step == plan.steps:
+                self._step = step
+                if step == plan.steps:
                     self._tell()
                     if self._scrub is not None:
                         self._scrub.join()
                     self._next_epoch()
-                    yield batch
-                    return
                 yield batch
 
     def _wait(self, seconds: float) -> None:
@@ -208,7 +243,8 @@ class Loader:
             yield from _Gather(plan, lanes, files, windows, self._scrub, most).groups(step)
         finally:
             files.close()
-            self._windows = windows
+            if self._plan.window == plan.window:
+                self._windows = windows
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands, counted in batches that were delivered: the same on all ranks."""
@@ -228,6 +264,8 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another loader of the same snapshot stood, with any number of ranks that divides the lanes.
+
+        A loop over this loader continues there with its next batch.
 
         Raises:
             ConfigurationError: the state is of another snapshot, or of batches that cannot be continued.
@@ -424,13 +462,17 @@ class _Deliver:
         self._rings: dict[str, deque[tuple[torch.Tensor, Any]]] = {}
 
     def __call__(self, batch: Any) -> Any:
-        if self._device is None or not isinstance(batch, dict):
-            return batch
-        return {name: self._moved(name, value) for name, value in batch.items()}
+        return batch if self._device is None else self._moved("", batch)
 
     def _moved(self, name: str, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(self._moved(f"{name}/{index}", each) for index, each in enumerate(value))
+        if isinstance(value, dict):
+            return {key: self._moved(f"{name}/{key}", each) for key, each in value.items()}
+        if isinstance(value, (tuple, list)):
+            parts = [
+                each if isinstance(each, (str, bytes)) else self._moved(f"{name}/{index}", each)
+                for index, each in enumerate(value)
+            ]
+            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
         if not isinstance(value, torch.Tensor):
             return value
         if self._device is None or self._device.type != "cuda":

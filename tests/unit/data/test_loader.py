@@ -7,6 +7,7 @@ import itertools
 import operator
 import os
 from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -159,6 +160,66 @@ def test_a_resumed_epoch_is_not_begun_anew_by_epochs(there):
     assert [len(rows_of(resumed)) for _ in resumed.epochs(2)] == [len(table) - 5, len(table)]
 
 
+def take(count, batches):
+    return [batch["y"].tolist() for batch in itertools.islice(batches, count)]
+
+
+@pytest.mark.parametrize("map", [None, dict])
+@pytest.mark.parametrize("last", [10, 20])
+def test_a_state_that_is_loaded_within_the_loop_continues_at_the_next_batch(there, map, last):
+    table, seen = loader(there, map=map), []
+    whole = rows_of(loader(there))
+    for batch in table:
+        seen.append(batch["y"].tolist())
+        if len(seen) == 5:
+            state = table.state_dict()
+        if len(seen) == last:
+            table.load_state_dict(state)
+    assert seen == whole[:last] + whole[5:]
+    assert table.epoch == 1
+
+
+def test_a_state_with_other_windows_is_loaded_within_the_loop(there, monkeypatch):
+    table, other = loader(there), loader(there, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(row_order, "WINDOW_BYTES", 2000)
+        small = loader(there, seed=1)
+    state, seen = small.state_dict(), []
+    assert state["window"] < table.state_dict()["window"]
+    for batch in table:
+        seen.append(batch["y"].tolist())
+        if len(seen) == 3:
+            table.load_state_dict(state)
+    assert seen[3:] == rows_of(small) != rows_of(other)
+    assert [len(rows) for rows in rows_of(table)] == [48] * 20
+
+
+def test_an_epoch_before_that_is_loaded_within_the_loop_is_repeated(there):
+    table, epochs = loader(there), []
+    state = table.state_dict()
+    for epoch in table.epochs(3):
+        for _ in table:
+            epochs.append(table.epoch)
+            if len(epochs) == 25:
+                table.load_state_dict(state)
+    assert epoch == 2
+    assert len(epochs) == 25 + 3 * 20
+
+
+def test_a_loader_that_is_iterated_twice_at_once_says_so(there):
+    table = loader(there)
+    batches = iter(table)
+    take(3, batches)
+    (first,) = take(1, iter(table))
+    with pytest.raises(ConfigurationError, match=r"iterated elsewhere.*loader of its own"):
+        next(batches)
+    with pytest.raises(ConfigurationError, match="iterated elsewhere"):
+        list(zip(table, table))
+    again = loader(there)
+    rows_of(again)
+    assert take(1, again) == [first], "the second iterator began the next epoch"
+
+
 def test_another_snapshot_or_batch_cannot_be_continued(there, tmp_path):
     state = loader(there).state_dict()
     other = columns()
@@ -178,6 +239,15 @@ def test_arguments_are_checked(there):
         loader(there, global_batch_size=1200)
     with pytest.raises(ConfigurationError, match="5 ranks"):
         loader(there, 0, 5)
+    with pytest.raises(ConfigurationError, match="global_batch_size= must be a whole number, not 48.0"):
+        loader(there, global_batch_size=48.0)
+
+
+def test_numbers_of_numpy_are_arguments_as_others(there):
+    plain = loader(there, global_batch_size=None, batch_size=48, seed=3)
+    numpy = loader(there, global_batch_size=None, batch_size=np.int64(48), seed=np.int32(3))
+    assert rows_of(numpy) == rows_of(plain)
+    assert type(numpy.state_dict()["seed"]) is int
 
 
 def test_functions_decode_batches_in_order(there):
@@ -314,6 +384,27 @@ def test_another_snapshot_in_the_folder_of_a_node_is_refused(there, tmp_path):
 def test_tensors_come_on_the_device(there):
     batch = next(iter(loader(there).tensors_on("meta")))
     assert batch["x"].device.type == "meta"
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    ("made", "tensors"),
+    [
+        (lambda batch: batch["x"], lambda batch: [batch]),
+        (lambda batch: (batch["x"], batch["y"]), list),
+        (lambda batch: Pair(batch["x"], batch["y"]), lambda batch: [batch.x, batch.y]),
+        (lambda batch: ["a text", batch["x"]], lambda batch: batch[1:]),
+        (lambda batch: [{"in": [batch["x"]]}], lambda batch: batch[0]["in"]),
+    ],
+)
+def test_tensors_of_what_a_function_makes_come_on_the_device(there, made, tensors):
+    batch = next(iter(loader(there, map=made).tensors_on("meta")))
+    assert type(batch) is type(made({"x": torch.ones(1), "y": None}))
+    assert {each.device.type for each in tensors(batch)} == {"meta"}
 
 
 def test_a_buffer_is_used_until_the_copy_on_its_own_gpu_has_ended(monkeypatch):
