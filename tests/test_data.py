@@ -116,6 +116,24 @@ def test_vectors_arrays_and_texts_come_from_spark(one_jvm: Any) -> None:
     assert values == [[1.0, 2.0], "t3"]
 
 
+@pytest.mark.slow
+def test_a_vector_that_is_null_is_a_null_as_others(one_jvm: Any, tmp_path: Path) -> None:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    kinds = StructType([StructField("id", LongType()), StructField("v", VectorUDT())])
+    frame = one_jvm.createDataFrame([(1, Vectors.dense([1.0, 2.0])), (2, None), (3, None)], kinds)
+    with pytest.raises(ConfigurationError, match=r"nulls in 'v' \(2\):"):
+        snapshot(Data(frame), tmp_path / "refused")
+    dropped = snapshot(Data(frame, nulls="drop", lanes=1), tmp_path / "dropped")
+
+    def train() -> Any:
+        (batch,) = runtime.dataset("train").loader(batch_size=1)
+        return batch["id"].tolist(), batch["v"].tolist()
+
+    assert distributor(dropped, ranks=1).run(train) == ([1], [[1.0, 2.0]])
+
+
 def interrupted(folder: str) -> list[list[int]]:
     loader = runtime.dataset("train").loader(global_batch_size=96, shuffle=True, seed=3)
     runtime.load_checkpoint({"data": loader})
@@ -270,7 +288,50 @@ HIDDEN = {
     "groups": lambda frame: frame.groupBy("id").applyInPandas(lambda group: group, "id bigint, x double"),
     "Spark ML": lambda frame: VectorAssembler(inputCols=["x"], outputCol="v").transform(frame),
     "v2": read_as_v2,
+    "csv": lambda frame: read_text(frame, "csv"),
+    "csv in a join": lambda frame: frame.join(read_text(frame, "csv").withColumnRenamed("id", "other")),
+    "json": lambda frame: read_text(frame, "json"),
+    "text": lambda frame: read_text(frame, "text"),
+    "today": lambda frame: frame.where("current_date() > date'2020-01-01'"),
+    "now": lambda frame: frame.withColumn("now", functions.current_timestamp()),
+    "now, as a number": lambda frame: frame.selectExpr("unix_timestamp() AS now"),
+    "random": lambda frame: frame.where(functions.rand() < 0.5),
+    "random order": lambda frame: frame.orderBy(functions.rand(1)),
+    "uuid": lambda frame: frame.selectExpr("uuid() AS name"),
+    "subquery": lambda frame: frame.where(f"id > (SELECT max(id) - 1 FROM parquet.`{frame.inputFiles()[0]}`)"),
+    "exists": lambda frame: frame.where(f"EXISTS (SELECT 1 FROM parquet.`{frame.inputFiles()[0]}`)"),
+    "in": lambda frame: frame.where(f"id IN (SELECT id FROM parquet.`{frame.inputFiles()[0]}`)"),
 }
+BOTH = {
+    "columns of a join": lambda frame: [joined(frame).select(f"{side}.x") for side in "lr"],
+    "filters of a join": lambda frame: [joined(frame).where(f"l.x {sign} r.x").select("id") for sign in "<>"],
+    "texts": lambda frame: [frame.where(functions.concat(functions.lit("#"), "id") == text) for text in ("#1", "#2")],
+    "names": lambda frame: [frame.withColumn("name", functions.lit(text)) for text in ("Brand#12", "Brand#34")],
+    "numbers and texts": lambda frame: [frame.withColumn("one", functions.lit(one)) for one in (1, "1")],
+    "lengths": lambda frame: [frame.selectExpr(f"length({one}) AS one") for one in ("'1'", "X'31'")],
+}
+ALIKE = {
+    "odd names": lambda frame: frame.toDF(*(f"{name} ?#1" for name in frame.columns)),
+    "bytes": lambda frame: frame.selectExpr("X'FF00' AS bytes", "'Brand#12' AS name"),
+    "join": lambda frame: joined(frame).where("l.x > r.x").select("id"),
+    "view": lambda frame: in_a_view(frame, "WITH a AS (SELECT * FROM it) SELECT a.*, b.x y FROM a JOIN a b USING (id)"),
+}
+
+
+def in_a_view(frame: Any, query: str) -> Any:
+    frame.createOrReplaceTempView("it")
+    return frame.sparkSession.sql(query)
+
+
+def read_text(frame: Any, kind: str) -> Any:
+    place = f"{os.path.dirname(frame.inputFiles()[0])}/{kind}"
+    frame.selectExpr("CAST(id AS string) AS id").write.mode("overwrite").format(kind).save(place)
+    return frame.sparkSession.read.schema("id string").format(kind).load(place)
+
+
+def joined(frame: Any) -> Any:
+    other = frame.sparkSession.read.parquet(os.path.dirname(frame.inputFiles()[0]))
+    return frame.alias("l").join(other.alias("r"), "id")
 
 
 @pytest.mark.slow
@@ -285,6 +346,24 @@ def test_a_plan_tells_rows_apart_or_says_nothing(one_jvm: Any, tmp_path: Path) -
     assert shown == {name: spark_frames.plan_of(make(frame)) for name, make in SHOWN.items()}
     assert {name: spark_frames.plan_of(make(frame)) for name, make in HIDDEN.items()} == dict.fromkeys(HIDDEN, "")
     assert one_jvm.conf.get("spark.sql.debug.maxToStringFields") == before
+
+
+@pytest.mark.slow
+def test_other_queries_have_other_plans_and_the_same_query_has_the_same(one_jvm: Any, tmp_path: Path) -> None:
+    one_jvm.range(3).selectExpr("id", "CAST(id AS double) AS x", "CAST(id AS string) AS t").write.parquet(
+        f"{tmp_path}/it"
+    )
+    other = one_jvm.newSession()
+    other.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    frames = [session.read.parquet(f"{tmp_path}/it") for session in (one_jvm, one_jvm.newSession(), other)]
+    for name, make in BOTH.items():
+        plans = [spark_frames.plan_of(each) for frame in frames[:2] for each in make(frame)]
+        assert plans[:2] == plans[2:], name
+        assert len({*plans, ""}) == 3, name
+    for name, make in ALIKE.items():
+        one, again, zone = (spark_frames.plan_of(make(frame)) for frame in frames)
+        assert one == again != "", name
+        assert zone not in (one, ""), name
 
 
 def test_the_number_of_ranks_must_divide_the_lanes(one_jvm: Any) -> None:

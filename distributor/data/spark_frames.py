@@ -32,6 +32,13 @@ _OPAQUE = (
     *("Relation(", "UDF(", " more fields"),
 )
 
+#: Other parts of such plans: files whose options are not in the text, times and random numbers, files of subqueries.
+_UNSEEN = re.compile(
+    r"\bRelation .*\] (?!parquet|orc|binaryFile)"
+    r"|\b(?:current_\w+|localtimestamp|now|rand\w*|uniform|uuid|shuffle|user|session_user)\("
+    r"|(?:subquery|exists|list)#\d+ \["
+)
+
 _MOST_FIELDS = "spark.sql.debug.maxToStringFields"  # a longer list is cut short in a plan's text
 
 _setting = threading.Lock()  # held while it is another
@@ -58,11 +65,14 @@ def types_of(frame: DataFrame) -> dict[str, str]:
 def plan_of(frame: DataFrame) -> str:
     """Return a digest of the frame's plan and input files; empty if it would not show that the rows have changed."""
     with suppress(Exception):  # a private part of PySpark, or a source that does not say
-        with _whole_texts(frame.sparkSession):
+        session = frame.sparkSession
+        with _whole_texts(session):
             text = _analyzed(frame)
-        if _shows_rows(text):
-            text = re.sub(r"#\d+L?", "", text)
-            return hashlib.sha256(repr((text, sorted(frame.inputFiles()))).encode()).hexdigest()
+        if _shows_rows(text) and not (sessions.is_connect(session) and "View (" in text):  # its plan is not here
+            zone = session.conf.get("spark.sql.session.timeZone")
+            text = re.sub(r"#\d+L?|(?<=CTERelation...) \d+", "", text)
+            shown = (text, _structure(frame), frame.schema.json(), zone)
+            return hashlib.sha256(repr((shown, sorted(frame.inputFiles()))).encode()).hexdigest()
     return ""
 
 
@@ -70,7 +80,7 @@ def _shows_rows(text: str) -> bool:
     """Whether a plan would show other rows; not with Python functions, calls with a number that no column has."""
     named = "".join(re.findall(r"\bRelation [^[]*\[.*| AS [^#]*#\d+", text))
     calls = set(re.findall(r"\)#(\d+)", text)) - set(re.findall(r"\)#(\d+)", named))
-    return not calls and not any(part in text for part in _OPAQUE)
+    return not (calls or _UNSEEN.search(text) or any(part in text for part in _OPAQUE))
 
 
 @contextmanager
@@ -94,6 +104,19 @@ def _analyzed(frame: Any) -> str:
     if sessions.is_connect(frame.sparkSession):
         return str(frame._explain_string(extended=True)).partition("== Optimized")[0]
     return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _structure(frame: Any) -> str:
+    """Return a frame's plan with the types of values, and with ids numbered as they appear, which its text lacks."""
+    if sessions.is_connect(frame.sparkSession):
+        plan = re.sub(r"\bcall_site: .*", "", str(frame._plan.to_proto(frame.sparkSession.client)))
+        ids = r"(?m)\bplan_id: \d+$"
+    else:
+        # Without bytes, which are an address, and times of views.
+        plan = re.sub(r'"\[B@\w+"|"createTime":\d+', "", frame._jdf.queryExecution().analyzed().toJSON())
+        plan, ids = plan.replace('"cteId":', '"id":'), r'"id":\d+(,"jvmId":"[^"]*")?'
+    numbers: dict[str, str] = {}
+    return re.sub(ids, lambda found: numbers.setdefault(found[0], f"#{len(numbers)}"), plan)
 
 
 def write(
@@ -135,7 +158,7 @@ def columns(names: Iterable[str], types: Mapping[str, str], packs: Packs = ()) -
         if types[name] == "vector":
             from pyspark.ml.functions import vector_to_array
 
-            column = vector_to_array(column, "float32").alias(name)
+            column = functions.when(column.isNotNull(), vector_to_array(column, "float32")).alias(name)
         found.append(column)
     return found
 

@@ -20,6 +20,11 @@ FILES = "Relation spark_catalog.default.t[id#1L,sum(x)#2] parquet"
         ("RelationV2[id#1L] local.db.t", False),
         ("Relation [id#1L] JDBCRelation(t) [numPartitions=1]", False),
         ("Relation [key#1] KafkaRelation(strategy=Subscribe[t])", False),
+        ("Relation [id#1L] csv", False),
+        (f"Join Inner\n:- Relation [a#1] json\n+- {FILES}", False),
+        (f"Filter (id#1L > scalar-subquery#4 [])\n+- {FILES}", False),
+        (f"Project [now() AS now#4]\n+- {FILES}", False),
+        (f"Project [now#4]\n+- {FILES}", True),
     ],
 )
 def test_a_plan_shows_its_rows_unless_they_come_from_elsewhere(plan, shows):
