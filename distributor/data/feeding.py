@@ -107,7 +107,10 @@ def _kept(
         saved: list[float] | None = _saved(checkpoints)
     except OSError:  # a checkpoint that cannot be read now may refer to each of them
         saved = None
-    source = snapshots.source_of(data)
+    try:
+        source = snapshots.source_of(data, wanted)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"data {name!r}: {error}") from None
     folder, newest = there[-1] if there else ("", None)
     same = newest is not None and newest.source.is_same(source)
     if newest is not None and (same or (same is None and saved != [])):

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from distributor.errors import ConfigurationError
 
 _NAMES = {"bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint",
-          "float": "float", "double": "double", "string": "string", "large_string": "string", "binary": "binary",
-          "large_binary": "binary", "date32[day]": "date", "date64[ms]": "date"}  # fmt: skip
+          "uint8": "uint8", "float": "float", "double": "double", "string": "string", "large_string": "string",
+          "binary": "binary", "large_binary": "binary", "date32[day]": "date", "date64[ms]": "date"}  # fmt: skip
+
+_ROWS = 1 << 16  # of a batch of a table in memory
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def open_table(source: Any) -> LocalTable:
             "Data: the source must be a Spark or pandas DataFrame, a pyarrow.Table, the path of Parquet files or the "
             f"folder of a snapshot, not {type(source).__name__}"
         )
-    return LocalTable(_types(source.schema, "the table"), lambda names: source.to_batches())
+    return LocalTable(_types(source.schema, "the table"), lambda names: source.to_batches(_ROWS))
 
 
 def _parquet(pattern: str) -> LocalTable:
@@ -52,7 +55,8 @@ def _parquet(pattern: str) -> LocalTable:
     files = _files(pattern) or _files(f"{glob.escape(pattern)}/**/*.parquet")
     if not files:
         raise ConfigurationError(f"Data: there is no snapshot and no Parquet file at {pattern!r}")
-    types = _types(pq.read_schema(files[0]), f"the file {files[0]!r}")
+    with _named(files[0]):
+        types = _types(pq.read_schema(files[0]), f"the file {files[0]!r}")
     return LocalTable(types, lambda names: _row_groups(files, {name: types[name] for name in names}))
 
 
@@ -64,9 +68,20 @@ def _files(pattern: str) -> list[str]:
         name
         for name in sorted(glob.glob(pattern, recursive=True))
         if name.endswith(".parquet")
-        and os.path.isfile(name)
+        and not os.path.isdir(name)  # a link to nothing is an error when it is read
         and all(any(fnmatchcase(part, each) for each in named) for part in name.split("/") if hidden.match(part))
     ]
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name a file that cannot be read, which would look like one that cannot be written."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(f"the Parquet file {path!r} cannot be read: {error}") from None
 
 
 def _row_groups(files: list[str], types: Mapping[str, str]) -> Iterator[Any]:
@@ -74,7 +89,7 @@ def _row_groups(files: list[str], types: Mapping[str, str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     for path in files:
-        with pq.ParquetFile(path) as file:
+        with _named(path), pq.ParquetFile(path) as file:
             there = _types(file.schema_arrow, f"the file {path!r}")
             for name, kind in types.items():
                 if there.get(name) != kind:

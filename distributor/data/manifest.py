@@ -46,7 +46,7 @@ class SourceDigest:
     """Digests of what a snapshot was made from."""
 
     asked: str = ""  # columns, rules for nulls and types
-    plan: str = ""  # the table's plan and files; empty if it would not show that rows have changed
+    plan: str = ""  # the table's plan and files, or its rows; empty if it would not show that rows have changed
 
     def is_same(self, other: "SourceDigest") -> bool | None:
         """Return whether rows of both are the same; ``None`` if it cannot be told."""

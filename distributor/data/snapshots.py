@@ -6,24 +6,26 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributor.data import local_tables, spark_frames
 from distributor.data.manifest import DataFile, Field, SnapshotManifest, SourceDigest
 from distributor.data.source import Data, as_data, recipe
-from distributor.errors import ConfigurationError, ResourceError
+from distributor.errors import ConfigurationError, ResourceError, RunCancelledError
 from distributor.machine.storage import PAUSES, Url, is_url, open_storage
 from distributor.shipping import modules
 from distributor.text import notices
 from distributor.text.wording import count, size
 from distributor.values import codec
 from distributor.values.dataset import MANIFEST
+
+if TYPE_CHECKING:
+    from distributor.data.writer import Recipe
 
 #: What is in the folder of a snapshot before its manifest.
 _BEGUN = re.compile(rf"files-[0-9a-f]{{8}}|\.{re.escape(MANIFEST)}\.part")
@@ -33,8 +35,8 @@ def snapshot(source: Any, folder: str | os.PathLike[str]) -> Data:
     """Write a DataFrame once, keep it in a folder, and return it as data for any number of runs.
 
     If the folder has a snapshot already, it is used as it is, unless its source has changed. That can be told of
-    tables in files, by the plan and by the names of the files; of other sources, and with Python functions, a line says
-    that it cannot be told.
+    Spark's tables in files, by the plan and by the names of the files, and of tables that Spark does not read, by the
+    rows; of other sources, and with Python functions, a line says that it cannot be told.
 
     Args:
         source: a DataFrame, or ``Data`` with one.
@@ -85,11 +87,44 @@ def is_begun(folder: str) -> bool:
     return all(_BEGUN.fullmatch(name.partition("/")[0]) for name in names)
 
 
-def source_of(data: Data) -> SourceDigest:
-    """Return digests of what is asked of the source, and of the source itself, if changes of it can be told."""
-    asked = repr((sorted(data.pack.items()), data.label, data.columns, data.nulls, sorted(data.dtypes.items())))
-    plan = spark_frames.plan_of(data.source) if spark_frames.is_frame(data.source) else ""
+def source_of(data: Data, wanted: Callable[[], bool] = lambda: True) -> SourceDigest:
+    """Return digests of what is asked of the source, and of the source itself, if changes of it can be told.
+
+    Raises:
+        ConfigurationError: rows of a table that Spark does not read cannot become fields.
+        RunCancelledError: they are no longer ``wanted()``.
+    """
+    fields = None if data.wanted is None else sorted(data.wanted.items())
+    nulls = sorted(data.nulls.items()) if isinstance(data.nulls, Mapping) else data.nulls
+    asked = repr((fields, sorted(data.pack), nulls, sorted(data.dtypes.items())))
+    plan = spark_frames.plan_of(data.source) if spark_frames.is_frame(data.source) else _rows_of(data, wanted)
     return SourceDigest(hashlib.sha256(asked.encode()).hexdigest()[:16], plan)
+
+
+def _rows_of(data: Data, wanted: Callable[[], bool]) -> str:
+    """Return a digest of the rows of a table that Spark does not read."""
+    from distributor.data.writer import RefusedRows, digest
+
+    try:
+        return digest(*_local(data, wanted))
+    except RefusedRows as error:
+        raise ConfigurationError(f"the data cannot be written: {error}") from None
+
+
+def _local(data: Data, wanted: Callable[[], bool]) -> tuple[Recipe, Iterator[Any]]:
+    """Return how rows of a table that Spark does not read become fields, and its batches while they are wanted."""
+    from distributor.data.writer import sources_of
+
+    table = local_tables.open_table(data.source)
+    made = recipe(data, table.types)
+
+    def batches() -> Iterator[Any]:
+        for batch in table.batches(sources_of(made.outputs)):
+            if not wanted():
+                raise RunCancelledError("the run was cancelled while its data was written")
+            yield batch
+
+    return made, batches()
 
 
 def check(data: Data) -> None:
@@ -148,7 +183,8 @@ def write(
         with suppress(OSError):  # of a URL, which the error is about
             storage.remove_folder(files)
         if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another driver writes there too
+                os.rmdir(folder)
         raise
 
 
@@ -158,11 +194,10 @@ def _written(data: Data, files: str, wanted: Callable[[], bool]) -> tuple[tuple[
         made = recipe(data, types)
         parts = spark_frames.write(data.source, made, files, types, wanted)
     else:
-        from distributor.data.writer import sources_of, write_part
+        from distributor.data.writer import write_part
 
-        table = local_tables.open_table(data.source)
-        made = recipe(data, table.types)
-        parts = [write_part(files, made, 0, table.batches(sources_of(made.outputs)))]
+        made, batches = _local(data, wanted)
+        parts = [write_part(files, made, 0, batches)]
     _check_parts(parts, files)
     kept = sorted((part for part in parts if part.file), key=lambda part: part.index)
     there = Url(files, PAUSES).sizes() if is_url(files) else os.listdir(files)

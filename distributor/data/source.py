@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _NUMBERS = {
     "smallint": "int16",
     "int": "int32",
     "bigint": "int64",
+    "uint8": "uint8",
     "float": "float32",
     "double": "float64",
     "date": "int32",
@@ -77,6 +79,8 @@ class Data:
     lanes: int = 48
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, str):
+            object.__setattr__(self, "source", os.path.expanduser(self.source))
         if not isinstance(self.pack, Mapping):
             raise ConfigurationError(
                 f"Data(pack=...) must be a dict such as {{'x': ['age', 'height']}}, not {self.pack!r}"

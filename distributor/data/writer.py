@@ -4,6 +4,7 @@ It needs pyarrow and NumPy. Each file is an Arrow IPC file without nulls. Its fi
 as they go into tensors (`row_layout`).
 """
 
+import hashlib
 import os
 import tempfile
 import uuid
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -89,6 +91,29 @@ def write_part(folder: str, recipe: Recipe, index: int, batches: Iterable[pa.Rec
             with suppress(FileNotFoundError):
                 os.remove(path)
     return written
+
+
+def digest(recipe: Recipe, batches: Iterable[pa.RecordBatch]) -> str:
+    """Return a digest of the rows, however they are cut into batches. RefusedRows: they cannot become fields."""
+    nulls: dict[str, int] = {}
+    found: dict[tuple[str, int], Any] = {}
+    for batch in _converted(recipe, batches, nulls):
+        for name, column in zip(batch.schema.names, batch.columns):
+            for part, content in enumerate(_contents(column)):
+                found.setdefault((name, part), hashlib.sha256()).update(content)
+    shown = [(key, each.hexdigest()) for key, each in sorted(found.items())], sorted(nulls.items())
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
+
+
+def _contents(column: pa.Array) -> list[Any]:
+    """Return a column's values as bytes, and their lengths if these may differ."""
+    if pa.types.is_list(column.type):
+        return [column.flatten().to_numpy(zero_copy_only=False), column.value_lengths().to_numpy()]
+    _, values, *others = column.buffers()
+    if not others:
+        return [values]
+    offsets = np.frombuffer(values, "int32")[column.offset : column.offset + len(column) + 1]
+    return [memoryview(others[0] or b"")[offsets[0] : offsets[-1]], np.diff(offsets)]
 
 
 def _write(path: str, recipe: Recipe, index: int, batches: Iterable[pa.RecordBatch]) -> DataFile:
@@ -290,6 +315,9 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
         return column
     if value is None:
         value = "" if pa.types.is_string(column.type) else b"" if pa.types.is_binary(column.type) else 0
+    if pa.types.is_decimal(column.type):
+        with suppress(pa.ArrowInvalid):  # a value with more digits: then all become floats
+            return pc.fill_null(column, pa.scalar(Decimal(value), column.type))
     column = _plain(column)
     return pc.fill_null(column, pa.scalar(value, column.type))
 
@@ -316,17 +344,32 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
-    values = _plain(column).to_numpy(zero_copy_only=False)
     wanted = stored(dtype)
+    if wanted.kind in "iu" and pa.types.is_decimal(column.type):
+        column = _whole_numbers(name, column, dtype)
+    values = _plain(column).to_numpy(zero_copy_only=False)
+    wrong: Any = np.zeros(0, bool)
     with np.errstate(all="ignore"):
         made = values.astype(wanted, copy=False)
-        wrong = made != values if wanted.kind in "iu" and made is not values else np.zeros(0, bool)
+        if made is not values:
+            wrong = made != values if wanted.kind in "iu" else np.isinf(made) & np.isfinite(values)
         wrong = made > 1 if dtype == "bool" and not wrong.any() else wrong
         if wrong.any():
-            raise RefusedRows(
-                f"column {name!r} has values such as {values[wrong][0]} that dtype {dtype!r} cannot hold: use another"
-            )
+            raise RefusedRows(_misfit(name, values[wrong][0], dtype))
     return made
+
+
+def _whole_numbers(name: str, column: pa.Array, dtype: str) -> pa.Array:
+    """Return decimals as whole numbers: a float would round large ones."""
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        wrong = next(each for each in column.to_pylist() if int(each) != each or not -(1 << 63) <= each < 1 << 63)
+        raise RefusedRows(_misfit(name, wrong, dtype)) from None
+
+
+def _misfit(name: str, value: Any, dtype: str) -> str:
+    return f"column {name!r} has values such as {value} that dtype {dtype!r} cannot hold: use another"
 
 
 def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> list[Any]:
@@ -341,6 +384,15 @@ def _make_list(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
 
 
 def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
+    try:
+        parts[0].validate(full=True)
+    except pa.ArrowInvalid:
+        name = output.sources[0]
+        raise RefusedRows(f"column {name!r} has texts that are not UTF-8: cast it to binary") from None
+    return parts[0]
+
+
+def _make_binary(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     return parts[0]
 
 
@@ -353,5 +405,5 @@ _MAKERS: Mapping[str, Callable[[FieldRecipe, list[pa.Array]], Any]] = {
     "number": _make_numbers,
     "list": _make_list,
     "text": _make_text,
-    "binary": _make_text,
+    "binary": _make_binary,
 }

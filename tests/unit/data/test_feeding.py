@@ -10,7 +10,7 @@ from jobs import make_job
 
 from distributor.checkpoint.catalog import Catalog, Draft
 from distributor.checkpoint.records import INDEX, MANIFEST, folder_name
-from distributor.data import feeding
+from distributor.data import feeding, snapshots
 from distributor.data.source import Data
 from distributor.machine.storage import Folder, open_storage
 from distributor.values.checkpoints import Checkpoints
@@ -28,8 +28,8 @@ def where(request, place):
     return request.param.format(place)
 
 
-def feed(where, *names, held=True, **options):
-    data = {name: Data(pa.table({"a": [1, 2, 3]}), **options) for name in names or ("train",)}
+def feed(where, *names, held=True, rows=(1, 2, 3), **options):
+    data = {name: Data(pa.table({"a": rows}), **options) for name in names or ("train",)}
     fence = FencingToken(str(where), "3f2a") if held else None
     return feeding.feed(make_job(checkpoints=Checkpoints(str(where)), fence=fence), data, lambda: True)
 
@@ -89,7 +89,7 @@ def test_data_stays_while_a_checkpoint_cannot_be_read(place, monkeypatch, caplog
     assert kept(place) == []
 
 
-def test_data_of_unknown_rows_goes_on_while_a_checkpoint_cannot_be_read(place, monkeypatch):
+def test_data_goes_on_while_a_checkpoint_cannot_be_read(place, monkeypatch):
     with feed(place):
         save(place)
     before = kept(place)
@@ -97,6 +97,18 @@ def test_data_of_unknown_rows_goes_on_while_a_checkpoint_cannot_be_read(place, m
     with feed(place):
         assert kept(place) == before
     assert kept(place) == before
+
+
+def test_a_run_gets_the_rows_that_it_was_given(place):
+    """Another snapshot's state is refused by the loader."""
+    with feed(place) as job:
+        save(place)
+        first = job.data["train"]
+    with feed(place) as job:
+        assert job.data["train"] == first
+    with feed(place, rows=[7, 8, 9, 10]) as job:
+        assert snapshots.find(job.data["train"].folder).rows == 4
+        assert job.data["train"].snapshot != first.snapshot
 
 
 def test_what_a_killed_driver_has_begun_is_removed_by_the_next_that_holds_the_place(place, where):

@@ -2,19 +2,21 @@
 
 import datetime
 import os
+import re
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distributor.data import snapshots, writer
+from distributor.data import local_tables, snapshots, writer
 from distributor.data.loader import RankDataset
 from distributor.data.snapshots import snapshot
 from distributor.data.source import Data
 from distributor.data.writer import write_part
-from distributor.errors import ConfigurationError, ResourceError
+from distributor.errors import ConfigurationError, ResourceError, RunCancelledError
 from distributor.values.dataset import Dataset
 
 NULLS = {"a": [1.0, None, 3.0, 4.0], "b": [1, 2, None, 4], "name": ["w", "x", "y", None], "list": [[1], [2], [3], [4]]}
@@ -205,17 +207,166 @@ def test_a_snapshot_is_used_again_unless_other_columns_are_asked_for(tmp_path, c
     before = os.stat(folder / "snapshot.json").st_mtime_ns
     snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["a"]), folder)
     assert os.stat(folder / "snapshot.json").st_mtime_ns == before
-    assert "cannot be told whether its source has changed" in caplog.text
+    assert "uses the snapshot" in caplog.text
+    assert "cannot be told" not in caplog.text
     with pytest.raises(ConfigurationError, match=r"another source or of other columns, 2 rows written at .*: remove"):
         snapshot(Data(pa.table({"a": [1, 2], "b": [3, 4]}), columns=["b"]), folder)
     with pytest.raises(ConfigurationError, match="is a snapshot, which has its columns already"):
         snapshots.check(Data(str(folder), columns=["a"]))
 
 
+def tables(rows, tmp_path):
+    """The same rows as a table, in other batches, as a pandas DataFrame and in a Parquet file."""
+    table = pa.table(rows)
+    pq.write_table(table, tmp_path / "it.parquet", row_group_size=1)
+    parts = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    return {"table": table, "parts": parts, "pandas": table.to_pandas(), "file": str(tmp_path / "it.parquet")}
+
+
+@pytest.mark.parametrize("kind", ["table", "parts", "pandas", "file"])
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"a": [1, 2, 4], "t": ["x", "yz", ""], "l": [[1], [], [2, 3]]},
+        {"a": [1, 2, 3], "t": ["x", "y", "z"], "l": [[1], [], [2, 3]]},
+        {"a": [1, 2, 3], "t": ["xy", "z", ""], "l": [[1], [], [2, 3]]},
+        {"a": [1, 2, 3], "t": ["x", "yz", ""], "l": [[1], [2], [3]]},
+        {"a": [1, 2, 3, 3], "t": ["x", "yz", "", ""], "l": [[1], [], [2, 3], []]},
+    ],
+)
+def test_rows_that_have_changed_are_another_source(tmp_path, kind, later):
+    rows = {"a": [1, 2, 3], "t": ["x", "yz", ""], "l": [[1], [], [2, 3]]}
+    snapshot(tables(rows, tmp_path)["table"], tmp_path / "kept")
+    for same in tables(rows, tmp_path).values():
+        snapshot(same, tmp_path / "kept")
+    with pytest.raises(ConfigurationError, match="a snapshot of another source"):
+        snapshot(tables(later, tmp_path)[kind], tmp_path / "kept")
+
+
+def test_a_list_and_a_tuple_of_columns_are_the_same(tmp_path):
+    for columns in (["a"], ("a",)):
+        snapshot(Data(pa.table(NULLS), pack={"x": columns}, columns=columns, nulls="drop"), tmp_path / "kept")
+
+
+def test_what_another_driver_has_written_meanwhile_stays(tmp_path):
+    folder = tmp_path / "kept"
+
+    def rows():
+        yield from pa.table({"a": [1, 2]}).to_batches()
+        snapshots.write(Data(pa.table({"a": [1, 2, 3]})), str(folder))
+        yield from pa.table({"a": pa.array([None], pa.int64())}).to_batches()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigurationError, match="nulls in 'a'"):
+        table = local_tables.LocalTable({"a": "bigint"}, lambda names: rows())
+        opened = [table, local_tables.open_table(pa.table({"a": [1, 2, 3]}))]
+        patch.setattr(local_tables, "open_table", lambda source: opened.pop(0))
+        snapshots.write(Data(None), str(folder))
+    assert snapshots.find(str(folder)).rows == 3
+    assert len(list(folder.glob("files-*"))) == 1
+
+
+def test_a_run_that_is_cancelled_copies_no_more_rows(tmp_path):
+    asked = []
+    with pytest.raises(RunCancelledError, match="cancelled while its data was written"):
+        snapshots.write(
+            Data(pd.DataFrame({"a": np.zeros(1_000_000)})),
+            str(tmp_path / "it"),
+            wanted=lambda: asked.append(1) or len(asked) < 3,
+        )
+    assert len(asked) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def spoil(path):
+    content = bytearray(path.read_bytes())
+    content[100:400] = b"\xff" * 300
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        spoil,
+        lambda path: os.truncate(path, 500),
+        lambda path: os.truncate(path, 0),
+        os.remove,
+        lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    ],
+    ids=["corrupt", "cut", "empty", "removed", "link"],
+)
+@pytest.mark.parametrize("name", ["1.parquet", "2.parquet"])
+def test_a_parquet_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, harm, name):
+    for number in (1, 2):
+        table = pa.table({"a": np.arange(1000), "t": [f"text {row}" for row in range(1000)]})
+        pq.write_table(table, tmp_path / f"{number}.parquet", use_dictionary=False)
+    if harm is os.remove:
+        found = [str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet")]
+        monkeypatch.setattr(local_tables, "_files", lambda pattern: found)
+    harm(tmp_path / name)
+    with pytest.raises(ConfigurationError) as caught:
+        snapshots.write(Data(str(tmp_path / "*.parquet")), str(tmp_path / "it"))
+    assert f"the Parquet file {str(tmp_path / name)!r} cannot be read: " in str(caught.value)
+    assert "written" not in str(caught.value)
+    assert not (tmp_path / "it").exists()
+
+
+def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "it.parquet")
+    assert written(tmp_path / "kept", "~/it.parquet") == {"a": [1]}
+    assert snapshots.is_snapshot(Data("~/kept"))
+
+
+def test_a_text_that_is_no_unicode_is_refused(tmp_path):
+    table = pa.table({"t": pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())})
+    with pytest.raises(ConfigurationError, match="column 't' has texts that are not UTF-8.*binary"):
+        snapshots.write(Data(table), str(tmp_path / "it"))
+
+
+def test_small_whole_numbers_without_sign_stay_so(tmp_path):
+    table = pa.table(
+        {"a": pa.array([0, None, 255], pa.uint8()), "l": pa.array([[1], [2], [200]], pa.list_(pa.uint8()))}
+    )
+    assert written(tmp_path / "it", table, nulls={"a": 7}) == {"a": [0, 7, 255], "l": [[1], [2], [200]]}
+    fields = snapshots.find(str(tmp_path / "it")).fields
+    assert [each.dtype for each in fields] == ["uint8", "uint8"]
+
+
+BIG = 2**53 + 1
+
+
+@pytest.mark.parametrize("nulls", ["error", "fill", {"a": -1}])
+def test_decimals_become_whole_numbers_exactly(tmp_path, nulls):
+    values = [Decimal(BIG), Decimal(-BIG), Decimal(0) if nulls == "error" else None]
+    table = pa.table({"a": pa.array(values, pa.decimal128(38, 2))})
+    found = written(tmp_path / "it", table, dtypes={"a": "int64"}, nulls=nulls)
+    assert found["a"] == [BIG, -BIG, -1 if isinstance(nulls, dict) else 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int64", "9007199254740993.50"), ("int64", "9223372036854775808.00"), ("int8", "128.00"), ("int64", "0.25")],
+)
+def test_decimals_that_are_no_such_whole_numbers_are_refused(tmp_path, dtype, value):
+    table = pa.table({"a": pa.array([Decimal(1), Decimal(value)], pa.decimal128(38, 2))})
+    number = re.escape(value).replace(r"\.00", "")
+    with pytest.raises(ConfigurationError, match=rf"values such as {number}.* that dtype '{dtype}' cannot hold"):
+        snapshots.write(Data(table, dtypes={"a": dtype}), str(tmp_path / "it"))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 70_000), ("float16", -70_000.0), ("float32", 1e39)])
+def test_numbers_that_would_become_infinite_are_refused(tmp_path, dtype, value):
+    with pytest.raises(ConfigurationError, match=rf"values such as {value!r} that dtype".replace("+", r"\+")):
+        snapshots.write(Data(pa.table({"a": [1, value]}), dtypes={"a": dtype}), str(tmp_path / "it"))
+    endless = written(tmp_path / "other", pa.table({"a": [float("inf"), 1.0]}), dtypes={"a": dtype})
+    assert endless["a"] == [float("inf"), 1.0]
+
+
 def test_files_of_repeated_tasks_are_removed(tmp_path, monkeypatch):
-    def twice(*arguments):
-        write_part(*arguments)
-        return write_part(*arguments)
+    def twice(folder, recipe, index, batches):
+        batches = [*batches]
+        write_part(folder, recipe, index, batches)
+        return write_part(folder, recipe, index, batches)
 
     monkeypatch.setattr(writer, "write_part", twice)
     assert written(tmp_path / "it", pa.table({"a": [1, 2]})) == {"a": [1, 2]}
