@@ -225,6 +225,21 @@ def test_a_text_that_is_not_utf_8_may_be_null(one_jvm: Any) -> None:
         predict(load, texts.coalesce(1), input={"t": "t"}, output="y float").collect()
 
 
+@pytest.mark.slow
+def test_a_vector_that_is_null_is_a_row_that_fails(one_jvm: Any) -> None:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    kinds = StructType([StructField("id", LongType()), StructField("v", VectorUDT())])
+    frame = one_jvm.createDataFrame([(1, Vectors.dense([1.0, 2.0])), (2, None)], kinds)
+
+    def load() -> Any:
+        return lambda batch: batch["v"].sum(1)
+
+    rows = predict(load, frame, input={"v": "v"}, output="total float", keep=["id"], on_error="null").collect()
+    assert sorted((row.id, row.total, row.error) for row in rows) == [(1, 3, None), (2, None, "column 'v' is null")]
+
+
 def broken(kind: str) -> Any:
     def load() -> Any:
         if kind == "load":
