@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, DistributorError
 from distributor.schedulers.spark import java
@@ -166,11 +167,18 @@ def submitted_master() -> str:
         raise ConfigurationError(f"spark-submit does not say which master it uses: {_first_words(error)}") from None
 
 
+#: Of started contexts, which do not change: by context and key.
+_settings: WeakKeyDictionary[Any, dict[str, str | None]] = WeakKeyDictionary()
+
+
 def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
     """Return the value of a setting: for a classic session, the value with which its context was started."""
     if is_connect(session):
         return session.conf.get(key, default)
-    return session.sparkContext._conf.get(key, default)  # getConf() would copy all, one JVM call each
+    known = _settings.setdefault(session.sparkContext, {})
+    if key not in known:
+        known[key] = session.sparkContext._conf.get(key)  # getConf() would copy all, one JVM call each
+    return default if known[key] is None else known[key]
 
 
 def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
