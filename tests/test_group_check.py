@@ -54,6 +54,19 @@ def group_that_is_left_before_a_last_step() -> None:
     step()
 
 
+def step_for_others_by_rpc() -> None:
+    """One rank trains with what the other computes for it."""
+    import torch.distributed.rpc as rpc
+
+    from distributor import runtime
+
+    rpc.init_rpc(f"rank-{runtime.rank()}", rank=runtime.rank(), world_size=2)
+    if runtime.rank() == 0:
+        rpc.rpc_sync("rank-1", abs, (-1,))
+        step()
+    rpc.shutdown()
+
+
 def group_of_its_own() -> None:
     import torch.distributed as dist
 
@@ -85,6 +98,7 @@ def test_ranks_that_train_alone_are_warned(make: Make, training: Any, caplog: py
     ("ranks", "function", "require_group"),
     [
         (2, step_with_a_group, True),
+        (2, step_for_others_by_rpc, True),
         *(
             pytest.param(ranks, function, required, marks=pytest.mark.long)
             for ranks, function, required in (

@@ -237,6 +237,17 @@ def test_output_of_the_users_excepthook_is_shown(make_local: Make, capfd: pytest
     assert re.search(r"^\[rank 0 \S+\] the hook was told of no$", capfd.readouterr().err, re.MULTILINE)
 
 
+def fail_with_another_stderr(path: str) -> None:
+    sys.stderr = open(path, "w")
+    raise ValueError("no")
+
+
+def test_another_stderr_gets_the_traceback_as_well(make_local: Make, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="ValueError: no"):
+        make_local(1).run(fail_with_another_stderr, str(tmp_path / "errors"))
+    assert "ValueError: no" in (tmp_path / "errors").read_text()
+
+
 FAILING = """
     from distributor import TorchDistributor
     import trainings

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 
 import programs
 import pytest
+import torch
+from sessions import Make
 
 PROGRAM = """
     import dataclasses
@@ -80,3 +85,47 @@ PROGRAM = """
 def test_what_a_script_defines_is_found_by_its_name(master: str, tmp_path: Path) -> None:
     done = programs.run(tmp_path, PROGRAM, tmp_path, master)
     assert json.loads(done.stdout.splitlines()[-1]) == [[[5, 5], [4, 9], [4, 9], [4, 9], [0, 1, 4]], True, True]
+
+
+SCRIPT = """
+import atexit, gzip, io, multiprocessing, os, sys, tarfile, zipfile
+import torch
+
+class Answer(torch.nn.Linear):
+    pass
+
+def answer(number):
+    return Answer(number, 1)
+
+lines = gzip.open("lines.gz", "wt")
+lines.write("one")
+archive = zipfile.ZipFile("archive.zip", "w")
+archive.writestr("a", "b")
+packed = tarfile.open("packed.tgz", "w:gz")
+packed.addfile(tarfile.TarInfo("empty"))
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (made,) = pool.map(answer, [3])
+    atexit.register(lambda: torch.save(made, "answer.pt"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", pytest.param("module", marks=pytest.mark.long)])
+@pytest.mark.slow
+def test_a_script_goes_on_as_main_until_its_rank_ends(
+    make_local: Make, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children send back objects of its classes, exit callbacks pickle them, and open files are completed."""
+    monkeypatch.chdir(tmp_path)
+    Path("as_main.py").write_text(SCRIPT)
+    if kind == "script":
+        make_local(1).run("as_main.py")
+    else:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        make_local(1).run_module("as_main")
+    with pytest.raises(AttributeError, match="Answer"):  # saved by its name in the script's __main__
+        torch.load("answer.pt", weights_only=False)
+    assert gzip.open("lines.gz").read() == b"one"
+    assert zipfile.ZipFile("archive.zip").namelist() == ["a"]
+    assert tarfile.open("packed.tgz").getnames() == ["empty"]

@@ -63,7 +63,7 @@ class GroupCheck:
             return
         self._trains = True
         size = self._group_size()
-        self._met = size == self._world_size
+        self._met = size == self._world_size or self._has_rpc()
         self._elsewhere = self._elsewhere or size not in (None, self._world_size)
 
     @staticmethod
@@ -72,6 +72,13 @@ class GroupCheck:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
         return int(distributed.get_world_size())
+
+    @staticmethod
+    def _has_rpc() -> bool:
+        """Whether this process is one of RPC's, which trains with others in its own way."""
+        api = sys.modules.get("torch.distributed.rpc.api")
+        is_set = getattr(api, "_is_current_rpc_agent_set", lambda: False)
+        return bool(is_set())
 
     @staticmethod
     def _was_in_group() -> bool:

@@ -24,16 +24,25 @@ _writing = threading.Lock()  # threads may start processes at once
 _SOURCE = "from distributor.rank import main_module\nglobals().update(main_module.names_in({path!r}))\n"
 
 
+def anew() -> ModuleType:
+    """Replace this process's ``__main__`` by an empty module.
+
+    It stays when its code has ended: exit callbacks and threads may pickle what it defines. What processes of
+    multiprocessing send back is looked up in ``__mp_main__``.
+    """
+    main = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    return main
+
+
 def become(folder: str, local_rank: int) -> None:
     """Replace this process's ``__main__`` by a module with the names that came with the call it has unpickled."""
-    main = ModuleType("__main__")
+    main = anew()
     # Without file and specification, PySpark believes that its own doctests run, and may end the process with code 0
     # (pyspark.sql.connect.utils.check_dependencies). With a name, mpi4py's pools would import the main module in their
     # workers (mpi4py.futures._core.import_main).
     main.__spec__ = ModuleSpec("__main__", None)
     main.__spec__.name = None  # type: ignore[assignment]
     vars(main).update(_names())
-    sys.modules["__main__"] = main
     source, call = Path(folder, f"main-{local_rank}.py"), layout.call(folder)
     on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, source, call))
 

@@ -59,6 +59,11 @@ _stacks: io.BufferedWriter | None = None
 
 _exit = os._exit  # user code may replace os._exit
 
+_runpy: Any = runpy  # its public functions put back another __main__ once the code has run
+
+#: Classes, by module, whose files have an end of their own, in the order in which one may write into another.
+_ARCHIVES = {"tarfile": "TarFile", "zipfile": "ZipFile", "gzip": "GzipFile", "bz2": "BZ2File", "lzma": "LZMAFile"}
+
 _FAILED_PATIENCE = 2.0  # seconds that a failed rank's threads and exit callbacks have to finish
 
 
@@ -209,7 +214,8 @@ def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *
     It is printed if the user has set ``sys.excepthook`` or redirected stderr, and in a fork of the rank.
     """
     hook = _without_torch(sys.excepthook)
-    if not is_rank or hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
+    is_redirected = sys.stderr is not sys.__stderr__ or not _is_stderr(2, order, local_rank)
+    if not is_rank or hook is not sys.__excepthook__ or is_redirected:
         hook(type(error), error, error.__traceback__)
         return
     with suppress(OSError), open(_open_log(order, local_rank, "uncaught"), "wb") as file:
@@ -291,12 +297,16 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
         sys.argv = [target.name, *target.argv]
         if modules.find(target.name) is None:
             raise ModuleNotFoundError(f"No module named {target.name!r}", name=target.name)
-        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        _, spec, code = _runpy._get_module_details(target.name)
+        sys.argv[0] = spec.origin
+        _runpy._run_code(code, vars(main_module.anew()), None, "__main__", spec)
         return None
     path = script_path(order, target)
     sys.argv = [path, *target.argv]
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    runpy.run_path(path, run_name="__main__")
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    _runpy._run_code(code, vars(main_module.anew()), None, "__main__", script_name=path)
     return None
 
 
@@ -329,6 +339,19 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
     end.start()
 
 
+def _complete_files() -> None:
+    """Complete files that are still open, the outermost first, as the interpreter does when it deletes globals."""
+    archives = [getattr(sys.modules[module], kind) for module, kind in _ARCHIVES.items() if module in sys.modules]
+    kinds = (io.TextIOWrapper, *archives, io.BufferedWriter)
+    # isinstance would ask the object's own __class__, which may run user code
+    left = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+    for kind in kinds:
+        for item in left:
+            if issubclass(type(item), kind):
+                with suppress(Exception):  # the file or its pipe is closed
+                    item.close() if kind in archives else item.flush()
+
+
 def _finalize(code: int, result: RankResult, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
@@ -341,13 +364,7 @@ def _finalize(code: int, result: RankResult, last: Call | None, local_rank: int)
     atexit._run_exitfuncs()
     if code == 0 and result.is_mine:
         _call_ours(last, local_rank)
-    for item in gc.get_objects():
-        # isinstance would ask the object's own __class__, which may run user code
-        if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):
-            try:
-                item.flush()
-            except Exception:  # the file or its pipe is closed
-                continue
+    _complete_files()
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0 and result.is_mine:
         with suppress(RuntimeError):  # without a thread, there is no time limit: do not wait
