@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from distributor.shipping import modules
+from distributor.values import layout
 from distributor.values.job import Job, Module, Script
 from distributor.values.outcome import Failure
 
@@ -21,6 +22,8 @@ _NO_GPU = re.compile(
     # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of an AMD GPU.
     r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
+#: A file beside the node's copy of a script.
+_BESIDE = re.compile(rf"/{layout.PREFIX}[^/]+/{layout.SCRIPT}/(.+)")
 #: Asserts that there is a GPU, in a traceback. The error's message need not mention it.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
@@ -127,6 +130,10 @@ def _about_package(script: str) -> str:
 
 
 def _about_file(path: str, failure: Failure, job: Job) -> str:
+    if isinstance(job.target, Script) and (shipped := _BESIDE.search(path)) is not None:
+        folder = os.path.dirname(os.path.abspath(job.target.path))
+        if os.path.exists(os.path.join(folder, shipped[1])):
+            return f"{shipped[1]} is on the driver, in {folder}, beside the script. {_ship(folder)}"
     try:
         if os.stat(path).st_ctime >= failure.time:  # the file was created or changed after the failure
             return ""

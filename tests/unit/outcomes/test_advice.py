@@ -203,6 +203,15 @@ def test_a_package_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+def test_a_file_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").touch()
+    sought = "/tmp/distributor-3f2a/script/kernels.py"
+    ended = failure("FileNotFoundError", f"[Errno 2] No such file or directory: {sought!r}")
+    found = advise(ended, job(Script(str(tmp_path / "train.py"), b"")))
+    assert f"kernels.py is on the driver, in {tmp_path}, beside the script." in found
+    assert f"pass working_dir={str(tmp_path)!r}" in found
+
+
 def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     ended = failure("FileNotFoundError", "[Errno 2] No such file or directory: 'settings.json'")
     told = f"settings.json is in the driver's current directory, {project}"
