@@ -112,9 +112,11 @@ class Writer:
             return
         with self._lock:
             left_out, self._left_out = self._left_out, {}
-            for number in sorted({each.number for each in left_out.values()}):
-                last = {name: each for name, each in left_out.items() if each.number == number}
-                report = next(iter(last.values()))
+            names: dict[int, list[str]] = {}  # by the number of the report in which they were last
+            for name, report in left_out.items():
+                names.setdefault(report.number, []).append(name)
+            for _, last in sorted(names.items()):
+                report = left_out[last[0]]
                 self._write(pack(replace(report, values={name: report.values[name] for name in last if name})))
 
     def _write(self, line: bytes) -> bool:

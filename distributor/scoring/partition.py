@@ -240,11 +240,11 @@ def _gpus_of_task() -> tuple[str, ...]:
 
 def _values(field: FieldRecipe, parts: list[Any]) -> Any:
     """Return an input as an array, or as a list of texts, bytes, or arrays of different lengths."""
-    values = parts[0] if field.kind == "list" else made(field, parts)
     if field.kind == "number":
+        values = made(field, parts)
         array = np.stack(values, axis=1) if field.is_packed else np.array(values[0])
         return array.view(bool) if field.dtype == "bool" else array
-    return _lists(field, parts[0]) if field.kind == "list" else values.to_pylist()
+    return _lists(field, parts[0]) if field.kind == "list" else parts[0].to_pylist()
 
 
 def _lists(field: FieldRecipe, column: Any) -> Any:

@@ -37,6 +37,14 @@ def test_callbacks_learn_which_rows_a_rank_has_logged_itself() -> None:
     assert [(type(row), row.values) for row in reports.metrics] == [(Row, {"loss": 1.0}), (Row, {"loss": 0.5})]
 
 
+def test_a_report_that_comes_late_takes_back_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank writes at its end what it has left out before."""
+    monkeypatch.setattr(driver, "_RECENT", 1)
+    progress = taken(Log(0, REPORTS, 0, made(8, loss=1.0) + made(3, loss=2.0))).progress
+    assert progress is not None
+    assert progress.step == 8
+
+
 def test_each_byte_counts_once_however_it_comes() -> None:
     data = made(0, loss=1.0) + made(1, loss=0.5) + made(2, loss=math.inf)
     reports = Reports(2, 1)
