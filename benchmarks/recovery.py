@@ -26,9 +26,9 @@ from typing import Any
 #: ``None`` if there is no target.
 TARGETS = {"rank": 1.0, "agent": 3.0, "worker": 3.0, "executor": None, "driver": 15.0}
 
-#: Modules that are imported before ranks start. DistributedDataParallel imports torch._dynamo, which takes half a
-#: second.
-PRELOAD = ["psutil", "torch._dynamo"]
+PRELOAD = ["psutil"]  # which ranks use to find the victim
+
+_AFTER = 3.0  # seconds of training before a kill
 
 
 def train(folder: str, size: int, victim: str) -> None:
@@ -52,6 +52,7 @@ def train(folder: str, size: int, victim: str) -> None:
         Path(folder, f"went-on-{rank}").write_text(str(time.time()))
         return
     if rank == 1 % dist.get_world_size():
+        time.sleep(_AFTER)
         pid = victim_of(victim)
         killed.with_suffix(".new").write_text(str(time.time()))
         killed.with_suffix(".new").rename(killed)

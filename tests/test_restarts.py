@@ -102,6 +102,45 @@ def test_ranks_start_again_on_the_same_nodes(
         assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
 
 
+def import_dynamo(folder: str, variable: bool) -> tuple[bool, bool]:
+    """Whether torch._dynamo was loaded in the second attempt, and what it has read from a variable."""
+    import sys
+
+    from distributor import runtime
+
+    is_loaded, rank = "torch._dynamo" in sys.modules, runtime.rank()
+    launcher = psutil.Process().parent()
+    assert launcher is not None
+    spares = [child for child in launcher.children() if child.cmdline()[4] == "spare"]
+    size = sum(spare.memory_info().rss for spare in spares)
+    if variable and rank % 2 == 1:
+        os.environ["TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"] = "1"
+    import torch._dynamo
+
+    if runtime.attempt() > 0:
+        return is_loaded, torch._dynamo.config.capture_scalar_outputs
+    Path(folder, f"imported-{rank}").touch()
+    if rank == 1:
+        watch.until(lambda: len(list(Path(folder).glob("imported-*"))) == 4)
+        (spare,) = spares
+        looks = spare.num_ctx_switches().voluntary
+        watch.until(
+            lambda: spare.num_ctx_switches().voluntary > looks + 2 or spare.memory_info().rss > size + (30 << 20)
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
+    trainings.wait_for(str(Path(folder, "never")))
+    raise AssertionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_slow_import_is_repeated_before_the_next_attempt_unless_ranks_change_what_it_reads(
+    submit: Submit, tmp_path: Path, variable: bool
+) -> None:
+    run = submit(import_dynamo, str(tmp_path), variable, restart_on="infrastructure")
+    assert run.results(watch.DEADLINE) == [(not variable, variable and rank % 2 == 1) for rank in range(4)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("local_ranks", ["executor", pytest.param("host", marks=pytest.mark.long)])
 def test_each_node_keeps_states_in_memory(submit: Submit, tmp_path: Path, local_ranks: str) -> None:

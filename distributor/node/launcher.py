@@ -8,6 +8,7 @@ node's agent does all other communication.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -16,18 +17,19 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
 import torch  # noqa: F401  # first, so that a Python without torch is said to lack torch
 
-from distributor.machine import bootstrap
+from distributor.machine import bootstrap, forks
 from distributor.machine.bootstrap import overwrite
-from distributor.machine.processes import die_with_parent
+from distributor.machine.processes import die_with_parent, readable
 from distributor.node import launchers
 from distributor.node.rank_supervisor import RankSupervisor
 from distributor.node.rendezvous import Rendezvous
-from distributor.rank import lookups
+from distributor.rank import lookups, slow_import
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
@@ -35,6 +37,8 @@ from distributor.values.plan import NodeOrder
 
 #: What a spare shows in its command line in place of ``launcher``, padded to the same length.
 _SPARE = "spare".ljust(len("launcher"), "\0")
+
+_LOOK = 0.5  # seconds between looks at what ranks have imported
 
 _telling = threading.Lock()
 
@@ -68,8 +72,9 @@ def _settle(order: NodeOrder) -> None:
 
 
 def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
-    if order.spare_fd is not None:
-        _fork_spare(order, order.spare_fd, agent_pid)
+    if (spare_fd := order.spare_fd) is not None:
+        order = replace(order, imported=mmap.mmap(-1, order.plan.node.local_world_size))
+        _fork_spare(order, spare_fd, agent_pid)
     _launch(order)
 
 
@@ -89,6 +94,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
         overwrite("launcher", _SPARE)
         line = socket.socket(fileno=spare_fd)
         line.send(str(os.getpid()).encode())
+        _import_early(order, line)
         following = launchers.await_order(line)
         if following is None:
             os._exit(0)
@@ -101,6 +107,16 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+def _import_early(order: NodeOrder, line: socket.socket) -> None:
+    """Import what all ranks have imported, unless the next order comes before."""
+    while order.imported is not None and not readable([line.fileno()], _LOOK):
+        if slow_import.by_all(order.imported):
+            slow_import.repeat({**order.environ, **order.plan.rank_env[0]}, order.cwd, order.sys_path)
+            if (broken := forks.what_breaks()) is not None:
+                raise RuntimeError(f"cannot fork the next attempt's ranks: an import {broken}")
+            return
 
 
 def _launch(order: NodeOrder) -> NoReturn:

@@ -9,7 +9,6 @@ last fork if it is to be replaced, for example because a loaded module's file ha
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import hmac
@@ -19,7 +18,6 @@ import os
 import shutil
 import socket
 import sys
-import threading
 import time
 import traceback
 from contextlib import suppress
@@ -28,7 +26,7 @@ from typing import NoReturn
 
 from distributor.channel import control
 from distributor.channel.control import OUTDATED, UNFIT, peer_user
-from distributor.machine import bootstrap, folders, processes
+from distributor.machine import bootstrap, folders, forks, processes
 from distributor.node import reaper
 from distributor.rank import lookups
 from distributor.values import messages
@@ -38,10 +36,6 @@ _ASK_TIMEOUT = 2.0  # seconds for each part of a request, once its connection is
 _TOKEN_BYTES = 32
 
 _LONGEST_WAIT = 3600.0  # seconds; the time-out of poll(2) is in milliseconds, of 31 bits
-
-_CUDA = "libcuda.so.1"  # the driver's interface
-
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 _MOST_DESCRIPTORS = 6  # current directory, standard output and error, up to three sockets
 
@@ -103,68 +97,15 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    # Only Python threads count. OpenBLAS and OpenMP start threads when they are loaded, but handle forks themselves.
-    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if threads:
-        names = ", ".join(threads)
-        return (
-            notes,
-            f"cannot fork ranks: a module in preload={preload} starts threads ({names}), which do not survive a fork: "
-            "leave that module out of preload",
-        )
-    if _is_bad_fork():
-        return (
-            notes,
-            f"cannot fork ranks: a module in preload={preload} uses a GPU, so forked ranks could not use it: "
-            "leave that module out of preload",
-        )
-    if (runtime := _started_runtime()) is not None:
-        return (
-            notes,
-            f"cannot fork ranks: a module in preload={preload} uses {runtime}, whose threads do not survive a fork: "
-            "leave that module out of preload",
-        )
-    return notes, None
+    broken = forks.what_breaks()
+    if broken is None:
+        return notes, None
+    return notes, f"cannot fork ranks: a module in preload={preload} {broken}: leave that module out of preload"
 
 
 def _say(file: Path, text: str) -> None:
     with suppress(OSError):  # a full disk must not prevent the import
         file.write_text(text)
-
-
-def _is_bad_fork() -> bool:
-    """Return whether forks cannot use GPUs, for example because CUDA was initialized."""
-    if _is_cuda_initialized():
-        return True
-    pid = os.fork()
-    if pid == 0:
-        os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
-    return os.waitpid(pid, 0)[1] != 0
-
-
-def _is_cuda_initialized() -> bool:
-    """Ask CUDA's driver, if anything has loaded it: torch knows of its own calls only."""
-    try:
-        driver = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:
-        return False
-    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
-
-
-def _started_runtime() -> str | None:
-    """Return which library has started native threads, which Python does not list; ``None`` if none has.
-
-    They start such threads at their first use, not when imported. Sources: ``jax/_src/xla_bridge.py``,
-    ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
-    """
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and bridge.backends_are_initialized():
-        return "JAX"
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if context is not None and context._initialized:
-        return "TensorFlow"
-    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
-    return "Ray" if worker is not None and worker.connected else None
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:

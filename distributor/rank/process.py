@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError, ResourceError, StartError
 from distributor.machine import allocator
-from distributor.machine.imports import import_quickly
 from distributor.machine.processes import die_with_parent, reseed
 from distributor.metrics import autologging, rank as reports, trainers
 from distributor.rank import (
@@ -42,6 +41,7 @@ from distributor.rank import (
     lookups,
     main_module,
     shared_host,
+    slow_import,
     spark,
     spawning,
 )
@@ -174,7 +174,7 @@ def _run(order: NodeOrder, local_rank: int, result: RankResult) -> int:
     trainers.watch()
     if order.tracked is not None:
         autologging.leave_to_driver(order.tracked, rank)
-    import_quickly("torch._dynamo")  # by the first optimizer or DistributedDataParallel: 800 modules
+    slow_import.watch(order.imported, local_rank)
     ungrouped = GroupCheck(order.placement.world_size)
     if order.require_group is not False:
         ungrouped.watch()

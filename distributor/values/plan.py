@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -106,6 +107,7 @@ class NodeOrder:
     environ: Mapping[str, str] = field(repr=False)  # the launcher's whole one
     spare_fd: int | None = None  # on which a spare, a fork of the launcher, waits for the next attempt's order
     slots_fd: int = -1  # memory in which ranks report how they ended: channel/rank_slots.py
+    imported: mmap.mmap | None = None  # a byte for each rank, which the spare reads: rank/slow_import.py
     require_group: bool | None = None
     tracked: str | None = None  # as in Job
     gpu_check: Call | None = None  # first call of each rank: raises if it does not see its GPUs

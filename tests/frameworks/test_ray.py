@@ -128,8 +128,8 @@ def test_refuses_a_ray_client_without_the_token(
 @pytest.mark.long
 def test_a_process_that_is_connected_to_ray_is_not_forked(tmp_path: Path) -> None:
     code = (
-        "import ray; from distributor.node import warm; first = warm._started_runtime();"
-        "ray.init(num_cpus=1, include_dashboard=False); print([first, warm._started_runtime()]); ray.shutdown()"
+        "import ray; from distributor.machine import forks; first = forks._started_runtime();"
+        "ray.init(num_cpus=1, include_dashboard=False); print([first, forks._started_runtime()]); ray.shutdown()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

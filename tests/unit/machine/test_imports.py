@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from distributor.machine.imports import import_quickly, on_import
+from distributor.machine.imports import around_import, on_import, uncollected
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -65,7 +65,7 @@ def test_the_collector_is_as_before_after_a_quick_import(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for name in ("quickly", "broken"):
-        import_quickly(name)
+        around_import(name, lambda _: uncollected())
     try:
         if not is_on:
             gc.disable()

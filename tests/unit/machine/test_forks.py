@@ -1,4 +1,4 @@
-"""When a warm process must not be forked."""
+"""When a process must not be forked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distributor.node import warm
+from distributor.machine import forks
 
 #: What tells of a library that it has started its threads: a module of it, and what stands in the module then.
 STARTED: dict[str, tuple[str, Any, Any]] = {
@@ -38,10 +38,10 @@ def test_a_library_that_has_started_is_told_by_name(name: str, monkeypatch: pyte
     """The modules are stand-ins; tests/frameworks has the libraries."""
     for module, _, imported in STARTED.values():
         monkeypatch.setitem(sys.modules, module, imported)
-    assert warm._started_runtime() is None
+    assert forks._started_runtime() is None
     module, started, _ = STARTED[name]
     monkeypatch.setitem(sys.modules, module, started)
-    assert warm._started_runtime() == name
+    assert forks._started_runtime() == name
 
 
 def test_cuda_that_others_have_initialized_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +49,9 @@ def test_cuda_that_others_have_initialized_is_noticed(tmp_path: Path, monkeypatc
     source, library = tmp_path / "cuda.c", tmp_path / "libcuda-stand-in.so"
     source.write_text("int answer = 3; int cuDeviceGetCount(int *count) { *count = 1; return answer; }")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
-    monkeypatch.setattr(warm, "_CUDA", str(library))
-    assert not warm._is_cuda_initialized()  # nothing has loaded it
+    monkeypatch.setattr(forks, "_CUDA", str(library))
+    assert not forks._is_cuda_initialized()  # nothing has loaded it
     loaded = ctypes.CDLL(str(library))
-    assert not warm._is_cuda_initialized()
+    assert not forks._is_cuda_initialized()
     ctypes.c_int.in_dll(loaded, "answer").value = 0
-    assert warm._is_cuda_initialized()
+    assert forks._is_cuda_initialized()
