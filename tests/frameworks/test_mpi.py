@@ -22,6 +22,7 @@ from distributor import CompanionError, TrainingError
 from distributor.launch import Mpi
 from distributor.launch.mpi.programs import find
 from distributor.machine import folders, shared_memory
+from distributor.values.environment import NODE_ID
 
 pytest.importorskip("mpi4py")
 
@@ -252,6 +253,31 @@ def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, left
     if victim in ("none", "mpiexec", "proxy", "shim"):  # their own ends cost no rank its grace period
         assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
     leftovers.gone(run.id)
+
+
+def import_without_manager() -> None:
+    """Open MPI then makes a folder of its own."""
+    import psutil
+
+    for process in psutil.process_iter():
+        if process.name() == "prterun" and process.environ().get("DISTRIBUTOR_MPI_NODE") == os.environ[NODE_ID]:
+            process.kill()
+            process.wait(watch.DEADLINE)
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    time.sleep(watch.DEADLINE)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif("openmpi" not in IMPLEMENTATIONS, reason="needs Open MPI")
+def test_nothing_is_left_of_a_rank_that_initializes_mpi_after_its_manager_was_killed(
+    make_local: Make, leftovers: Leftovers
+) -> None:
+    run = make_local(1, launch=Mpi("openmpi")).submit(import_without_manager)
+    with pytest.raises(CompanionError, match="prterun was killed by SIGKILL"):
+        run.result(watch.DEADLINE)
+    leftovers.gone(run.id, 10.0)
 
 
 @pytest.mark.ci

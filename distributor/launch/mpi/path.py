@@ -93,6 +93,7 @@ class Mpi(BasePath):
                     "line": lines[node.node_rank],
                     "world_size": site.placement.world_size,
                     "beside": sum(member.local_world_size for member in nodes if member.host == node.host),
+                    "folder": site.folder,
                 },
             ),
             last=Call("distributor.launch.mpi.rank", "leave", {"line": lines[node.node_rank]}),

@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 from distributor.launch.mpi import segments
 from distributor.launch.mpi.environ import variables
 from distributor.machine import processes, shared_memory
-from distributor.machine.imports import on_import
+from distributor.machine.imports import around_import, on_import
 
 _MOST = 1 << 16  # bytes of a place
 
 
-def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
-    """Prepare this rank for ``MPI_Init`` with its place. ``beside`` is the number of the run's ranks on this host."""
+def join(line: str, world_size: int, beside: int, folder: str, local_rank: int) -> None:
+    """Prepare this rank for ``MPI_Init`` with its place.
+
+    ``beside`` is the number of the run's ranks on this host, ``folder`` the node's private one.
+    """
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     companion.connect(f"\0{line}")
     companion.send(str(local_rank).encode())
@@ -30,6 +34,7 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
     os.environ.update({**json.loads(place), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
     kind = "mpich" if descriptors else "openmpi"
     os.environ.update(variables(os.environ, kind, crowded=beside > processes.cpu_count()))
+    around_import("mpi4py.MPI", lambda _: _temporary_files(folder))  # it initializes MPI
     on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
 
 
@@ -47,6 +52,20 @@ def exit_code(code: int) -> int:
     (7, 255, 1, 1)
     """
     return code & 0xFF or 1
+
+
+@contextmanager
+def _temporary_files(folder: str) -> Iterator[None]:
+    """Let Open MPI use a folder: it makes one in TMPDIR if the process manager has been killed."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:

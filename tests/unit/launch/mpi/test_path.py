@@ -19,7 +19,8 @@ def test_ranks_of_mpi_get_their_places_from_the_companion_of_their_node() -> Non
     lines = one.environment["DISTRIBUTOR_MPI_LINES"].split()  # of each rank, the node's
     assert lines[0] == lines[1] != lines[2]
     assert lines == other.environment["DISTRIBUTOR_MPI_LINES"].split()
-    assert first.first.arguments == {"line": lines[0], "world_size": 3, "beside": 2}
+    expected = {"line": lines[0], "world_size": 3, "beside": 2, "folder": "/tmp/distributor-run7-x"}
+    assert first.first.arguments == expected
     assert one.environment["DISTRIBUTOR_MPI_KEY"] == other.environment["DISTRIBUTOR_MPI_KEY"]
     (another,) = plans(Mpi().resolve(3, False), "a")[0].companions
     assert not {*one.environment.values()} & {*another.environment.values()}

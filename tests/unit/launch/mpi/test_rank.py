@@ -51,6 +51,7 @@ def test_more_ranks_than_cpus_yield_unless_the_user_says_otherwise(
     beside: int, given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "cpu_count", lambda: 2)
+    monkeypatch.setattr(rank, "around_import", lambda *_: None)
     monkeypatch.setattr(rank, "on_import", lambda *_: None)
     monkeypatch.setattr(os, "environ", dict(given))
     line = f"test-{secrets.token_hex(8)}"
@@ -65,7 +66,7 @@ def test_more_ranks_than_cpus_yield_unless_the_user_says_otherwise(
 
         place = threading.Thread(target=give)
         place.start()
-        rank.join(line, 3, beside, 0)
+        rank.join(line, 3, beside, "/", 0)
         place.join()
     assert os.environ.pop("PMIX_RANK") == "0"
     assert {name: value for name, value in os.environ.items() if "YIELD" in name.upper()} == expected
