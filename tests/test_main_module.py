@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
-import sys
 import tarfile
-import textwrap
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import programs
 import pytest
 import torch
 from sessions import Make
-
-from distributor import TorchDistributor, TrainingError
 
 PROGRAM = """
     import dataclasses
@@ -136,89 +129,3 @@ def test_a_script_goes_on_as_main_until_its_rank_ends(
     assert gzip.open("lines.gz").read() == b"one"
     assert zipfile.ZipFile("archive.zip").namelist() == ["a"]
     assert tarfile.open("packed.tgz").getnames() == ["empty"]
-
-
-OWN = """
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    import torch
-    from own import helpers
-
-    WIDTH = 3
-
-
-    class Net(torch.nn.Linear):
-        def forward(self, batch):
-            return helpers.double(super().forward(batch))
-
-
-    def square(value):
-        return value * value
-
-
-    def train(path):
-        from own.nets import Net as imported
-
-        torch.compile(Net(WIDTH, 1), backend="eager", fullgraph=True)(torch.ones(2, WIDTH))  # looks helpers up by name
-
-        torch.save(imported(WIDTH, 1), path)
-        results = [type(torch.load(path, weights_only=False)) is Net is imported]
-        for method in ("fork", "spawn"):
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
-                results.append(list(pool.map(square, [2, 3])))
-        return results
-
-
-    def train_elsewhere():
-        from own.nets import forgotten
-
-
-    def train_with_module():
-        import own.nets
-
-        return own.nets.forgotten
-
-
-    def forgotten():
-        pass
-"""
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module of the user, in a package, which is not ``__main__``."""
-    package = tmp_path / "project" / "own"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "helpers.py").write_text("FACTOR = 2\ndef double(batch):\n    return batch * FACTOR\n")
-    (package / "nets.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.syspath_prepend(str(package.parent))
-    yield importlib.import_module("own.nets")
-    for name in ("own.nets", "own.helpers", "own"):
-        del sys.modules[name]
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("shipped", [True, False])
-def test_what_an_own_module_defines_is_one_thing_in_a_rank(make: Make, own: Any, shipped: bool, tmp_path: Path) -> None:
-    options = {"working_dir": tmp_path / "project"} if shipped else {}
-    assert make(1, **options).run(own.train, str(tmp_path / "net.pt")) == [True, [4, 9], [4, 9]]
-    assert type(torch.load(tmp_path / "net.pt", weights_only=False)) is own.Net
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["train_elsewhere", "train_with_module"])
-@pytest.mark.usefixtures("two_executors")
-def test_what_has_not_travelled_of_a_module_is_said_with_the_folder_to_pass(
-    own: Any, name: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TrainingError) as raised:
-        TorchDistributor(1, local_mode=False, use_gpu=False).run(getattr(own, name))
-    assert "own.nets is on the driver" in str(raised.value)
-    folder = tmp_path / "project"
-    assert f"working_dir='{folder}'" in str(raised.value)
-    shipping = TorchDistributor(1, local_mode=False, use_gpu=False, working_dir=folder)
-    assert shipping.run(own.train_with_module) is own.forgotten

@@ -86,8 +86,7 @@ class Distributor:
             (after the folder of a script). In local mode, ranks use the folder itself; executors get a copy, which is
             removed at the end. The copy lacks ``.git``, ``.venv``, ``venv``, Python's caches, the temporary directory,
             and the folders of ``output_dir``, ``checkpoints`` and ``log_dir``. Scripts, and in local mode modules too,
-            are looked up in this folder first, then in the current directory. Ranks import the function's modules from
-            it, as they are on disk; other modules of yours are sent as they are in memory.
+            are looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in the executors' copy of ``working_dir``, in bytes or as
             ``"1g"`` (default 256 MiB).
         output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from distributor.errors import ConfigurationError, PayloadError
@@ -30,8 +29,8 @@ def find_target(
 ) -> Target:
     """Return what each rank runs, checked and ready to be sent.
 
-    Functions are pickled with the user's own modules, but those of ``working_dir``, and all for ``local`` ranks, are
-    imported there. For ``local`` ranks, modules must exist, also on the ``python_path`` that the user gives them.
+    For ``local`` ranks, modules must exist, also on the ``python_path`` that the user gives them, and functions of
+    modules that can be imported are pickled by reference.
     """
     if isinstance(train_object, Module):
         if local:
@@ -45,22 +44,11 @@ def find_target(
         return _read_script(find_script(train_object, working_dir), args, working_dir)
     if callable(train_object):
         check_call(train_object, args, kwargs)
-        apart = [] if local else [each for each in modules.own_modules() if not _is_shipped(each, working_dir)]
-        pickled = pickling.dump_function(train_object, args, kwargs, apart)
+        pickled = pickling.dump_function(train_object, args, kwargs, by_value=not local)
         return Function(pickling.name_of(train_object), pickled)
     raise ConfigurationError(
         f"train_object must be a callable or the path of a script, not {type(train_object).__name__} {train_object!r}"
     )
-
-
-def _is_shipped(module: ModuleType, working_dir: Path | None) -> bool:
-    """Return whether ranks import a module of this name from their copy of ``working_dir``, and get this file."""
-    if working_dir is None:
-        return False
-    folder, files = project.absolute(working_dir), set(map(os.path.realpath, modules.places(module)))
-    inside = folder.joinpath(*module.__name__.split("."))
-    places = (inside, inside.with_name(f"{inside.name}.py"), inside / "__init__.py")
-    return any(os.path.realpath(place) in files and project.is_packed(folder, place) for place in places)
 
 
 def named_module(module: Any, args: Sequence[Any]) -> Module:

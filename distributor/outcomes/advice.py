@@ -14,10 +14,6 @@ from distributor.values.job import Job, Module, Script
 from distributor.values.outcome import Failure
 
 _NO_MODULE = re.compile(r"(?:No module named|import of module) '?(?P<name>\w+(?:\.\w+)*)")
-_NO_NAME = re.compile(
-    r"cannot import name '(?P<name>\w+)' from '(?P<imported>[\w.]+)'|"
-    r"module '(?P<module>[\w.]+)' has no attribute '(?P<attribute>\w+)'"
-)
 _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
@@ -67,8 +63,6 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     kinds = ("ModuleNotFoundError", "ImportError", "PicklingError")
     if failure.kind in kinds and (match := _NO_MODULE.search(failure.message)):
         return _about_module(match["name"], failure, job)
-    if failure.kind in ("ImportError", "AttributeError") and (match := _NO_NAME.search(failure.message)):
-        return _about_name(match["module"] or match["imported"], match["name"] or match["attribute"])
     if failure.kind == "FileNotFoundError" and (match := _NO_FILE.search(failure.message)):
         return _about_file(match["path"], failure, job)
     return ""
@@ -122,16 +116,6 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     if job.working_dir is not None and job.working_dir.path == folder:
         return ""
     return f"{package} is on the driver, in {folder}. {_ship(folder)}"
-
-
-def _about_name(module: str, name: str) -> str:
-    """Return advice on a name that ranks lack of a module, of which they have what the function uses."""
-    loaded = next((each for each in modules.own_modules() if each.__name__ == module), None)
-    if loaded is None or not hasattr(loaded, name):
-        return ""
-    path = Path(modules.places(loaded)[0])
-    folder = (path.parent if path.name == "__init__.py" else path).parents[module.count(".")]
-    return f"{module} is on the driver, in {folder}; ranks have only what the function uses of it. {_ship(str(folder))}"
 
 
 def _about_package(script: str) -> str:

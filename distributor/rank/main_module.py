@@ -1,25 +1,22 @@
 """Give a rank the ``__main__`` of the user's function, by which pickles name what a notebook or script defines.
 
-The user's other modules are there too, with what has travelled of them, unless ranks can import them. Without this,
-``torch.save`` of a whole model, ``all_gather_object`` and process pools would look in vain for the classes and
-functions that came with the function. Processes that multiprocessing starts anew run :data:`_SOURCE` as their
+Without it, ``torch.save`` of a whole model, ``all_gather_object`` and process pools would look in vain for the classes
+and functions that came with the function. Processes that multiprocessing starts anew run :data:`_SOURCE` as their
 ``__main__`` (``multiprocessing.spawn._fixup_main_from_path``).
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from distributor.machine.imports import on_import
-from distributor.shipping import modules, pickling
+from distributor.shipping import pickling
 from distributor.values import layout
 
 _writing = threading.Lock()  # threads may start processes at once
@@ -45,7 +42,7 @@ def become(folder: str, local_rank: int) -> None:
     # workers (mpi4py.futures._core.import_main).
     main.__spec__ = ModuleSpec("__main__", None)
     main.__spec__.name = None  # type: ignore[assignment]
-    vars(main).update(_take_names())
+    vars(main).update(_names())
     source, call = Path(folder, f"main-{local_rank}.py"), layout.call(folder)
     on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, source, call))
 
@@ -53,42 +50,22 @@ def become(folder: str, local_rank: int) -> None:
 def names_in(path: str) -> dict[str, Any]:
     """In a process that a rank has started anew, return the names of the rank's ``__main__``."""
     pickling.load_function(path)
-    return _take_names()
+    return _names()
 
 
-def _take_names() -> dict[str, Any]:
-    """Return the names of the driver's ``__main__``, and give other modules that cannot be imported here theirs."""
-    names = _names()
-    for name, held in sorted(names.items()):
-        if name and name not in sys.modules and modules.find(name) is None:
-            _fill(name, held)
-    return names.get("__main__", {})
-
-
-def _names() -> dict[str, dict[str, Any]]:
-    """Return, by module, the global names of functions, and classes and functions by their own names."""
-    names: dict[str, dict[str, Any]] = defaultdict(dict)
+def _names() -> dict[str, Any]:
+    """Return the global names of the driver's ``__main__``, and its classes and functions by their own names."""
+    names: dict[str, Any] = {}
     functions = [*pickling.functions_by_value]
     pickling.functions_by_value.clear()  # which may hold much data
     for function in functions:
-        held = function.__globals__
-        names[held.get("__name__") or ""] |= {name: value for name, value in held.items() if not name.startswith("__")}
+        if function.__globals__.get("__name__") == "__main__":
+            names |= {name: value for name, value in function.__globals__.items() if not name.startswith("__")}
     defined: list[Any] = [*functions, *pickling.classes_by_value()]
     for each in defined:
-        if "." not in each.__qualname__:
-            names[each.__module__ or ""].setdefault(each.__qualname__, each)
+        if each.__module__ == "__main__" and "." not in each.__qualname__:
+            names.setdefault(each.__qualname__, each)
     return names
-
-
-def _fill(name: str, held: Mapping[str, Any]) -> None:
-    """Make a module, and the packages that it is in."""
-    *packages, _ = itertools.accumulate(name.split("."), "{}.{}".format)
-    for package in packages:
-        vars(sys.modules.setdefault(package, ModuleType(package))).setdefault("__path__", [])
-    module = sys.modules[name] = ModuleType(name)
-    vars(module).update(held)
-    for package, inner in itertools.pairwise([*packages, name]):
-        setattr(sys.modules[package], inner.rpartition(".")[2], sys.modules[inner])
 
 
 def _tell_children(spawn: Any, main: ModuleType, source: Path, call: Path) -> None:

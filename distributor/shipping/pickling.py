@@ -1,6 +1,6 @@
 """Pickles functions, values and exceptions. Only :mod:`.fingerprint` also uses the ``cloudpickle`` package.
 
-The user's own modules are pickled *by value* where ranks have no copy of them; what ranks can import is pickled by
+The user's own modules are pickled *by value*, because executors have no copy of them; installed packages are pickled by
 reference.
 """
 
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any, BinaryIO, Literal, cast
 
@@ -64,18 +64,15 @@ functions_by_value: list[FunctionType] = []  # of the calls that this process ha
 
 
 def dump_function(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    by_value: Iterable[ModuleType] | None = None,
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
 ) -> bytes | IO[bytes]:
-    """Pickle a call for the ranks, with the modules that they cannot import: by default, all of the user's own.
+    """Pickle a call for the ranks, with the user's own modules if ``by_value``: ranks may be unable to import them.
 
     A large call is a file without a name. PayloadError names the variable or argument at fault if one is found.
     """
     content = _CallContent()
-    wanted = modules.own_modules() if by_value is None else by_value
-    with pickled_by_value(cloudpickle, wanted, registry_lock):
+    registered = pickled_by_value(cloudpickle, modules.own_modules(), registry_lock) if by_value else nullcontext()
+    with registered:
         try:
             _CallPickler(content, _PROTOCOL, content.add_buffer).dump((function, tuple(args), dict(kwargs)))
             return content.finish()

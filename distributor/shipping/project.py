@@ -78,15 +78,6 @@ def pack_folder(
     return pack_files(folder, sizes, packed)
 
 
-def is_packed(folder: Path, path: Path) -> bool:
-    """Return whether :func:`pack_folder` packs an existing path of the folder, where no link leads to it."""
-    top, real = os.path.realpath(folder), os.path.realpath(path)
-    if real != os.path.join(top, os.path.relpath(path, folder)) or not os.path.exists(real):
-        return False
-    above = [Path(real), *Path(real).parents][: len(Path(real).relative_to(top).parts)]
-    return not any(is_skipped(each) or str(each) in temporary(top) for each in above)
-
-
 def pack_files(folder: Path, files: Iterable[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
     """Return files of a folder that still exist as zip bytes, with their modes. Links to folders in it stay links."""
     sizes = _sizes_of(files)

@@ -198,18 +198,3 @@ def test_a_listed_file_that_has_vanished_is_left_out(tmp_path):
     archive = project.pack_files(tmp_path, [tmp_path / "vanished", tmp_path / "kept.py"])
     project.unpack_folder(archive, tmp_path / "target")
     assert read(tmp_path / "target") == {"kept.py": b"1"}
-
-
-def test_what_is_packed_can_be_told_of_one_file(tmp_path, monkeypatch):
-    top = tmp_path / "project"
-    write(top, {**FILES, **LEFT, "tmp/made.py": b""})
-    write(tmp_path, {"other.py": b""})
-    (top / "link.py").symlink_to("train.py")
-    (top / "linked").symlink_to("pkg")
-    monkeypatch.setattr(tempfile, "tempdir", str(top / "tmp"))
-    told = {name for name in (*FILES, *LEFT, "tmp/made.py") if project.is_packed(top, top / name)}
-    assert told - {"old.pyc", "old.pyo"} == FILES.keys()
-    assert project.is_packed(top, top / "pkg")
-    assert not any(
-        project.is_packed(top, top / name) for name in ("link.py", "linked/__init__.py", "no.py", "../other.py")
-    )
