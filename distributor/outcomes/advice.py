@@ -14,6 +14,10 @@ from distributor.values.job import Job, Module, Script
 from distributor.values.outcome import Failure
 
 _NO_MODULE = re.compile(r"(?:No module named|import of module) '?(?P<name>\w+(?:\.\w+)*)")
+_NO_NAME = re.compile(
+    r"cannot import name '(?P<name>\w+)' from '(?P<imported>[\w.]+)'|"
+    r"module '(?P<module>[\w.]+)' has no attribute '(?P<attribute>\w+)'"
+)
 _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
@@ -63,6 +67,8 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     kinds = ("ModuleNotFoundError", "ImportError", "PicklingError")
     if failure.kind in kinds and (match := _NO_MODULE.search(failure.message)):
         return _about_module(match["name"], failure, job)
+    if failure.kind in ("ImportError", "AttributeError") and (match := _NO_NAME.search(failure.message)):
+        return _about_name(match["module"] or match["imported"], match["name"] or match["attribute"], job)
     if failure.kind == "FileNotFoundError" and (match := _NO_FILE.search(failure.message)):
         return _about_file(match["path"], failure, job)
     return ""
@@ -116,6 +122,20 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     if job.working_dir is not None and job.working_dir.path == folder:
         return ""
     return f"{package} is on the driver, in {folder}. {_ship(folder)}"
+
+
+def _about_name(module: str, name: str, job: Job) -> str:
+    """Return advice on a name that ranks lack of a module, of which they have what the function uses."""
+    loaded = next((each for each in modules.own_modules() if each.__name__ == module), None)
+    path = Path(modules.places(loaded)[0]).with_suffix("") if loaded is not None and hasattr(loaded, name) else Path()
+    path = path.parent if path.name == "__init__" else path
+    parts = module.split(".")
+    if path.parts[-len(parts) :] != tuple(parts):  # its folder does not tell from where it is imported
+        return ""
+    folder = str(path.parents[len(parts) - 1])
+    if job.working_dir is not None and job.working_dir.path == folder:
+        return ""
+    return f"{module} is on the driver, in {folder}; ranks have only what the function uses of it. {_ship(folder)}"
 
 
 def _about_package(script: str) -> str:

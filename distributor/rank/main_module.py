@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -16,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from distributor.machine.imports import on_import
+from distributor.rank import sent_modules
+from distributor.rank.sent_modules import Sent
 from distributor.shipping import pickling
 from distributor.values import layout
 
@@ -42,7 +45,7 @@ def become(folder: str, local_rank: int) -> None:
     # workers (mpi4py.futures._core.import_main).
     main.__spec__ = ModuleSpec("__main__", None)
     main.__spec__.name = None  # type: ignore[assignment]
-    vars(main).update(_names())
+    vars(main).update(_take_names())
     source, call = Path(folder, f"main-{local_rank}.py"), layout.call(folder)
     on_import("multiprocessing.spawn", lambda module: _tell_children(module, main, source, call))
 
@@ -50,22 +53,35 @@ def become(folder: str, local_rank: int) -> None:
 def names_in(path: str) -> dict[str, Any]:
     """In a process that a rank has started anew, return the names of the rank's ``__main__``."""
     pickling.load_function(path)
-    return _names()
+    return _take_names()
 
 
-def _names() -> dict[str, Any]:
-    """Return the global names of the driver's ``__main__``, and its classes and functions by their own names."""
-    names: dict[str, Any] = {}
-    functions = [*pickling.functions_by_value]
+def _take_names() -> dict[str, Any]:
+    """Return the names of the driver's ``__main__``, and let this process find the user's other modules."""
+    sent = _sent()
+    main = sent.pop("__main__", Sent())
+    sent_modules.find_last(sent)
+    held = [item for names in main.held for item in names.items() if not item[0].startswith("__")]
+    return {**main.defined, **dict(held)}
+
+
+def _sent() -> dict[str, Sent]:
+    """Return what this process has unpickled by value, by module."""
+    sent: dict[Any, Sent] = defaultdict(Sent)
+    functions, whole = [*pickling.functions_by_value], [*pickling.modules_by_value]
     pickling.functions_by_value.clear()  # which may hold much data
+    pickling.modules_by_value.clear()
     for function in functions:
-        if function.__globals__.get("__name__") == "__main__":
-            names |= {name: value for name, value in function.__globals__.items() if not name.startswith("__")}
+        held = sent[function.__globals__.get("__name__")].held
+        if not any(names is function.__globals__ for names in held):
+            held.append(function.__globals__)
+    for module in whole:
+        sent[module.__name__].whole = module
     defined: list[Any] = [*functions, *pickling.classes_by_value()]
     for each in defined:
-        if each.__module__ == "__main__" and "." not in each.__qualname__:
-            names.setdefault(each.__qualname__, each)
-    return names
+        if "." not in each.__qualname__:
+            sent[each.__module__].defined.setdefault(each.__qualname__, each)
+    return {name: held for name, held in sent.items() if isinstance(name, str) and name}
 
 
 def _tell_children(spawn: Any, main: ModuleType, source: Path, call: Path) -> None:

@@ -104,8 +104,8 @@ def own_modules() -> list[ModuleType]:
         # A second name of a module in sys.modules is skipped: cloudpickle looks modules up by __name__.
         if name == "__main__" or name.partition(".")[0] == "distributor" or getattr(module, "__name__", None) != name:
             continue
-        places = list(map(_real, _places(module)))
-        if places and not any(real.startswith(roots) or _target_folder(real) is not None for real in places):
+        found = list(map(_real, places(module)))
+        if found and not any(real.startswith(roots) or _target_folder(real) is not None for real in found):
             users.append(module)
     return users
 
@@ -114,7 +114,7 @@ def own_modules() -> list[ModuleType]:
 _real = functools.lru_cache(maxsize=1 << 14)(os.path.realpath)
 
 
-def _places(module: ModuleType) -> list[str]:
+def places(module: ModuleType) -> list[str]:
     """Return the path of a module's Python file or, of a package without ``__init__.py``, its folders."""
     file = getattr(module, "__file__", None)
     if file is None and isinstance(getattr(module, "__loader__", None), NamespaceLoader):

@@ -60,7 +60,9 @@ _DISPATCHING = cast(FunctionType, functools.singledispatch(lambda _: None)).__co
 
 registry_lock = threading.RLock()  # guards cloudpickle's registry, which all threads share
 
-functions_by_value: list[FunctionType] = []  # of the calls that this process has unpickled
+#: Of the calls that this process has unpickled.
+functions_by_value: list[FunctionType] = []
+modules_by_value: list[ModuleType] = []
 
 
 def dump_function(
@@ -378,6 +380,7 @@ def _code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ..
 
 def _fill(module: ModuleType, held: Mapping[str, Any]) -> None:
     vars(module).update(held, __builtins__=vars(builtins))
+    modules_by_value.append(module)
 
 
 def _function(*arguments: Any) -> FunctionType:
@@ -474,6 +477,12 @@ def pickled_by_value(
             for module in registered:
                 with suppress(ValueError):  # code of the user, in another thread, has unregistered the module
                     pickler.unregister_pickle_by_value(module)
+
+
+def keep_by_value(module: ModuleType) -> None:
+    """Pickle a module by value from now on, in this process."""
+    with registry_lock:
+        cloudpickle.register_pickle_by_value(module)
 
 
 def _find_culprit(

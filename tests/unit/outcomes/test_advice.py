@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -43,6 +45,34 @@ def test_a_class_that_is_pickled_by_its_name(project: Path, monkeypatch: pytest.
     assert f"lib is on the driver, in {project}" in advise(ended, job(Function("train", b"")))
     ended = failure("PicklingError", "Can't pickle <function f>: attribute lookup f on lib.model failed")
     assert advise(ended, job(Function("train", b""))) == ""
+
+
+@pytest.mark.parametrize("module", ["own_lib.model", "own_lib"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ImportError: cannot import name 'NET' from '{}' (unknown location)",
+        "AttributeError: module '{}' has no attribute 'NET'",
+    ],
+)
+def test_a_name_that_has_not_travelled(
+    module: str, message: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "lib").rename(project / "own_lib")
+    for file in ("__init__", "model"):
+        (project / "own_lib" / f"{file}.py").write_text("NET = 1\n")
+    monkeypatch.syspath_prepend(str(project))
+    importlib.import_module("own_lib.model")
+    try:
+        kind, _, text = message.format(module).partition(": ")
+        advice = advise(failure(kind, text), job(Function("train", b"")))
+        assert f"{module} is on the driver, in {project}; ranks have only what the function uses of it" in advice
+        assert f"pass working_dir='{project}'" in advice
+        assert advise(failure(kind, text), job(Function("train", b""), working_dir=project)) == ""
+        assert advise(failure(kind, text.replace("NET", "NONE")), job(Function("train", b""))) == ""
+        assert advise(failure(kind, text.replace(module, "json")), job(Function("train", b""))) == ""
+    finally:
+        del sys.modules["own_lib.model"], sys.modules["own_lib"]
 
 
 def test_a_module_in_an_archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
