@@ -111,7 +111,8 @@ def import_dynamo(folder: str, variable: bool) -> tuple[bool, bool]:
     is_loaded, rank = "torch._dynamo" in sys.modules, runtime.rank()
     launcher = psutil.Process().parent()
     assert launcher is not None
-    spares = [child for child in launcher.children() if child.cmdline()[4] == "spare"]
+    first = runtime.attempt() == 0  # later, it may have a child that is a zombie
+    spares = [child for child in launcher.children() if child.cmdline()[4] == "spare"] if first else []
     size = sum(spare.memory_info().rss for spare in spares)
     if variable and rank % 2 == 1:
         os.environ["TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"] = "1"

@@ -15,7 +15,8 @@ if sys.argv[1] == "shielded":
     dataloaders.keep_workers()
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    batches = iter(DataLoader(range(10**6), num_workers=2, multiprocessing_context=sys.argv[2]))
+    # A worker that is killed while it sends a tensor leaves it in /dev/shm.
+    batches = iter(DataLoader(range(10**6), num_workers=2, collate_fn=list, multiprocessing_context=sys.argv[2]))
     for _ in range(8):
         next(batches)
     workers = batches._workers
