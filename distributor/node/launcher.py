@@ -111,12 +111,11 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
 
 def _import_early(order: NodeOrder, line: socket.socket) -> None:
     """Import what all ranks have imported, unless the next order comes before."""
-    while order.imported is not None and not readable([line.fileno()], _LOOK):
-        if slow_import.by_all(order.imported):
+    while not slow_import.is_loaded() and not readable([line.fileno()], _LOOK):
+        if order.imported is not None and slow_import.by_all(order.imported):
             slow_import.repeat({**order.environ, **order.plan.rank_env[0]}, order.cwd, order.sys_path)
             if (broken := forks.what_breaks()) is not None:
                 raise RuntimeError(f"cannot fork the next attempt's ranks: an import {broken}")
-            return
 
 
 def _launch(order: NodeOrder) -> NoReturn:

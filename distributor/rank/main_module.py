@@ -61,8 +61,8 @@ def _take_names() -> dict[str, Any]:
     sent = _sent()
     main = sent.pop("__main__", Sent())
     sent_modules.find_last(sent)
-    held = [item for names in main.held for item in names.items() if not item[0].startswith("__")]
-    return {**main.defined, **dict(held)}
+    held = {name: value for names in main.held for name, value in names.items() if not name.startswith("__")}
+    return {**main.defined, **held}
 
 
 def _sent() -> dict[str, Sent]:

@@ -50,22 +50,21 @@ class _PartOfModule(ModuleType):
 
     def __init__(self, name: str, sent: Sent) -> None:
         super().__init__(name)
-        vars(self)["__sent__"] = sent
+        self.__sent__ = sent
 
     def __getattr__(self, name: str) -> Any:
-        sent = vars(self)["__sent__"]
-        for names in () if name.startswith("__") else (*sent.held, sent.defined):
-            if name in names:
-                return names[name]
+        if not name.startswith("__"):
+            for names in (*self.__sent__.held, self.__sent__.defined):
+                if name in names:
+                    return names[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
-        else:
-            sent = vars(self)["__sent__"]
-            for names in sent.held or [sent.defined]:
-                names[name] = value
+            return
+        for names in self.__sent__.held or [self.__sent__.defined]:
+            names[name] = value
 
 
 def find_last(sent: Mapping[str, Sent]) -> None:

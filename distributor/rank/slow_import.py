@@ -42,6 +42,11 @@ def _surroundings() -> tuple[dict[str, str], str | None]:
         return dict(os.environ), None
 
 
+def is_loaded() -> bool:
+    """Return whether this process, and so its forks, need not import the module, as after ``preload=``."""
+    return _MODULE in sys.modules
+
+
 def by_all(imported: mmap.mmap) -> bool:
     """Return whether all ranks of the node have imported the module."""
     return all(imported[:])
