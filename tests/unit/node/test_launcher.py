@@ -28,6 +28,7 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wait]:
     """
     (tmp_path / "takes_long.py").touch()
     monkeypatch.setattr(slow_import, "_MODULE", "takes_long")
+    monkeypatch.setattr(forks, "what_breaks", lambda: None)  # pytest-xdist has threads
     before = dict(os.environ)
     agent, line = socket.socketpair()
 
