@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import os
+import shutil
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -295,41 +296,121 @@ def test_each_type_becomes_its_tensor_or_list(tmp_path):
     ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(SLOW, max_examples=25)
 @given(data=st.data())
 def test_any_table_is_delivered_as_it_was_written(data, tmp_path_factory):
     deliver_any_table(data, tmp_path_factory)
 
 
 @pytest.mark.long
-@settings(max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(SLOW, max_examples=10_000)
 @given(data=st.data())
 def test_many_tables_are_delivered_as_they_were_written(data, tmp_path_factory):
     deliver_any_table(data, tmp_path_factory)
 
 
+class Table(NamedTuple):
+    """A table with nulls, and what ranks must get of it: ``row`` of each row that is not dropped."""
+
+    written: pa.Table
+    nulls: Any
+    rows: dict[int, dict[str, Any]]
+
+
+@st.composite
+def tables(draw):
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count, nulls = (
+        draw(st.integers(1, 150)),
+        draw(st.sampled_from(["error", "drop", "fill", "mask", {"n": 3, "t": "-"}])),
+    )
+    kind = draw(st.sampled_from([pa.int8(), pa.int64(), pa.float32(), pa.float64()]))
+    missing = random.random((2, count)) < (0 if nulls == "error" else draw(st.sampled_from([0, 0.1, 0.9])))
+    numbers = [None if gone else each for each, gone in zip(random.integers(-100, 100, count).tolist(), missing[0])]
+    texts = [None if gone else f"é{row}" for row, gone in enumerate(missing[1])]
+    lists = [list(range(row, row + length)) for row, length in enumerate(random.integers(0, 4, count).tolist())]
+    fields = {
+        "y": np.arange(count),
+        "n": pa.array(numbers, kind),
+        "t": pa.array(texts, pa.string()),
+        "l": pa.array(lists, pa.list_(pa.int64())),
+    }
+    table = pa.table(fields)
+    batches = table.to_batches(draw(st.integers(1, 60)))
+    for at in draw(st.lists(st.integers(0, len(batches)), max_size=3)):
+        batches.insert(at, batches[0].slice(0, 0))
+    fills = nulls if isinstance(nulls, dict) else {"n": 0, "t": ""}
+    rows = {}
+    for row, (number, text) in enumerate(zip(numbers, texts)):
+        if nulls == "drop" and (number is None or text is None):
+            continue
+        rows[row] = {"n": fills["n"] if number is None else number, "t": fills["t"] if text is None else text}
+        rows[row]["l"] = lists[row]
+        if nulls == "mask":
+            rows[row] |= {"n_mask": number is not None, "t_mask": text is not None}
+    return Table(pa.Table.from_batches(batches, table.schema), nulls, rows)
+
+
+def by_row(batch):
+    """The rows of a batch, each with its number and whether it is valid."""
+    lists = batch["l"]
+    if isinstance(lists, tuple):
+        values, offsets = lists
+        lists = [values[begin:end] for begin, end in itertools.pairwise(offsets)]
+    masks = batch.keys() & {"n_mask", "t_mask"}
+    valid = batch.get("_valid", torch.ones(len(batch["y"]), dtype=torch.bool)).tolist()
+    for at, number in enumerate(batch["y"].tolist()):
+        row = {"n": batch["n"][at].item(), "t": batch["t"][at], "l": lists[at].tolist()}
+        yield number, valid[at], row | {name: batch[name][at].item() for name in masks}
+
+
 def deliver_any_table(data, tmp_path_factory):
-    rows = data.draw(st.integers(1, 300))
-    lanes = data.draw(st.sampled_from([1, 2, 4, 12]))
-    width = data.draw(st.sampled_from([each for each in (1, 2, 4) if lanes % each == 0]))
-    lists = [list(range(data.draw(st.integers(0, 3)))) for _ in range(rows)] if data.draw(st.booleans()) else None
-    table = {"y": np.arange(rows), "text": [str(row) for row in range(rows)]}
-    if lists is not None:
-        table["list"] = pa.array(lists, pa.list_(pa.int64()))
-    batches = pa.table(table).to_batches(data.draw(st.integers(1, 60)))
-    dataset = write(tmp_path_factory.mktemp("any") / "table", pa.Table.from_batches(batches), lanes, columns=None)
-    options = {"global_batch_size": lanes * data.draw(st.integers(1, 4)), "drop_last": False}
-    options |= {"shuffle": data.draw(st.booleans()), "seed": data.draw(st.integers(0, 9))}
-    seen = []
-    for rank in range(width):
-        for batch in loader(dataset, rank, width, **options):
-            assert batch["text"] == [str(row) for row in batch["y"].tolist()]
-            if isinstance(batch.get("list"), tuple):
-                values, offsets = batch["list"]
-                found = [values[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
-                assert found == [lists[row] for row in batch["y"].tolist()]
-            seen += batch["y"][batch["_valid"]].tolist()
-    assert sorted(seen) == list(range(rows))
+    table = data.draw(tables())
+    lanes, per_lane = data.draw(st.sampled_from([1, 2, 4, 12])), data.draw(st.integers(1, 4))
+    widths = st.sampled_from([each for each in (1, 2, 3, 4, 6, 12) if lanes % each == 0])
+    drop_last = data.draw(st.booleans()) and len(table.rows) >= lanes * per_lane
+    seed = data.draw(st.integers(0, 9))
+    options = {
+        "global_batch_size": lanes * per_lane,
+        "drop_last": drop_last,
+        "shuffle": data.draw(st.booleans()),
+        "seed": seed,
+    }
+    folder = tmp_path_factory.mktemp("any") / "table"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_order, "WINDOW_BYTES", data.draw(st.sampled_from([1, 3000, 64 << 20])))
+        patch.setattr(row_order, "UNIT_BYTES", data.draw(st.sampled_from([1, 500, row_order.UNIT_BYTES])))
+        if not table.rows:
+            with pytest.raises(ConfigurationError, match="no rows"):
+                write(folder, table.written, lanes, nulls=table.nulls)
+            return
+        dataset = write(folder, table.written, lanes, nulls=table.nulls)
+
+        def deliver(width, state=None):
+            """The global batches of what is left of an epoch, as rows."""
+            ranks = []
+            for rank in range(width):
+                each = loader(dataset, rank, width, **options)
+                if state is not None:
+                    each.load_state_dict(state)
+                ranks.append([list(by_row(batch)) for batch in each])
+            return [functools.reduce(operator.iadd, parts, []) for parts in zip(*ranks, strict=True)]
+
+        whole = deliver(data.draw(widths))
+        first = loader(dataset, 0, data.draw(widths), **options)
+        batches, step = iter(first), data.draw(st.integers(0, len(first) - 1))
+        for _ in range(step):
+            next(batches)
+        assert deliver(data.draw(widths), first.state_dict()) == whole[step:]
+    shutil.rmtree(folder)
+    seen = [number for batch in whole for number, valid, _ in batch if valid]
+    assert all(row == table.rows[number] for batch in whole for number, _, row in batch)
+    assert {len(batch) for batch in whole} == {lanes * per_lane}
+    assert len(set(seen)) == len(seen)
+    assert len(table.rows) - len(seen) < (lanes * per_lane + lanes if drop_last else 1)
 
 
 def test_a_small_table_has_small_windows(there):
