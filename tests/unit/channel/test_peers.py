@@ -69,6 +69,12 @@ def test_a_copy_arrives_and_is_read_back(node: Endpoint, folder: Path, tmp_path:
     assert peers.recall(node, str(folder / "5-0.objects"), [(0, 7)]) == b"objects"
 
 
+def test_a_message_does_not_wait_until_the_token_is_confirmed(node: Endpoint) -> None:
+    """Nagle's algorithm would hold it back for the 40 ms of a delayed confirmation."""
+    with connections.connect(node, 5.0) as line:
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_empty_file_is_not_sent(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     peers.send_copy(node, "5-0", b"record", b"", str(state(tmp_path, 10)), [(0, 10)])
     with pytest.raises(OSError, match="5-0.objects is empty"):
