@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from distributor.data.arrays import to_arrow, to_numpy
 from distributor.data.manifest import DataFile, Field, Kind
 from distributor.data.row_layout import row_type, stored
 from distributor.machine.storage import is_url, open_storage
@@ -157,9 +157,9 @@ def _described(path: str, index: int) -> DataFile:
                     begins.append(buffer.address - whole.address if is_there else 0)
                     found += [(begins[-1], begins[-1] + buffer.size)] if is_there else []
                 if pa.types.is_list(column.type):
-                    here = pc.min_max(column.value_lengths()).as_py()
-                    least, most = lengths.get(name, (here["min"], here["max"]))
-                    lengths[name] = min(least, here["min"]), max(most, here["max"])
+                    here = to_numpy(column.value_lengths())
+                    least, most = lengths.get(name, (here[0], here[0]))
+                    lengths[name] = int(min(least, here.min())), int(max(most, here.max()))
             begin, end = min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
             rows.append(block.num_rows)
             places += [begin, end, *begins]
@@ -206,7 +206,7 @@ def unpacked(batch: pa.RecordBatch, packs: Packs) -> pa.RecordBatch:
     for pack in packs:
         values = columns[pack[0]].flatten()
         for index, name in enumerate(pack):
-            columns[name] = values.take(pa.array(np.arange(index, len(values), len(pack))))
+            columns[name] = values.take(to_arrow(np.arange(index, len(values), len(pack))))
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
@@ -291,11 +291,12 @@ def has_null(column: pa.Array) -> Any:
     """Return for each row whether it is null, or a list with a null."""
     found: Any = np.zeros(len(column), bool)
     if column.null_count:
-        found |= pc.is_null(column).to_numpy(zero_copy_only=False)
+        found |= column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_list(column.type):
         inside = has_null(short(column.flatten()))
         if inside.any():
-            found[pc.list_parent_indices(column).filter(pa.array(inside)).to_numpy(zero_copy_only=False)] = True
+            rows: Any = np.repeat(np.arange(len(column)), to_numpy(column.value_lengths().fill_null(0)))
+            found[rows[inside]] = True
     return found
 
 
@@ -309,26 +310,26 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
         values = column.flatten()
         if not values.null_count:
             return column
-        offsets = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), _filled(name, values, value))
+        offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths()))]).astype(np.int32)
+        return pa.ListArray.from_arrays(to_arrow(offsets), _filled(name, values, value))
     if not column.null_count:
         return column
     if value is None:
         value = "" if pa.types.is_string(column.type) else b"" if pa.types.is_binary(column.type) else 0
     if pa.types.is_decimal(column.type):
         with suppress(pa.ArrowInvalid):  # a value with more digits: then all become floats
-            return pc.fill_null(column, pa.scalar(Decimal(value), column.type))
+            return column.fill_null(pa.scalar(Decimal(value), column.type))
     column = _plain(column)
-    return pc.fill_null(column, pa.scalar(value, column.type))
+    return column.fill_null(pa.scalar(value, column.type))
 
 
 def _mask(output: FieldRecipe, parts: list[pa.Array]) -> Any:
     if output.kind == "list":
         (column,) = parts
-        values = pc.is_valid(column.flatten()).cast(pa.uint8())
-        offsets = np.concatenate([[0], np.cumsum(pc.fill_null(column.value_lengths(), 0).to_numpy())])
-        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
-    return [pc.is_valid(part).cast(pa.uint8()).to_numpy() for part in parts]
+        values = column.flatten().is_valid().cast(pa.uint8())
+        offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths().fill_null(0)))])
+        return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), values)
+    return [to_numpy(part.is_valid().cast(pa.uint8())) for part in parts]
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -347,7 +348,7 @@ def _numbers(name: str, column: pa.Array, dtype: str) -> Any:
     wanted = stored(dtype)
     if wanted.kind in "iu" and pa.types.is_decimal(column.type):
         column = _whole_numbers(name, column, dtype)
-    values = _plain(column).to_numpy(zero_copy_only=False)
+    values = to_numpy(_plain(column))
     wrong: Any = np.zeros(0, bool)
     with np.errstate(all="ignore"):
         made = values.astype(wanted, copy=False)
@@ -379,8 +380,8 @@ def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> list[Any]:
 def _make_list(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     (column,), (name,) = parts, output.sources
     values = _numbers(name, column.flatten(), output.dtype)
-    offsets = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy())]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+    offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths()))]).astype(np.int32)
+    return pa.ListArray.from_arrays(to_arrow(offsets), to_arrow(values))
 
 
 def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from distributor.data.arrays import to_arrow, to_numpy
 from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder, release
 from distributor.scoring.halving import halved, joined
@@ -254,7 +255,7 @@ def _lists(field: FieldRecipe, column: Any) -> Any:
         flat = np.array(flat)
         return flat.view(bool) if field.dtype == "bool" else flat
     values = _lists(field, short(column.flatten()))
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    lengths = to_numpy(column.value_lengths())
     if isinstance(values, np.ndarray) and len(lengths) and (lengths == lengths[0]).all():
         return values.reshape(len(lengths), lengths[0], *values.shape[1:])
     ends = np.cumsum(lengths)
@@ -279,11 +280,12 @@ def _arrow(kind: Any, values: Any) -> Any:
         offsets = np.arange(0, len(values) * values.shape[1] + 1, values.shape[1] or 1, dtype="int32")
         offsets = offsets if values.shape[1] else np.zeros(len(values) + 1, "int32")
         inner = _arrow(kind.value_type, values.reshape(-1, *values.shape[2:]))
-        return pa.ListArray.from_arrays(pa.array(offsets), inner)
+        return pa.ListArray.from_arrays(to_arrow(offsets), inner)
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim == 1:
-        return pa.array(values).cast(kind)
+        column = to_arrow(values)
+        return column if column.type == kind else column.cast(kind)
     plain = [_plain(each) for each in values]
     column = pa.array(plain, kind)
     _check_whole(kind, plain)
