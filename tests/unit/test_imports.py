@@ -250,7 +250,7 @@ def test_a_room_says_where_it_runs(room):
             "pyarrow",
             {
                 "metrics/table.py",
-                *(f"data/{name}.py" for name in ("local_tables", "spark_frames", "writer")),
+                *(f"data/{name}.py" for name in ("arrays", "local_tables", "spark_frames", "writer")),
                 "scoring/partition.py",
                 *(name for name in FILES if name.startswith("schedulers/")),
             },
