@@ -1,4 +1,4 @@
-"""NumPy's arrays of Arrow's numbers, and back, without pandas: pyarrow's own conversions import it, 0.2 s a worker.
+"""NumPy's arrays of Arrow's numbers, and back, without pandas, which pyarrow's own conversions import.
 
 Runs where :mod:`distributor.data.writer` does.
 """

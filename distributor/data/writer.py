@@ -295,9 +295,20 @@ def has_null(column: pa.Array) -> Any:
     if pa.types.is_list(column.type):
         inside = has_null(short(column.flatten()))
         if inside.any():
-            rows: Any = np.repeat(np.arange(len(column)), to_numpy(column.value_lengths().fill_null(0)))
+            rows: Any = np.repeat(np.arange(len(column)), _lengths(column))
             found[rows[inside]] = True
     return found
+
+
+def _lengths(column: pa.Array) -> Any:
+    """Return the number of values of each list; a list that is null has none."""
+    return to_numpy(column.value_lengths().fill_null(0))
+
+
+def _lists_as(column: pa.Array, values: pa.Array) -> pa.Array:
+    """Return lists of these values, each as long as the column's."""
+    offsets = np.concatenate([[0], np.cumsum(_lengths(column))]).astype(np.int32)
+    return pa.ListArray.from_arrays(to_arrow(offsets), values)
 
 
 def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
@@ -310,8 +321,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
         values = column.flatten()
         if not values.null_count:
             return column
-        offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths()))]).astype(np.int32)
-        return pa.ListArray.from_arrays(to_arrow(offsets), _filled(name, values, value))
+        return _lists_as(column, _filled(name, values, value))
     if not column.null_count:
         return column
     if value is None:
@@ -326,9 +336,7 @@ def _filled(name: str, column: pa.Array, value: Any) -> pa.Array:
 def _mask(output: FieldRecipe, parts: list[pa.Array]) -> Any:
     if output.kind == "list":
         (column,) = parts
-        values = column.flatten().is_valid().cast(pa.uint8())
-        offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths().fill_null(0)))])
-        return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), values)
+        return _lists_as(column, column.flatten().is_valid().cast(pa.uint8()))
     return [to_numpy(part.is_valid().cast(pa.uint8())) for part in parts]
 
 
@@ -379,9 +387,7 @@ def _make_numbers(output: FieldRecipe, parts: list[pa.Array]) -> list[Any]:
 
 def _make_list(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:
     (column,), (name,) = parts, output.sources
-    values = _numbers(name, column.flatten(), output.dtype)
-    offsets = np.concatenate([[0], np.cumsum(to_numpy(column.value_lengths()))]).astype(np.int32)
-    return pa.ListArray.from_arrays(to_arrow(offsets), to_arrow(values))
+    return _lists_as(column, to_arrow(_numbers(name, column.flatten(), output.dtype)))
 
 
 def _make_text(output: FieldRecipe, parts: list[pa.Array]) -> pa.Array:

@@ -285,7 +285,7 @@ def _arrow(kind: Any, values: Any) -> Any:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim == 1:
         column = to_arrow(values)
-        return column if column.type == kind else column.cast(kind)
+        return column if column.type == kind else column.cast(kind)  # for which pyarrow imports more
     plain = [_plain(each) for each in values]
     column = pa.array(plain, kind)
     _check_whole(kind, plain)
