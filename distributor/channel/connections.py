@@ -28,8 +28,9 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
     """
     host, port, certificate, token = endpoint
     line = socket.create_connection((host, port), timeout)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a message does not wait until the token is confirmed
     try:
+        # A message need not wait until the token is confirmed.
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = network.pinned_tls(certificate).wrap_socket(line)
     except BaseException:
         line.close()
