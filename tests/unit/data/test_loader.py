@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 import os
-import shutil
+import tempfile
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from distributor.data import row_order, snapshots
 from distributor.data.loader import RankDataset, _Deliver
@@ -296,20 +296,17 @@ def test_each_type_becomes_its_tensor_or_list(tmp_path):
     ]
 
 
-SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@settings(SLOW, max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_any_table_is_delivered_as_it_was_written(data, tmp_path_factory):
-    deliver_any_table(data, tmp_path_factory)
+def test_any_table_is_delivered_as_it_was_written(data):
+    deliver_any_table(data)
 
 
 @pytest.mark.long
-@settings(SLOW, max_examples=10_000)
+@settings(max_examples=10_000, deadline=None)
 @given(data=st.data())
-def test_many_tables_are_delivered_as_they_were_written(data, tmp_path_factory):
-    deliver_any_table(data, tmp_path_factory)
+def test_many_tables_are_delivered_as_they_were_written(data):
+    deliver_any_table(data)
 
 
 class Table(NamedTuple):
@@ -323,10 +320,8 @@ class Table(NamedTuple):
 @st.composite
 def tables(draw):
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    count, nulls = (
-        draw(st.integers(1, 150)),
-        draw(st.sampled_from(["error", "drop", "fill", "mask", {"n": 3, "t": "-"}])),
-    )
+    count = draw(st.integers(1, 150))
+    nulls = draw(st.sampled_from(["error", "drop", "fill", "mask", {"n": 3, "t": "-"}]))
     kind = draw(st.sampled_from([pa.int8(), pa.int64(), pa.float32(), pa.float64()]))
     missing = random.random((2, count)) < (0 if nulls == "error" else draw(st.sampled_from([0, 0.1, 0.9])))
     numbers = [None if gone else each for each, gone in zip(random.integers(-100, 100, count).tolist(), missing[0])]
@@ -367,20 +362,14 @@ def by_row(batch):
         yield number, valid[at], row | {name: batch[name][at].item() for name in masks}
 
 
-def deliver_any_table(data, tmp_path_factory):
+def deliver_any_table(data):
     table = data.draw(tables())
     lanes, per_lane = data.draw(st.sampled_from([1, 2, 4, 12])), data.draw(st.integers(1, 4))
     widths = st.sampled_from([each for each in (1, 2, 3, 4, 6, 12) if lanes % each == 0])
     drop_last = data.draw(st.booleans()) and len(table.rows) >= lanes * per_lane
-    seed = data.draw(st.integers(0, 9))
-    options = {
-        "global_batch_size": lanes * per_lane,
-        "drop_last": drop_last,
-        "shuffle": data.draw(st.booleans()),
-        "seed": seed,
-    }
-    folder = tmp_path_factory.mktemp("any") / "table"
-    with pytest.MonkeyPatch.context() as patch:
+    options = {"global_batch_size": lanes * per_lane, "drop_last": drop_last}
+    options |= {"shuffle": data.draw(st.booleans()), "seed": data.draw(st.integers(0, 9))}
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(row_order, "WINDOW_BYTES", data.draw(st.sampled_from([1, 3000, 64 << 20])))
         patch.setattr(row_order, "UNIT_BYTES", data.draw(st.sampled_from([1, 500, row_order.UNIT_BYTES])))
         if not table.rows:
@@ -405,7 +394,6 @@ def deliver_any_table(data, tmp_path_factory):
         for _ in range(step):
             next(batches)
         assert deliver(data.draw(widths), first.state_dict()) == whole[step:]
-    shutil.rmtree(folder)
     seen = [number for batch in whole for number, valid, _ in batch if valid]
     assert all(row == table.rows[number] for batch in whole for number, _, row in batch)
     assert {len(batch) for batch in whole} == {lanes * per_lane}
