@@ -65,15 +65,16 @@ def test_the_lowest_ranks_last_report_is_a_trials_value(make: Make) -> None:
     assert runs().active == []
 
 
-class Overlaps:
-    """A callback that counts overlaps of its own calls."""
+class Most:
+    """A callback that notes how many trials ran at the same time, as they report it, and overlaps of its own calls."""
 
     def __init__(self) -> None:
-        self.inside = self.count = 0
+        self.most = self.inside = self.overlaps = 0
 
     def on_metrics(self, run: Run, rows: Any) -> None:
         self.inside += 1
-        self.count += self.inside > 1
+        self.overlaps += self.inside > 1
+        self.most = max(self.most, *(row.values["at_once"] for row in rows))
         self.inside -= 1
 
 
@@ -81,10 +82,14 @@ def meet(folder: str, number: int) -> None:
     """Report once as many trials as fit are there."""
     from distributor import runtime
 
-    Path(folder, str(number)).touch()
+    def count(kind: str) -> int:
+        return len(list(Path(folder).glob(f"{kind}-*")))
+
+    Path(folder, f"begin-{number}").touch()
     if number < 2:
-        watch.until(lambda: len(os.listdir(folder)) >= 2)
-    runtime.report(loss=number)
+        watch.until(lambda: count("begin") >= 2)
+    runtime.report(loss=number, at_once=count("begin") - count("end"))
+    Path(folder, f"end-{number}").touch()
 
 
 class Told:
@@ -133,14 +138,15 @@ def test_an_error_at_the_end_of_a_study_is_a_warning(make_local: Make, caplog: p
 
 @pytest.mark.spark
 def test_as_many_trials_run_as_slots_are_free(two_executors: Any, tmp_path: Path) -> None:
-    overlaps = Overlaps()
+    most = Most()
     space = {"folder": [str(tmp_path)], "number": [0, 1, 2, 3]}
     sampler = optuna.samplers.GridSampler(space)
     study = sweep(
-        TorchDistributor(2, False, False, callbacks=[overlaps]), meet, space, metric=GOAL, trials=9, sampler=sampler
+        TorchDistributor(2, False, False, callbacks=[most]), meet, space, metric=GOAL, trials=9, sampler=sampler
     )
     assert sorted(trial.params["number"] for trial in study.table) == [0, 1, 2, 3]
-    assert overlaps.count == 0
+    assert 1 <= most.most <= 2
+    assert most.overlaps == 0
 
 
 def pass_by(number: int, folder: str) -> None:
