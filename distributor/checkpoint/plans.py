@@ -180,16 +180,14 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return pickles.dumps(plan)
 
 
-def write(
-    plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path, nice: int = 0
-) -> tuple[list[Shard], bytes]:
+def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
     """Write the tensors of a plan. Return the files, and where tensors are in them, for :func:`write_metadata`."""
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
     # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0: these are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
-    writer.fs = files = _MeasuredFiles(folder, nice)
+    writer.fs = files = _MeasuredFiles(folder)
     options: Any = config  # torch adds patch to this module
     with options.patch("save.compute_crc32", False):  # torch computes them with the lock; files have checksums
         results = pickles.dumps(writer.write_data(plan, planner).value())
@@ -199,15 +197,14 @@ def write(
 class _MeasuredFiles(FileSystem):
     """A file system with which torch writes a checkpoint. It computes the size and checksum of each new file."""
 
-    def __init__(self, folder: Path, nice: int) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._nice = nice
         self.shards: list[Shard] = []
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with MeasuredFile(Path(path), os.path.relpath(path, self._folder), self._nice) as file:
+        with MeasuredFile(Path(path), os.path.relpath(path, self._folder)) as file:
             try:
                 yield cast("io.IOBase", file)
             except Exception:  # torch's error does not say why

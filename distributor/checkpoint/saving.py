@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from distributor.text.wording import size
 
 _log = notices.logger
 
-_NICE = 7  # of checksums beside training: a fifth of a CPU's time if training uses all CPUs, sched(7)
+_NICE = 15  # of a save beside training: it takes what training leaves, and a thirtieth of a CPU's time, sched(7)
 
 
 @dataclass
@@ -73,7 +74,7 @@ def save_checkpoint(
             plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
         left_out = kept.planner.left_out
         copies = kept.copy(save, found.tensors, objects, stay=wait)
-        task = _Task(kept, save, plan, copies, objects, left_out, nice=0 if wait else _NICE)
+        task = _Task(kept, save, plan, copies, objects, left_out)
         if not wait:
             session.save_later(task.run_calmly)
             return None
@@ -103,11 +104,11 @@ class _Task:
     tensors: Mapping[str, torch.Tensor]
     objects: bytes
     left_out: frozenset[str]
-    nice: int = 0
 
     def run_calmly(self) -> None:
         """Call :meth:`run` in a thread, while training goes on. If it fails, log a warning."""
         session, save = self.kept.session, self.save
+        os.nice(_NICE)  # on Linux, of this thread alone: setpriority(2)
         try:
             with publishing.taking_part(session, save):
                 publishing.warn_unless_saved(session, save, self.run())
@@ -157,7 +158,7 @@ class _Task:
             )
         name = objects_file(self.kept.session.exchange.rank)
         try:
-            files, results = plans.write(plan, self.tensors, folder, self.nice)
+            files, results = plans.write(plan, self.tensors, folder)
             with shards.MeasuredFile(folder / name, name) as file:
                 file.write(self.objects)
             return [*files, file.shard], results

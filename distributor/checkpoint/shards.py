@@ -9,12 +9,13 @@ import mmap
 import os
 import re
 import shutil
-import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
+
+import torch
 
 from distributor.checkpoint.records import MANIFEST, Shard
 from distributor.errors import ConfigurationError
@@ -23,7 +24,9 @@ from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 
 _PIECE = 4 << 20  # bytes to read or write at a time, a multiple of every block's size
-_CACHED = 128 << 20  # bytes of a file for which the kernel's cache finds memory at once
+
+#: Of 1,024 parts of a piece, in its checksum. They are odd, so that no change of one number gets lost.
+_WEIGHTS = torch.tensor([[zlib.crc32(bytes([row >> 8, row & 255])) | 1 for row in range(1024)]]).to(torch.int32)
 
 #: The package's own names in a checkpoint's folder: the manifest, also while it is written, and ranks' own folders.
 _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
@@ -96,42 +99,64 @@ def measured(path: Path, name: str) -> Shard:
 
 def _read(file: io.FileIO) -> tuple[int, int]:
     """Return a file's size and checksum."""
-    size = checksum = 0
-    piece = bytearray(_PIECE)
-    while count := file.readinto(piece):
-        checksum = zlib.crc32(memoryview(piece)[:count], checksum)
+    size, checksum, piece = 0, Checksum(), memoryview(bytearray(_PIECE))
+    while count := _fill(file, piece):
+        checksum.add(piece[:count])
         size += count
-    return size, checksum
+    return size, checksum.value
+
+
+def _fill(file: io.FileIO, piece: memoryview) -> int:
+    """Read a whole piece, or what is left of a file."""
+    filled = 0
+    while filled < len(piece) and (count := file.readinto(piece[filled:])):
+        filled += count
+    return filled
+
+
+class Checksum:
+    """The checksum of a file whose pieces are added in turn: CRC-32, in which a sum stands for each whole piece.
+
+    The sums are of 1,024 rows of 1,024 numbers of 32 bits, times :data:`_WEIGHTS`, modulo 2**32. What has changed in
+    one number is always found; of other changes, one in 2**32 is not. That takes a fifth of CRC-32's time.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._sums = bytearray(_PIECE // _WEIGHTS.numel())
+        self._out = torch.frombuffer(self._sums, dtype=torch.int32).view(1, -1)
+
+    def add(self, piece: Any) -> None:
+        """Add a piece. All but the last have the same size."""
+        if len(piece) == _PIECE:
+            rows = torch.frombuffer(piece, dtype=torch.int32).view(_WEIGHTS.numel(), -1)
+            torch.mm(_WEIGHTS, rows, out=self._out)
+            piece = self._sums
+        self.value = zlib.crc32(piece, self.value)
 
 
 class MeasuredFile:
     """A new file whose checksum is computed while it is written. After the ``with`` block, the file is on the disk.
 
-    Most data of a large file goes past the kernel's cache, if the file system allows it: finding memory for the cache
-    takes more time from the CPUs than all else here. That data goes through a file in memory, since O_DIRECT needs
-    aligned memory, and pwrite(2) copies without the interpreter's lock.
-
-    Args:
-        nice: by how much the priority of the thread that computes the checksum is lower. It is a thread of its own
-            because training would wait for this priority whenever Python code ran with it.
+    Whole pieces go past the kernel's cache, if the file system allows it: finding memory for the cache takes more time
+    from the CPUs than all else here. They go through a file in memory, since O_DIRECT needs aligned memory, and
+    pwrite(2) copies without the interpreter's lock.
     """
 
-    def __init__(self, path: Path, name: str, nice: int = 0) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self._name = name
-        self._nice = nice
-        self._size = self._written = 0
+        self._size = 0
         self._filled = 0  # bytes of the current piece
         self.error: OSError | None = None  # why data could not be written
-        self._checksum = 0
-        self._thread: threading.Thread | None = None
-        self._to_sum: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._summed: SimpleQueue[bool] = SimpleQueue()
+        self._checksum = Checksum()
         with ExitStack() as stack:
             self._memory = memory_file("distributor-checkpoint")
             stack.callback(os.close, self._memory)
             os.ftruncate(self._memory, _PIECE)
             self._piece = memoryview(mmap.mmap(self._memory, _PIECE))
             self._file = stack.enter_context(open(path, "wb", buffering=0))
+            with suppress(OSError):  # some file systems always use the cache
+                fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> MeasuredFile:
@@ -139,33 +164,25 @@ class MeasuredFile:
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
-            if self._thread is not None:
-                self._to_sum.put(None)
-                self._thread.join()
             rest = self._piece[: self._filled]
             self._use_cache()  # O_DIRECT takes whole blocks alone
             self._put(rest)
-            self._add(rest)
             os.fsync(self._file.fileno())
 
     @property
     def shard(self) -> Shard:
         """The file's size and checksum, once the file is complete."""
-        return Shard(self._name, self._size, self._checksum)
+        return Shard(self._name, self._size, self._checksum.value)
 
     def write(self, data: bytes | memoryview) -> int:
         left = memoryview(data).cast("B")
         length = left.nbytes
         while left:
-            if not self._filled and len(left) >= _PIECE and self._written < _CACHED:
-                self._put_piece(left[:_PIECE])
-                left = left[_PIECE:]
-                continue
             count = os.pwrite(self._memory, left[: _PIECE - self._filled], self._filled)
             self._filled += count
             left = left[count:]
             if self._filled == _PIECE:
-                self._put_piece(self._piece)
+                self._put(self._piece)
                 self._filled = 0
         self._size += length
         return length
@@ -179,29 +196,6 @@ class MeasuredFile:
     def close(self) -> None:
         """Do nothing, because the file is closed at the end of the ``with`` block."""
 
-    def _put_piece(self, piece: memoryview) -> None:
-        """Write a whole piece and add it to the checksum, both at a time."""
-        if self._written == _CACHED:
-            with suppress(OSError):  # some file systems always use the cache
-                fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_DIRECT)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._sum, name="distributor-checksum", daemon=True)
-            self._thread.start()
-        self._to_sum.put(piece)
-        try:
-            self._put(piece)
-        finally:
-            self._summed.get()
-
-    def _sum(self) -> None:
-        os.nice(self._nice)  # on Linux, of this thread alone: setpriority(2)
-        while (piece := self._to_sum.get()) is not None:
-            self._add(piece)
-            self._summed.put(True)
-
-    def _add(self, piece: memoryview) -> None:
-        self._checksum = zlib.crc32(piece, self._checksum)  # without the interpreter's lock
-
     def _put(self, piece: memoryview) -> None:
         left = piece
         try:
@@ -214,9 +208,7 @@ class MeasuredFile:
         except OSError as error:
             self.error = error
             raise
-        with suppress(OSError):  # some file systems do not support this advice to begin to write to the disk
-            os.posix_fadvise(self._file.fileno(), self._written, len(piece), os.POSIX_FADV_DONTNEED)
-        self._written += len(piece)
+        self._checksum.add(piece)
 
     def _use_cache(self) -> bool:
         """Write through the kernel's cache from now on; ``False`` if it is used already."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
+import operator
 import os
 import pathlib
 import pickle
 import random
+import struct
 import tempfile
 import zlib
 from pathlib import Path
@@ -309,16 +312,12 @@ def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("length", [1_500_000, 9_000_000])  # less and more than is written at a time
 @pytest.mark.parametrize("folder", [None, "/dev/shm"])  # only through the kernel's cache in the second
-def test_a_file_is_measured_while_it_is_written(
-    folder: str | None, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "_CACHED", shards._PIECE)
-    before = os.nice(0)
+def test_a_file_is_measured_while_it_is_written(folder: str | None, length: int) -> None:
     data = random.randbytes(3 * shards._PIECE + 5)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for end in (0, 3, shards._PIECE, len(data)):
             path = Path(place, str(end))
-            with MeasuredFile(path, "x", nice=1) as file:
+            with MeasuredFile(path, "x") as file:
                 for start in range(0, end, length):
                     piece = memoryview(data)[start : min(start + length, end)]
                     assert file.write(piece) == len(piece)
@@ -326,7 +325,52 @@ def test_a_file_is_measured_while_it_is_written(
             assert path.read_bytes() == data[:end]
             assert file.shard == shards.measured(path, "x")
             shards.check(path, file.shard)
-    assert os.nice(0) == before  # training keeps its priority
+
+
+def test_a_checksum_finds_what_has_changed() -> None:
+    data = bytearray(random.Random(0).randbytes(2 * shards._PIECE + 5))
+
+    def checksum() -> int:
+        found = shards.Checksum()
+        for begin in range(0, len(data), shards._PIECE):
+            found.add(memoryview(data)[begin : begin + shards._PIECE])
+        return found.value
+
+    numbers = memoryview(data)[: 2 * shards._PIECE].cast("I")
+    weights = [zlib.crc32(row.to_bytes(2, "big")) | 1 for row in range(1024)]
+    sums = [
+        sum(map(operator.mul, weights, numbers[begin + column : begin + (1 << 20) : 1024])) & 0xFFFFFFFF
+        for begin in (0, 1 << 20)
+        for column in range(1024)
+    ]
+    whole = checksum()
+    assert whole == zlib.crc32(data[-5:], zlib.crc32(struct.pack("2048I", *sums)))
+    for bit in range(32):
+        numbers[1024 * bit] ^= 1 << bit
+        assert checksum() != whole
+        numbers[1024 * bit] ^= 1 << bit
+    blocks = [slice(begin, begin + 4096) for begin in (0, 4096, 5 * 4096, shards._PIECE)]
+    for block in blocks:  # one that is empty, and two that are in each other's place
+        kept = data[block]
+        data[block] = bytes(4096)
+        assert checksum() != whole
+        data[block] = kept
+    for one, other in itertools.combinations(blocks, 2):
+        data[one], data[other] = data[other], data[one]
+        assert checksum() != whole
+        data[one], data[other] = data[other], data[one]
+    assert checksum() == whole
+
+
+def test_a_file_is_read_in_whole_pieces_where_reads_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class File(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            return super().readinto(memoryview(buffer)[:3_000_000])
+
+    (tmp_path / "x").write_bytes(random.randbytes(3 * shards._PIECE + 5))
+    whole = shards.measured(tmp_path / "x", "x")
+    monkeypatch.setattr(shards, "open", lambda path, mode, buffering: File(path, mode), raising=False)
+    assert shards.measured(tmp_path / "x", "x") == whole
 
 
 def test_a_write_that_only_the_cache_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,13 +383,13 @@ def test_a_write_that_only_the_cache_can_do(tmp_path: Path, monkeypatch: pytest.
             lengths.append(len(data))
             return real(self, data[:700] if len(lengths) == 1 else data)
 
-    monkeypatch.setattr(shards, "_CACHED", 0)
     monkeypatch.setattr(shards, "open", lambda path, mode, buffering: File(path, mode), raising=False)
     data = random.randbytes(shards._PIECE + 1)
     with MeasuredFile(tmp_path / "x", "x") as file:
         file.write(data)
     assert (tmp_path / "x").read_bytes() == data
-    assert file.shard.checksum == zlib.crc32(data)
+    monkeypatch.undo()
+    shards.check(tmp_path / "x", file.shard)
     assert len(lengths) == 3  # one again
 
 
