@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import io
 import mmap
 import os
@@ -15,8 +16,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distributor.checkpoint.records import MANIFEST, Shard
 from distributor.errors import ConfigurationError
 from distributor.machine.shared_memory import memory_file
@@ -24,9 +23,6 @@ from distributor.text.wording import who
 from distributor.values.sealed import DamagedError
 
 _PIECE = 4 << 20  # bytes to read or write at a time, a multiple of every block's size
-
-#: Of 1,024 parts of a piece, in its checksum. They are odd, so that no change of one number gets lost.
-_WEIGHTS = torch.tensor([[zlib.crc32(bytes([row >> 8, row & 255])) | 1 for row in range(1024)]]).to(torch.int32)
 
 #: The package's own names in a checkpoint's folder: the manifest, also while it is written, and ranks' own folders.
 _TAKEN = re.compile(rf"{re.escape(MANIFEST)}|\.{re.escape(MANIFEST)}\.part|\.rank-\d+")
@@ -114,24 +110,33 @@ def _fill(file: io.FileIO, piece: memoryview) -> int:
     return filled
 
 
+@functools.cache
+def _weights() -> Any:
+    """Return a weight for each row of a piece. They are odd, so that no change of one number gets lost."""
+    import torch  # only here: checkpoint_folder needs it for large files alone
+
+    return torch.tensor([[zlib.crc32(bytes([row >> 8, row & 255])) | 1 for row in range(1024)]]).to(torch.int32)
+
+
 class Checksum:
     """The checksum of a file whose pieces are added in turn: CRC-32, in which a sum stands for each whole piece.
 
-    The sums are of 1,024 rows of 1,024 numbers of 32 bits, times :data:`_WEIGHTS`, modulo 2**32. What has changed in
+    The sums are of 1,024 rows of 1,024 numbers of 32 bits, times :func:`_weights`, modulo 2**32. What has changed in
     one number is always found; of other changes, one in 2**32 is not. That takes a fifth of CRC-32's time.
     """
 
     def __init__(self) -> None:
         self.value = 0
-        self._sums = bytearray(_PIECE // _WEIGHTS.numel())
-        self._out = torch.frombuffer(self._sums, dtype=torch.int32).view(1, -1)
 
     def add(self, piece: Any) -> None:
         """Add a piece. All but the last have the same size."""
         if len(piece) == _PIECE:
-            rows = torch.frombuffer(piece, dtype=torch.int32).view(_WEIGHTS.numel(), -1)
-            torch.mm(_WEIGHTS, rows, out=self._out)
-            piece = self._sums
+            import torch
+
+            weights, piece_sums = _weights(), bytearray(4096)
+            rows = torch.frombuffer(piece, dtype=torch.int32).view(1024, 1024)
+            torch.mm(weights, rows, out=torch.frombuffer(piece_sums, dtype=torch.int32).view(1, 1024))
+            piece = piece_sums
         self.value = zlib.crc32(piece, self.value)
 
 

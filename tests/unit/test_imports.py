@@ -220,7 +220,16 @@ def test_a_room_says_where_it_runs(room):
                 "rank/lookups.py",
                 *(
                     f"checkpoint/{name}.py"
-                    for name in ("exchange", "loading", "pickles", "pinned", "plans", "saving", "training_state")
+                    for name in (
+                        "exchange",
+                        "loading",
+                        "pickles",
+                        "pinned",
+                        "plans",
+                        "shards",
+                        "saving",
+                        "training_state",
+                    )
                 ),
                 "checkpoint/memory/memory.py",
                 *("data/loader.py", "data/reader.py", "scoring/model.py", "scoring/model_process.py"),
