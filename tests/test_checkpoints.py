@@ -297,6 +297,27 @@ def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[.
     assert weights == undisturbed(False)
 
 
+def save_beside_training_and_in_turn() -> tuple[list[int], int]:
+    """Return by how much the priority is lower where each save writes, and where training runs."""
+    from distributor.checkpoint import plans
+
+    state, write, found = {"model": torch.nn.Linear(1, 1)}, plans.write, list[int]()
+
+    def noted(*args: Any) -> Any:
+        found.append(os.nice(0) - before)
+        return write(*args)
+
+    plans.write = noted
+    before = os.nice(0)
+    runtime.save_checkpoint(state, 1)
+    runtime.save_checkpoint(state, 2, wait=True)
+    return found, os.nice(0) - before
+
+
+def test_a_save_beside_training_leaves_training_its_priority(make_local: Make, tmp_path: Path) -> None:
+    assert make_local(1, checkpoints=tmp_path).run(save_beside_training_and_in_turn) == ([15, 0], 0)
+
+
 def save_a_layer() -> None:
     runtime.save_checkpoint({"model": torch.nn.Linear(1, 1)}, 1, wait=True)
 
