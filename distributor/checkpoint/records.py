@@ -39,7 +39,7 @@ class Shard:
 
     name: RelativePath  # to the checkpoint's folder, with slashes
     size: int  # bytes
-    checksum: Annotated[int, Between(0, (1 << 32) - 1)]  # see shards.Checksum
+    checksum: Annotated[int, Between(0, (1 << 32) - 1)]  # see shards.checksum
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,8 @@ def test_a_room_says_where_it_runs(room):
                         "pickles",
                         "pinned",
                         "plans",
-                        "shards",
                         "saving",
+                        "shards",
                         "training_state",
                     )
                 ),
