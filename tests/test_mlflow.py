@@ -87,6 +87,11 @@ def environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("_MLFLOW_")}
 
 
+def all_has_been_sent() -> None:
+    """Waits for what sends reports: while a server is down, its pauses are taken from ``random``."""
+    watch.until(lambda: all(thread.name != "distributor-mlflow" for thread in threading.enumerate()))
+
+
 def client(uri: str) -> Any:
     return mlflow.MlflowClient(uri)
 
@@ -795,7 +800,7 @@ def test_a_server_that_is_down_delays_one_start_and_rank_0_joins_nothing(
         distributor.run(autolog, 1)
     assert looks[1] > 0 and looks[2] == 0
     assert caplog.text.count("mlflow.autolog() does nothing in ranks") == 2
-    watch.until(lambda: all(thread.name != "distributor-mlflow" for thread in threading.enumerate()))
+    all_has_been_sent()
 
 
 def build() -> Any:
@@ -846,6 +851,7 @@ def test_each_run_registers_its_best_checkpoint(make_local: Make, uri: str, tmp_
     import numpy
     import torch
 
+    all_has_been_sent()
     before, name, states = environ(), f"best-{uri.partition(':')[0]}", random.getstate()
     tracker = MLflow("/registers", uri, register=name, model=build, example=torch.ones(2, 2))
     places = [Checkpoints(str(tmp_path / "first"), best=("loss", "min")), Checkpoints(str(tmp_path / "second"))]
