@@ -121,13 +121,16 @@ def import_dynamo(folder: str, variable: bool) -> tuple[bool, bool]:
     if runtime.attempt() > 0:
         return is_loaded, torch._dynamo.config.capture_scalar_outputs
     Path(folder, f"imported-{rank}").touch()
-    if rank == 1:
+    if rank % 2 == 1:  # one of each node
         watch.until(lambda: len(list(Path(folder).glob("imported-*"))) == 4)
         (spare,) = spares
         looks = spare.num_ctx_switches().voluntary
         watch.until(
             lambda: spare.num_ctx_switches().voluntary > looks + 2 or spare.memory_info().rss > size + (30 << 20)
         )
+        Path(folder, f"looked-{rank}").touch()
+    if rank == 1:
+        watch.until(lambda: len(list(Path(folder).glob("looked-*"))) == 2)
         os.kill(os.getpid(), signal.SIGKILL)
     trainings.wait_for(str(Path(folder, "never")))
     raise AssertionError
