@@ -563,6 +563,29 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     watch.gone(run.id)
 
 
+@pytest.mark.long_on_executors
+def test_a_launcher_that_hangs_is_killed_with_its_ranks_after_the_grace(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def outlast(folder: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(folder, os.environ["RANK"]).touch()
+        if os.environ["RANK"] == "1":
+            watch.until(lambda: Path(folder, "0").exists())
+            psutil.Process().parent().send_signal(signal.SIGSTOP)
+            Path(folder, "stopped").touch()
+        while True:
+            time.sleep(1)
+
+    run = make(2, grace_period=0.5).submit(outlast, str(tmp_path))
+    watch.until(lambda: (tmp_path / "stopped").exists())
+    run.cancel("enough")
+    with pytest.raises(RunCancelledError):
+        run.result(watch.DEADLINE)
+    assert re.search("killed ranks? (0-)?1, which had not ended 0.5 s after SIGTERM: raise grace_period", caplog.text)
+    watch.gone(run.id)
+
+
 def test_a_run_is_watched_while_it_goes(make: Make, mode: str, tmp_path: Path) -> None:
     with redirect_stdout(io.StringIO()) as shown:  # pytest's own may lose what comes while it is read
         run = make(2).submit(trainings.wait_for, str(tmp_path / "go"))

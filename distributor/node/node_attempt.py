@@ -106,6 +106,7 @@ class NodeAttempt:
         self._companions = Companions(order, self._on_companion_death)
         self._stopping: StopReason | None = None
         self.terminated = False  # got SIGTERM, and is about to end: a fact of the node, whatever the attempt does
+        self._outlasted: frozenset[int] = frozenset()  # local ranks that the launcher should have killed
         #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
@@ -371,9 +372,15 @@ class NodeAttempt:
                         fast_kill.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()
             end = self._order.grace_period + _STOP_MARGIN
-            self._backstops.append(loop.call_later(end, self._launcher.kill))
+            self._backstops.append(loop.call_later(end, self._kill_late))
         else:
             self._launcher.kill()
+
+    def _kill_late(self) -> None:
+        """Kill a launcher that has not killed its ranks after the grace period, and so them."""
+        pids = self._ranks.alive_pids
+        self._outlasted = frozenset(rank for rank in pids if processes.state(pids[rank]) is not None)
+        self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt if a companion was still needed.
@@ -400,12 +407,14 @@ class NodeAttempt:
 
     def _warn_of_killed(self) -> None:
         """Warn of ranks that were killed after the grace period."""
-        killed = [
-            self._order.plan.node.first_rank + local_rank
-            for local_rank, exit in sorted(self._ranks.exits.items())
+        by_launcher = {
+            local_rank
+            for local_rank, exit in self._ranks.exits.items()
             if exit.stopped is not None and exit.code == -signal.SIGKILL and self._had_grace(exit)
-        ]
-        if killed:
+        }
+        if killed := [
+            self._order.plan.node.first_rank + local_rank for local_rank in sorted(by_launcher | self._outlasted)
+        ]:
             self._notes.warnings.append(
                 f"killed {who(killed)}, which had not ended {self._order.grace_period:g} s after SIGTERM: raise "
                 "grace_period if saving takes longer"
