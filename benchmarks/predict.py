@@ -6,8 +6,9 @@
 - ``heavy``: a network that takes about 1 ms a row, on a hundredth of the rows.
 - ``large``: a model of 500 MB, loaded from a file, four task slots; each round is a model that is new. The memory is
   that of all Python processes (PSS) at its largest. With ``--pause``, a model is used again after so many seconds.
-- ``jpeg``: pictures of 128 x 128, which Pillow decodes, on a hundredth of the rows. ``server`` is written by hand: the
-  tasks decode, and send arrays over a Unix socket to a process that has the model.
+- ``jpeg``: pictures of 128 x 128, which Pillow decodes, on a hundredth of the rows. ``map`` decodes in the task,
+  ``predict`` where the model computes. ``server`` is written by hand: the tasks decode, and send arrays over a Unix
+  socket to a process that has the model.
 
 The first round, which loads the model, is told apart.
 """
@@ -87,10 +88,21 @@ def decode(pictures: Any) -> Any:
 def ours(case: str, frame: Any, load: Load) -> Any:
     from distributor import predict
 
-    if case == "jpeg":
-        options: dict[str, Any] = {"input": {"x": "picture"}, "map": lambda inputs: {"x": decode(inputs["x"])}}
-    else:
-        options = {"input": {"x": COLUMNS}}
+    def load_with_decoder() -> Any:
+        import torch
+
+        model = load().eval()
+        return lambda batch: model(torch.from_numpy(decode(batch["x"])))
+
+    inputs: Any = "picture" if case == "jpeg" else COLUMNS
+    what = load_with_decoder if case == "jpeg" else load
+    return predict(what, frame, input={"x": inputs}, output="score float", keep=[], batch_rows=BATCH[case])
+
+
+def of_map(case: str, frame: Any, load: Load) -> Any:
+    from distributor import predict
+
+    options: dict[str, Any] = {"input": {"x": "picture"}, "map": lambda inputs: {"x": decode(inputs["x"])}}
     return predict(load, frame, output="score float", keep=[], batch_rows=BATCH[case], **options)
 
 
@@ -294,7 +306,7 @@ def main() -> None:
     if "jpeg" in asked.cases:
         frame = pictures(spark, asked.rows // 100)
         with served():
-            rates("jpeg", frame, convolution, {**systems, "server": of_server}, asked.rounds)
+            rates("jpeg", frame, convolution, {**systems, "map": of_map, "server": of_server}, asked.rounds)
     spark.stop()
     if "large" in asked.cases:
         spark = session(4)
