@@ -3,10 +3,13 @@
 Runs where :mod:`distributor.data.writer` does.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+_MOST = (1 << 31) - 1  # bytes of a column of texts
 
 
 def to_numpy(column: pa.Array) -> Any:
@@ -20,9 +23,32 @@ def to_numpy(column: pa.Array) -> Any:
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
 
 
-def to_arrow(values: Any) -> pa.Array:
-    """Return a column of an array of one dimension; it shares the memory of contiguous numbers."""
-    if values.dtype.kind not in "iuf" or not values.dtype.isnative:
-        return pa.array(values)
+def to_arrow(values: Any, is_null: Any = None) -> pa.Array:
+    """Return a column of an array of one dimension; it shares the memory of contiguous numbers.
+
+    ``is_null`` tells which rows have no value.
+    """
+    kind, valid = values.dtype.kind, None if is_null is None else _bits(~is_null)
+    if kind == "b":
+        return pa.Array.from_buffers(pa.bool_(), len(values), [valid, _bits(values)])
+    if kind == "U" and is_null is None:
+        return texts(values.tolist())
+    if kind not in "iuf" or not values.dtype.isnative:
+        return pa.array(values, mask=is_null)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, buffer])
+
+
+def texts(values: Sequence[str | None]) -> pa.Array:
+    """Return a column of texts, or ``None``."""
+    parts = [b"" if each is None else each.encode() for each in values]
+    ends: Any = np.cumsum([0, *map(len, parts)])
+    if ends[-1] > _MOST:
+        return pa.array(values, pa.string())
+    valid = _bits(np.array([each is not None for each in values], bool))
+    buffers = [valid, pa.py_buffer(ends.astype("int32")), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.string(), len(parts), buffers)
+
+
+def _bits(flags: Any) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))

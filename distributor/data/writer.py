@@ -291,7 +291,7 @@ def has_null(column: pa.Array) -> Any:
     """Return for each row whether it is null, or a list with a null."""
     found: Any = np.zeros(len(column), bool)
     if column.null_count:
-        found |= column.is_null().to_numpy(zero_copy_only=False)
+        found |= to_numpy(column.is_null().cast(pa.uint8())).view(bool)
     if pa.types.is_list(column.type):
         inside = has_null(short(column.flatten()))
         if inside.any():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from distributor.data.arrays import to_arrow, to_numpy
+from distributor.data.arrays import texts, to_arrow, to_numpy
 from distributor.data.writer import FieldRecipe, Packs, has_null, made, short, sources_of, unpacked
 from distributor.scoring.client import ModelClient, ModelError, ModelOrder, release
 from distributor.scoring.halving import halved, joined
@@ -90,7 +90,7 @@ class ScoringTask:
             nulls = {int(row): f"column {name!r} is null" for row in np.flatnonzero(has_null(column))}
             errors = _not_utf_8(name, column) | nulls | errors
         if errors:
-            good = pa.array(_without(errors, batch.num_rows))
+            good = to_arrow(_without(errors, batch.num_rows))
             columns = {name: column.take(good) for name, column in columns.items()}
 
         def inputs(first: int, last: int) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class ScoringTask:
             columns.append(_column(name, kind, values, done, batch.batch.num_rows))
         names = [*self.keep, *(name for name, _ in self.outputs)]
         if self.error_column:
-            columns.append(pa.array([errors.get(row) for row in range(batch.batch.num_rows)], pa.string()))
+            columns.append(texts([errors.get(row) for row in range(batch.batch.num_rows)]))
             names.append(self.error_column)
         return pa.RecordBatch.from_arrays(columns, names)
 
@@ -264,6 +264,8 @@ def _lists(field: FieldRecipe, column: Any) -> Any:
 
 def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
     """Return an output as a column, with nulls in the rows that are not ``done``."""
+    if not len(done):
+        return pa.nulls(rows, kind)
     try:
         column = _arrow(kind, values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -272,7 +274,7 @@ def _column(name: str, kind: Any, values: Any, done: Any, rows: int) -> Any:
         return column
     places = np.full(rows, -1)
     places[done] = np.arange(len(done))
-    return column.take(pa.array(places, mask=places < 0))
+    return column.take(to_arrow(places, places < 0))
 
 
 def _arrow(kind: Any, values: Any) -> Any:
@@ -287,6 +289,8 @@ def _arrow(kind: Any, values: Any) -> Any:
         column = to_arrow(values)
         return column if column.type == kind else column.cast(kind)  # for which pyarrow imports more
     plain = [_plain(each) for each in values]
+    if pa.types.is_string(kind) and set(map(type, plain)) <= {str, type(None)}:
+        return texts(plain)
     column = pa.array(plain, kind)
     _check_whole(kind, plain)
     return column

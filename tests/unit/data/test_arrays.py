@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from distributor.data.arrays import to_arrow, to_numpy
+from distributor.data import arrays
+from distributor.data.arrays import texts, to_arrow, to_numpy
 
 NUMBERS = ["int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64"]
 
@@ -45,6 +46,26 @@ def test_other_columns_are_as_in_pyarrow(column: pa.Array) -> None:
     assert repr(to_numpy(column)) == repr(column.to_numpy(zero_copy_only=False))
 
 
+@pytest.mark.parametrize("values", [np.arange(-3, 16), np.arange(19) % 3 == 0, np.arange(19.0)])
+def test_rows_may_be_null(values: Any) -> None:
+    is_null: Any = np.arange(19) % 5 == 1
+    column = to_arrow(values, is_null)
+    column.validate(full=True)
+    assert column.equals(pa.array(values, mask=is_null))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [None], ["a"], ["", "\u00e4\U0001f600", None, "a\0b", *map(str, range(20)), None]],
+)
+@pytest.mark.parametrize("most", [1 << 30, 3])
+def test_texts_are_as_in_pyarrow(values: list[str | None], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_MOST", most)
+    column = texts(values)
+    column.validate(full=True)
+    assert column.equals(pa.array(values, pa.string()))
+
+
 @pytest.mark.parametrize(
     "values",
     [np.array([True, False]), np.array(["a", "b"]), np.array([1, "x"], object), np.array([1.0], ">f8")],
@@ -75,10 +96,20 @@ values = partition._values(field, [number, number])
 assert partition._values(writer.FieldRecipe("l", ("l",), "list", "float32"), [lists]).shape == (3, 1)
 partition._column("score", pa.float32(), values[:, :1], np.arange(3), 3)
 partition._column("scores", several, values, np.arange(3), 3)
+words = partition._column("word", pa.string(), ["a", "b"], np.array([0, 2]), 3)
+assert words.to_pylist() == ["a", None, "b"] and writer.has_null(words).tolist() == [False, True, False]
+partition._column("word", pa.string(), np.array(["a", "b", "c"]), np.arange(3), 3)
+partition._column("is_odd", pa.bool_(), np.array([True, False]), np.array([0, 1]), 3)
+partition._column("none", several, [], np.array([], int), 3)
+options = {"outputs": (), "batch_rows": 8, "on_error": "null", "error_column": "error"}
+task = partition.ScoringTask(None, (writer.FieldRecipe("w", ("w",), "text"),), (), (), **options)
+((batch, request),) = task._requests([pa.RecordBatch.from_arrays([words], ["w"])])
+assert request.inputs == {"w": ["a", "b"]}
+assert task._scored(batch, partition.ScoreAnswer(), 0).column("error").to_pylist()[1] == "column 'w' is null"
 print("pandas" in sys.modules)
 """
 
 
-def test_a_worker_that_scores_numbers_does_not_import_pandas() -> None:
+def test_a_worker_that_scores_does_not_import_pandas() -> None:
     found = subprocess.run([sys.executable, "-c", SCORE], stdout=subprocess.PIPE, text=True, check=True)
     assert found.stdout == "False\n"
