@@ -32,6 +32,7 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
+from distributor.channel import requests
 from distributor.channel.failed_reports import FailedReports
 from distributor.channel.server import ChannelServer, Endpoint
 from distributor.run.handle import Run
@@ -268,6 +269,7 @@ def test_reports_that_the_channel_loses_come_through_spark(
         await receive(self, told, reader, writer)
 
     monkeypatch.setattr(FailedReports, "receive", cut)
+    monkeypatch.setattr(requests, "CONNECT_TIMEOUT", watch.DEADLINE)  # else Spark brings all, on a machine that is busy
     run = on_executors(ranks).submit(fail_everywhere)
     with pytest.raises(TrainingError, match=r"failed: trainings\.Diverged: ") as caught:
         run.result(watch.DEADLINE)
