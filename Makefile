@@ -68,7 +68,7 @@ test-all: test-main test-others
 test-main: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long" --ignore=tests/cluster/test_cluster_launchers.py
 
-# What runs one or two processes at a time: CI runs it beside test-main.
+# What runs one or two processes at a time.
 test-others: $(VENVS)/main/test.ok
 	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark-4.0 ONLY="not cluster"
