@@ -1,4 +1,4 @@
-"""NumPy's arrays of Arrow's numbers, and back, without pandas, which pyarrow's own conversions import.
+"""NumPy's arrays of Arrow's columns, and back, without pandas, which pyarrow's own conversions import.
 
 Runs where :mod:`distributor.data.writer` does.
 """
@@ -40,7 +40,7 @@ def to_arrow(values: Any, is_null: Any = None) -> pa.Array:
 
 
 def texts(values: Sequence[str | None]) -> pa.Array:
-    """Return a column of texts, or ``None``."""
+    """Return a column of texts; ``None`` is null."""
     parts = [b"" if each is None else each.encode() for each in values]
     ends: Any = np.cumsum([0, *map(len, parts)])
     if ends[-1] > _MOST:

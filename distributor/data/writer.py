@@ -283,7 +283,7 @@ def _dropped(columns: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
         keep &= ~has_null(column)
     if keep.all():
         return dict(columns)
-    chosen = pa.array(keep)
+    chosen = to_arrow(keep)
     return {name: column.filter(chosen) for name, column in columns.items()}
 
 

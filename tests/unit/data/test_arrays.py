@@ -98,6 +98,7 @@ partition._column("score", pa.float32(), values[:, :1], np.arange(3), 3)
 partition._column("scores", several, values, np.arange(3), 3)
 words = partition._column("word", pa.string(), ["a", "b"], np.array([0, 2]), 3)
 assert words.to_pylist() == ["a", None, "b"] and writer.has_null(words).tolist() == [False, True, False]
+assert writer._dropped({"w": words}, 3)["w"].to_pylist() == ["a", "b"]
 partition._column("word", pa.string(), np.array(["a", "b", "c"]), np.arange(3), 3)
 partition._column("is_odd", pa.bool_(), np.array([True, False]), np.array([0, 1]), 3)
 partition._column("none", several, [], np.array([], int), 3)
