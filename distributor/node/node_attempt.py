@@ -410,7 +410,7 @@ class NodeAttempt:
         by_launcher = {
             local_rank
             for local_rank, exit in self._ranks.exits.items()
-            if exit.stopped is not None and exit.code == -signal.SIGKILL and self._had_grace(exit)
+            if exit.code == -signal.SIGKILL and self._had_grace(exit)
         }
         if killed := [
             self._order.plan.node.first_rank + local_rank for local_rank in sorted(by_launcher | self._outlasted)
