@@ -85,25 +85,24 @@ def decode(pictures: Any) -> Any:
     return pixels.transpose(0, 3, 1, 2).astype("float32") / 255
 
 
-def ours(case: str, frame: Any, load: Load) -> Any:
+def ours(case: str, frame: Any, load: Load, inputs: Any = COLUMNS, **options: Any) -> Any:
     from distributor import predict
 
+    return predict(load, frame, input={"x": inputs}, output="score float", keep=[], batch_rows=BATCH[case], **options)
+
+
+def of_function(case: str, frame: Any, load: Load) -> Any:
     def load_with_decoder() -> Any:
         import torch
 
         model = load().eval()
         return lambda batch: model(torch.from_numpy(decode(batch["x"])))
 
-    inputs: Any = "picture" if case == "jpeg" else COLUMNS
-    what = load_with_decoder if case == "jpeg" else load
-    return predict(what, frame, input={"x": inputs}, output="score float", keep=[], batch_rows=BATCH[case])
+    return ours(case, frame, load_with_decoder, "picture")
 
 
 def of_map(case: str, frame: Any, load: Load) -> Any:
-    from distributor import predict
-
-    options: dict[str, Any] = {"input": {"x": "picture"}, "map": lambda inputs: {"x": decode(inputs["x"])}}
-    return predict(load, frame, output="score float", keep=[], batch_rows=BATCH[case], **options)
+    return ours(case, frame, load, "picture", map=lambda inputs: {"x": decode(inputs["x"])})
 
 
 def peers(case: str, frame: Any, load: Load) -> Any:
@@ -306,7 +305,8 @@ def main() -> None:
     if "jpeg" in asked.cases:
         frame = pictures(spark, asked.rows // 100)
         with served():
-            rates("jpeg", frame, convolution, {**systems, "map": of_map, "server": of_server}, asked.rounds)
+            others = {"predict": of_function, "map": of_map, "server": of_server}
+            rates("jpeg", frame, convolution, {**systems, **others}, asked.rounds)
     spark.stop()
     if "large" in asked.cases:
         spark = session(4)
