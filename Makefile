@@ -22,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo          trains on handwritten digits, here and on Spark"
 	@echo "make demo-deepspeed  trains a small GPT with DeepSpeed's ZeRO-3"
-	@echo "make test          runs the tests that any change may break, on real ranks and real Spark: 12 minutes on two cores"
-	@echo "make test-all      runs all tests of CI: 45 minutes; those of several hosts run only as root, with iproute2"
+	@echo "make test          runs the tests that any change may break, on real ranks and real Spark: 5 minutes on two cores"
+	@echo "make test-all      runs all tests of CI: 20 minutes; those of several hosts run only as root, with iproute2"
 	@echo "make test-long     runs test-all, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
 	@echo "make test-frameworks  tests frameworks, all or FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
 	@echo "make test-cluster  runs those of test-all that need a standalone cluster over three hosts"
